@@ -1,0 +1,58 @@
+# One command list; CI calls the same recipes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NAME ?=
+HOURS ?= 1
+
+.PHONY: run install demo test check format bench simulate clean help
+
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+
+run: $(VENV)/.installed ## find the platforms of this machine and print the plan; changes nothing
+	@$(BIN)/gpukeeper plan --verbose
+	@echo "Nothing was changed. A fleet to play with: make demo" >&2
+
+demo: $(VENV)/.installed ## a compressed week on a simulated fleet
+	@$(BIN)/gpukeeper demo
+
+install: $(VENV)/.installed ## gpukeeper and its pinned dependencies in .venv
+
+test: $(VENV)/.installed-dev ## everything; what needs a real engine skips and says how to get it
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m tests.docs.checklist
+
+check: $(VENV)/.installed-dev ## format, lint, types, imports, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+
+format: $(VENV)/.installed-dev ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev ## make bench NAME=decisions; without NAME: the list
+	@$(BIN)/python -m benchmarks $(NAME)
+
+simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SEED=n repeats one
+	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEED),--seed $(SEED))
+
+clean: ## the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "gpukeeper needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,86 @@
+"""PolicyFile → Policy. Nothing is decided here; the one thing added is who is in a Unix group."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from gpukeeper.config import sections
+from gpukeeper.config.sections import PLATFORMS, KubernetesPlaces, PolicyFile
+from gpukeeper.config.unix_groups import members_of
+from gpukeeper.model import policy as model
+from gpukeeper.model.unknown import Unknown
+
+V = TypeVar("V", bound=model.Value)
+_OTHER_NAMES = {"grace": "stop_grace"}
+
+
+def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -> model.Policy:
+    policy = model.Policy(
+        preset=file.preset,
+        mode=file.mode,
+        scope=_scope(file),
+        retention=_value(model.Retention, file.retention),
+        environments={name: _value(model.Retention, one) for name, one in file.environments.items()},
+        at_finish=file.at_finish,
+        own_ttl=file.ttl.own,
+        foreign_ttl=tuple(file.ttl.foreign),
+        classes={name: _value(model.ClassSettings, one) for name, one in file.classes.items()},
+        groups={name: _group(one) for name, one in file.groups.items()},
+        admins=tuple(file.admins),
+        match=tuple(_value(model.Match, one) for one in file.match),
+        exemptions=exemptions,
+        warnings=_value(model.Warnings, file.warnings),
+        activity=_value(model.Activity, file.activity),
+        demand=_value(model.Demand, file.demand),
+        budget=_value(model.Budget, file.budget),
+        breaker=_value(model.Breaker, file.breaker),
+        temporary=tuple(_value(model.Temporary, one) for one in file.temporary),
+        orphans=file.orphans,
+        loops=file.loops,
+        hold_total=file.holds.total,
+        hold_within=file.holds.within,
+        capture=_value(model.Capture, file.capture),
+        schedule=_value(model.Schedule, file.schedule),
+        ledger=_value(model.LedgerKeep, file.ledger),
+    )
+    return msgspec.structs.replace(policy, digest=digest_of(policy))
+
+
+def build_exemption(one: sections.Exemption) -> model.Exemption:
+    return _value(model.Exemption, one)
+
+
+def digest_of(policy: model.Policy) -> str:
+    """Says which policy decided: the same for the same values, whatever file or order they came from."""
+    plain = msgspec.to_builtins(msgspec.structs.replace(policy, digest=""))
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _value(kind: type[V], section: BaseModel) -> V:
+    given: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        given[_OTHER_NAMES.get(name, name)] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)
+
+
+def _scope(file: PolicyFile) -> dict[str, model.PlaceScope]:
+    scope = {}
+    for name in PLATFORMS:
+        places = getattr(file.scope, name)
+        if places is not None:
+            namespaces = tuple(places.namespaces) if isinstance(places, KubernetesPlaces) else ("*",)
+            scope[name] = model.PlaceScope(places=tuple(places.places), namespaces=namespaces)
+    return scope
+
+
+def _group(section: sections.Group) -> model.Group:
+    group = _value(model.Group, section)
+    added = members_of(group.unix_group) if group.unix_group is not None else None
+    return msgspec.structs.replace(group, members=tuple(dict.fromkeys((*group.members, *(added or ())))))

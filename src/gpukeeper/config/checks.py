@@ -1,0 +1,242 @@
+"""What the schema cannot see: values that are each right and together impossible. Each is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import pairwise
+
+from gpukeeper.config.presets import PRESETS
+from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
+from gpukeeper.config.sections import PLATFORMS, Exemption, Match, PolicyFile, Retention
+from gpukeeper.config.units import share_in_words
+from gpukeeper.config.units import span_in_words as words
+from gpukeeper.config.unix_groups import members_of
+from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.model.policy import OnIdle
+
+NO_SCOPE = (
+    "the policy says nothing of what it covers, so it would cover nothing."
+    " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
+)
+# An exemption suspends rules that act. Suspending one that protects would expose whom it is meant to spare.
+_PROTECTING = {"target", "exemption", "hold", "stop_hold"}
+RULE_NAMES = [rule.NAME for rule in RULES if rule.NAME not in _PROTECTING]
+
+
+def check(file: PolicyFile) -> Iterator[Problem]:
+    yield from _scope(file)
+    yield from _preset(file)
+    yield from _retention(file)
+    yield from _idle_times(file)
+    yield from _runtimes(file)
+    yield from _warnings(file)
+    yield from _thresholds(file)
+    yield from _holds(file)
+    yield from _groups(file)
+    yield from _matches(file)
+    yield from _exemptions(file)
+    yield from _temporary(file)
+
+
+def _scope(file: PolicyFile) -> Iterator[Problem]:
+    covered = {name: getattr(file.scope, name) for name in PLATFORMS if getattr(file.scope, name) is not None}
+    if not covered:
+        yield Problem((("scope",),), NO_SCOPE)
+    for name, places in covered.items():
+        for key in ("places", "namespaces"):
+            if getattr(places, key, None) == []:
+                yield Problem(
+                    (("scope", name, key),), 'an empty list covers nothing. Name some, or write ["*"] for all.'
+                )
+
+
+def _preset(file: PolicyFile) -> Iterator[Problem]:
+    if file.preset not in PRESETS:
+        yield Problem((("preset",),), f'there is no preset "{file.preset}". {did_you_mean(file.preset, list(PRESETS))}')
+
+
+def _retention(file: PolicyFile) -> Iterator[Problem]:
+    yield from _kept(file.retention, ("retention",))
+    for name, retention in file.environments.items():
+        yield from _kept(retention, ("environments", name))
+
+
+def _kept(retention: Retention, at: Path) -> Iterator[Problem]:
+    ok, failed = retention.succeeded, retention.failed
+    if failed is not None and (ok is None or ok > failed):
+        yield Problem(
+            ((*at, "succeeded"), (*at, "failed")),
+            f"succeeded work would be kept {'for ever' if ok is None else words(ok)}"
+            f" and failed work only {words(failed)}."
+            " Failures are always kept longer: raise failed or lower succeeded.",
+        )
+    for name in ("succeeded", "failed", "stopped"):
+        kept = getattr(retention, name)
+        if kept is not None and kept > retention.max:
+            yield Problem(
+                ((*at, name), (*at, "max")),
+                f"{name} is {words(kept)}, more than max allows ({words(retention.max)})."
+                f" Write at most {words(retention.max)}, or raise {in_words((*at, 'max'))}.",
+            )
+
+
+def _idle_limits(file: PolicyFile) -> list[tuple[Path, timedelta]]:
+    """Every idle time that leads to a stop or report, shortest first."""
+    classes = [(("classes", name, "idle"), one.idle) for name, one in file.classes.items() if not one.untouchable]
+    groups = [(("groups", name, "idle"), one.idle) for name, one in file.groups.items()]
+    return sorted(((p, idle) for p, idle in [*classes, *groups] if idle is not None), key=lambda pair: pair[1])
+
+
+def _idle_times(file: PolicyFile) -> Iterator[Problem]:
+    tick, settle = file.activity.tick, file.activity.settle
+    for path, idle in _idle_limits(file):
+        if idle < 2 * tick:
+            yield Problem(
+                (path, ("activity", "tick")),
+                f"an idle time of {words(idle)} is shorter than two measurements (activity.tick is {words(tick)})."
+                f" Write at least {words(2 * tick)}, or none for no idle rule.",
+                once="tick",
+            )
+        elif idle < settle:
+            yield Problem(
+                (path, ("activity", "settle")),
+                f"an idle time of {words(idle)} is shorter than activity.settle ({words(settle)}),"
+                f" so it could never pass. Write at least {words(settle)}.",
+                once="settle",
+            )
+
+
+def _runtimes(file: PolicyFile) -> Iterator[Problem]:
+    limits = [(("classes", name, "max_runtime"), one.max_runtime) for name, one in file.classes.items()]
+    limits += [(("groups", name, "max_runtime"), one.max_runtime) for name, one in file.groups.items()]
+    for path, limit in limits:
+        if limit is not None and not limit:
+            none = "none for no limit" if path[0] == "classes" else "as class for the class's own"
+            yield Problem((path,), f"0 would stop everything as soon as it starts. Write it like 24h, or {none}.")
+
+
+def _warnings(file: PolicyFile) -> Iterator[Problem]:
+    for name in ("idle", "runtime"):
+        yield from _stages(getattr(file.warnings, name), ("warnings", name))
+    for path, limit in _stops(file):
+        if file.warnings.lead >= limit > timedelta():
+            yield Problem(
+                (path, ("warnings", "lead")),
+                f"{in_words(path)} is {words(limit)} and warnings.lead is {words(file.warnings.lead)},"
+                " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
+                once="lead",
+            )
+
+
+def _stages(stages: list[float], at: Path) -> Iterator[Problem]:
+    if not stages:
+        yield Problem((at,), "nobody would be warned. Write at least one share, like [80%].")
+    if any(stage >= 1 for stage in stages):
+        yield Problem((at,), "a warning at 100% comes with the stop. Write shares below 100%, like [80%, 95%].")
+    elif any(b <= a for a, b in pairwise(stages)):
+        given = ", ".join(share_in_words(stage) for stage in stages)
+        ordered = ", ".join(share_in_words(stage) for stage in sorted(set(stages)))
+        yield Problem((at,), f"[{given}] does not rise. Write [{ordered}].")
+
+
+def _stops(file: PolicyFile) -> list[tuple[Path, timedelta]]:
+    """Every limit that ends in a stop, shortest first."""
+    found: list[tuple[Path, timedelta | None]] = []
+    for name, one in file.classes.items():
+        if not one.untouchable:
+            found.append((("classes", name, "idle"), one.idle if one.on_idle is OnIdle.STOP else None))
+            found.append((("classes", name, "max_runtime"), one.max_runtime))
+    for name, group in file.groups.items():
+        found += [(("groups", name, "idle"), group.idle), (("groups", name, "max_runtime"), group.max_runtime)]
+    return sorted(((path, limit) for path, limit in found if limit is not None), key=lambda pair: pair[1])
+
+
+def _thresholds(file: PolicyFile) -> Iterator[Problem]:
+    demand = file.demand
+    if demand.below >= demand.above:
+        yield Problem(
+            (("demand", "below"), ("demand", "above")),
+            f"below is {share_in_words(demand.below)} and above is {share_in_words(demand.above)},"
+            " so demand would be high and not high at once. Write below smaller than above, like 70% and 80%.",
+        )
+    for name in ("gpu", "gpu_slice"):
+        if not 0 < getattr(file.activity, name) <= 100:
+            yield Problem((("activity", name),), "GPU use is above 0% and at most 100%. Write it like 5%.")
+    if not file.capture.quota:
+        yield Problem(
+            (("capture", "quota"),), "without room for evidence nothing could ever be removed. Write it like 20GiB."
+        )
+
+
+def _holds(file: PolicyFile) -> Iterator[Problem]:
+    total, within = file.holds.total, file.holds.within
+    if total > within:
+        yield Problem(
+            (("holds", "total"), ("holds", "within")),
+            f"nobody can hold {words(total)} within {words(within)}. Write a total that is not longer than within.",
+        )
+    for name, one in file.classes.items():
+        if one.hold > total:
+            yield Problem(
+                (("classes", name, "hold"), ("holds", "total")),
+                f"a hold of {words(one.hold)} is more than holds.total allows ({words(total)})."
+                f" Write at most {words(total)}, or raise holds.total.",
+            )
+
+
+def _groups(file: PolicyFile) -> Iterator[Problem]:
+    for name, group in file.groups.items():
+        if group.unix_group is not None and members_of(group.unix_group) is None:
+            yield Problem(
+                (("groups", name, "unix_group"),),
+                f'this machine has no Unix group "{group.unix_group}". Write one that `getent group` lists,'
+                " or the names under members.",
+            )
+
+
+def _matches(file: PolicyFile) -> Iterator[Problem]:
+    for i, match in enumerate(file.match):
+        yield from _class_exists(match.class_, ("match", i, "class"), file)
+        yield from _match_fits(match, ("match", i))
+
+
+def _match_fits(match: Match, at: Path) -> Iterator[Problem]:
+    patterns = match.model_dump(exclude={"class_"}, exclude_none=True)
+    if not patterns:
+        yield Problem((at,), 'no pattern is given, so it would fit everything. Write one, like name: "triton-*".')
+    platform = match.platform
+    if platform is not None and platform not in PLATFORMS and not set(platform) & set("*?["):
+        yield Problem(((*at, "platform"),), f'there is no platform "{platform}". {did_you_mean(platform, PLATFORMS)}')
+    if match.label is not None and not match.label.partition("=")[0].strip():
+        yield Problem(((*at, "label"),), f'"{match.label}" has no key. Write it like app=triton, or app alone.')
+
+
+def _class_exists(name: str | None, at: Path, file: PolicyFile) -> Iterator[Problem]:
+    if name is not None and name not in file.classes:
+        yield Problem((at,), f'there is no class "{name}". {did_you_mean(name, list(file.classes))}')
+
+
+def _exemptions(file: PolicyFile) -> Iterator[Problem]:
+    for i, exemption in enumerate(file.exemptions):
+        yield from check_exemption(exemption, ("exemptions", i), file.classes)
+
+
+def check_exemption(one: Exemption, at: Path, classes: Iterable[str]) -> Iterator[Problem]:
+    """Of one exemption, wherever it is written."""
+    if one.owner is one.workload is one.class_ is None:
+        yield Problem((at,), "it names nobody. Write owner, workload or class.")
+    known = list(classes)
+    if one.class_ is not None and one.class_ not in known:
+        yield Problem(((*at, "class"),), f'there is no class "{one.class_}". {did_you_mean(one.class_, known)}')
+    for rule in one.rules:
+        if rule not in RULE_NAMES:
+            yield Problem(((*at, "rules"),), f'there is no rule "{rule}" to suspend. {did_you_mean(rule, RULE_NAMES)}')
+
+
+def _temporary(file: PolicyFile) -> Iterator[Problem]:
+    for i, entry in enumerate(file.temporary):
+        if not entry.names:
+            yield Problem(
+                (("temporary", i, "names"),), 'no name is given, so nothing would ever go. Write some, like ["tmp*"].'
+            )

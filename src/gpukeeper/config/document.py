@@ -1,0 +1,96 @@
+"""A YAML 1.2 text as plain values, with the line of every setting. What it cannot read becomes a problem, not a guess.
+
+Works on the composed nodes, because they keep what constructed values lose: duplicate keys, and dates as written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gpukeeper.config.problems import Path, Problem
+
+_TAG = "tag:yaml.org,2002:"
+_AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` knows what it means
+_NUMBERS = {_TAG + "int", _TAG + "float", _TAG + "bool"}
+
+
+@dataclass
+class Document:
+    tree: Any = None  # None: an empty file
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(text: str) -> Document:
+    document, yaml = Document(), YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+        if root is not None:
+            document.tree = _Reader(yaml, document).value(root, ())
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        document.problems.append(_not_yaml(error.problem or "unexpected text", mark.line + 1 if mark else 1))
+    except (YAMLError, ValueError) as error:
+        document.problems.append(_not_yaml(str(error).splitlines()[0], 1))
+    except RecursionError:
+        document.problems.append(_not_yaml("it is nested too deeply or contains itself", 1))
+    return document
+
+
+def _not_yaml(why: str, line: int) -> Problem:
+    return Problem(((),), f"this is not YAML: {why}. Mend it first, then check again.", line=line)
+
+
+@dataclass
+class _Reader:
+    yaml: YAML
+    document: Document
+
+    def value(self, node: Node, path: Path) -> Any:
+        self.document.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode) or key_node.tag not in _AS_WRITTEN:
+                self._complain((*path, key), f'a setting\'s name must be text. Put it in quotes: "{key}".', line)
+                continue
+            if key in mapping:
+                first = self.document.lines[*path, key]
+                self._complain((*path, key), f"given twice, first in line {first}. Keep one of them.", line)
+                continue
+            self.document.lines[*path, key] = line
+            value = self.value(value_node, (*path, key))
+            if value is not None:
+                mapping[key] = value
+        return mapping
+
+    def _scalar(self, node: Node, path: Path) -> Any:
+        if node.tag in _AS_WRITTEN:
+            return node.value
+        if node.tag in _NUMBERS:
+            try:
+                return self.yaml.constructor.construct_object(node)
+            except (ConstructorError, ValueError):
+                return node.value
+        if node.tag == _TAG + "null" and path:
+            # Absent is not zero: an empty value must not fall back to a default that nobody sees.
+            self._complain(path, "has no value. Write one, or take the line out.", None)
+        elif path:
+            self._complain(path, f"the tag {node.tag} is not known here. Write a plain value.", None)
+        return None
+
+    def _complain(self, path: Path, sentence: str, line: int | None) -> None:
+        self.document.problems.append(Problem((path,), sentence, line=line))

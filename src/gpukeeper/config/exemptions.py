@@ -1,0 +1,91 @@
+"""Exemptions that other tools write. A mistake there keeps and complains; it never stops protecting people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpukeeper.config import document, sections
+from gpukeeper.config.build import build_exemption
+from gpukeeper.config.checks import RULE_NAMES, check_exemption
+from gpukeeper.config.problems import Problem
+from gpukeeper.config.validation import schema_problems
+from gpukeeper.model.policy import Exemption
+from gpukeeper.model.unknown import Unknown
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """`origins` has one entry for each exemption; `complaints` are for an admin."""
+
+    exemptions: tuple[Exemption, ...] | Unknown
+    origins: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()
+
+
+def read_exemptions(path: Path, classes: Iterable[str]) -> FromFile:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        return _everything_kept(f"{path} cannot be read: {why}")
+    read = document.read(text)
+    broken = next((problem for problem in read.problems if not problem.paths[0]), None)
+    if broken:
+        return _everything_kept(broken.told(str(path), read.lines))
+    if not isinstance(read.tree, list):
+        return _everything_kept(f"{path}: it is not a list of exemptions (an empty one is written [])")
+    return _entries(read, str(path), list(classes))
+
+
+def _everything_kept(why: str) -> FromFile:
+    return FromFile(Unknown(why), complaints=(f"{why}. Everything is kept until it is mended.",))
+
+
+def _entries(read: document.Document, name: str, classes: list[str]) -> FromFile:
+    exemptions, origins, complaints = [], [], []
+    for i, entry in enumerate(read.tree):
+        problems = [problem for problem in read.problems if problem.paths[0][0] == i] or _problems(entry, classes)
+        line = read.lines.get((i,), 1)
+        if problems:
+            why = f"{name}:{problems[0].line or line}: {problems[0].sentence}"
+            understood = _as_far_as_understood(entry, why, classes)
+            if understood is None:
+                return _everything_kept(f"{why} Whom it is for is not known")
+            complaints.append(f"{why} Kept until it is mended.")
+            exemptions.append(understood)
+        else:
+            exemptions.append(build_exemption(sections.Exemption.model_validate(entry)))
+        origins.append(f"{name}:{line}")
+    return FromFile(tuple(exemptions), tuple(origins), tuple(complaints))
+
+
+def _problems(entry: Any, classes: list[str]) -> list[Problem]:
+    problems = schema_problems(sections.Exemption, entry)
+    return problems or list(check_exemption(sections.Exemption.model_validate(entry), (), classes))
+
+
+def _as_far_as_understood(entry: Any, why: str, classes: list[str]) -> Exemption | None:
+    """None: nobody can say whom it would protect. Rules that are not all understood become every rule."""
+    said = entry if isinstance(entry, dict) else {}
+    owner, workload, class_ = (_text(said.get(key)) for key in ("owner", "workload", "class"))
+    class_ = class_ if class_ in classes else None
+    if owner is workload is class_ is None:
+        return None
+    rules = said.get("rules")
+    understood = isinstance(rules, list) and all(rule in RULE_NAMES for rule in rules)
+    return Exemption(
+        reason=_text(said.get("reason")) or "",
+        owner=owner,
+        workload=workload,
+        class_=class_,
+        rules=tuple(rules) if understood and isinstance(rules, list) else (),
+        until=Unknown(why),
+    )
+
+
+def _text(value: Any) -> str | None:
+    """A number is a name that somebody forgot to quote."""
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None

@@ -1,0 +1,243 @@
+"""The kinds of value a policy file has: how each is read, written back, and described to an editor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, time, timedelta
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from cronsim import CronSim, CronSimError
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+from gpukeeper.config import units
+from gpukeeper.config.problems import did_you_mean
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
+
+_SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
+
+
+def _kind(read: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
+    return PlainValidator(read), PlainSerializer(write), WithJsonSchema(schema)
+
+
+def _span_or(*words: str, meaning: str) -> tuple[Any, ...]:
+    """A duration, or one of the words, which is None."""
+
+    def read(value: object) -> timedelta | None:
+        if isinstance(value, str) and value.lower() in words:
+            return None
+        return units.read_span(value, f", or {words[0]} {meaning}")
+
+    def write(span: timedelta | None) -> str:
+        return words[0] if span is None else units.span_in_words(span)
+
+    pattern = rf"^({_SPAN_PATTERN}|0|{'|'.join(words)})$"
+    return _kind(read, write, {"type": ["string", "integer"], "pattern": pattern, "x-kind": f"duration or {words[0]}"})
+
+
+def _longer_than_nothing(value: object) -> timedelta:
+    span = units.read_span(value)
+    if not span:
+        raise ValueError(f"{units.shown(value)} is no time at all. Write it like 30s, 5m or 1h.")
+    return span
+
+
+_SPAN_SCHEMA = {"type": ["string", "integer"], "pattern": rf"^({_SPAN_PATTERN}|0)$", "x-kind": "duration"}
+_SIZE_SCHEMA = {
+    "type": ["string", "integer"],
+    "pattern": r"^(\d+(\.\d+)? ?(B|kB|[MGTP]B|[KMGTP]iB)|0)$",
+    "x-kind": "size",
+}
+_PERCENT_SCHEMA = {"type": "string", "pattern": r"^\d+(\.\d+)? ?%$", "x-kind": "percentage"}
+
+Span = Annotated[timedelta, *_kind(units.read_span, units.span_in_words, _SPAN_SCHEMA)]
+Interval = Annotated[timedelta, *_kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
+Limit = Annotated[timedelta | None, *_span_or("none", "never", meaning="for no limit")]
+Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until somebody removes it")]
+AsClass = Annotated[timedelta | None, *_span_or("as class", meaning="for what the class says")]
+Size = Annotated[int, *_kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
+Percent = Annotated[float, *_kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
+Share = Annotated[float, *_kind(units.read_share, units.share_in_words, _PERCENT_SCHEMA)]
+
+
+def one_of(value: object, known: list[str]) -> str:
+    if isinstance(value, str) and value in known:
+        return value
+    hint = did_you_mean(value, known) if isinstance(value, str) else f"Known here: {', '.join(known)}."
+    raise ValueError(f"{units.shown(value)} is not a word for this. {hint}")
+
+
+def _words(kind: type[StrEnum]) -> tuple[Any, ...]:
+    known = [word.value for word in kind]
+    return _kind(lambda value: kind(one_of(value, known)), str, {"enum": known, "x-kind": " or ".join(known)})
+
+
+def word(*known: str) -> tuple[Any, ...]:
+    """One of these words, as text."""
+    return _kind(lambda value: one_of(value, list(known)), str, {"enum": list(known), "x-kind": " or ".join(known)})
+
+
+ModeWord = Annotated[Mode, *_words(Mode)]
+AtFinishWord = Annotated[AtFinish, *_words(AtFinish)]
+OnIdleWord = Annotated[OnIdle, *_words(OnIdle)]
+AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
+
+
+def _read_count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{units.shown(value)} is not a whole number. Write it like 20.")
+    if value < 1:
+        raise ValueError(f"{value} is less than 1. Write 1 or more.")
+    return value
+
+
+Count = Annotated[int, *_kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
+
+
+def _read_amount(value: object) -> Amount:
+    """20, 10%, or {count: 20, share: 10%}: then the smaller of the two holds."""
+    if isinstance(value, dict) and value and set(value) <= {"count", "share"}:
+        count = _read_count(value["count"]) if "count" in value else None
+        return Amount(count=count, share=units.read_share(value["share"]) if "share" in value else None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ValueError(
+                f"{value} would let nothing happen at all. Write 1 or more; to look only, write mode: plan."
+            )
+        return Amount(count=value)
+    if isinstance(value, str) and value.endswith("%"):
+        return Amount(share=units.read_share(value))
+    raise ValueError(f"{units.shown(value)} is not an amount. Write it like 20, 10% or {{count: 20, share: 10%}}.")
+
+
+def write_amount(amount: Amount) -> int | str | dict[str, int | str]:
+    if amount.share is None:
+        return amount.count or 0
+    share = units.share_in_words(amount.share)
+    return share if amount.count is None else {"count": amount.count, "share": share}
+
+
+_AMOUNT_SCHEMA = {
+    "oneOf": [
+        {"type": "integer", "minimum": 1},
+        _PERCENT_SCHEMA,
+        {
+            "type": "object",
+            "properties": {"count": {"type": "integer", "minimum": 1}, "share": _PERCENT_SCHEMA},
+            "additionalProperties": False,
+        },
+    ],
+    "x-kind": "number, percentage or both",
+}
+AmountValue = Annotated[Amount, *_kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
+
+
+def _read_shares(value: object) -> float | None:
+    if value == "unlimited":
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError(f"{units.shown(value)} is not a number of GPU shares. Write it like 2 or 0.5, or unlimited.")
+    return float(value)
+
+
+def _write_shares(shares: float | None) -> float | int | str:
+    if shares is None:
+        return "unlimited"
+    return int(shares) if shares.is_integer() else shares
+
+
+GpuShares = Annotated[
+    float | None,
+    *_kind(
+        _read_shares,
+        _write_shares,
+        {"oneOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "unlimited"}], "x-kind": "number or unlimited"},
+    ),
+]
+
+
+def _read_until(value: object) -> datetime:
+    """A bare date means the end of that day, UTC: of the two readings the one that protects longer."""
+    advice = "Write it like 2026-09-01 (that whole day, UTC) or 2026-09-01T18:00Z."
+    try:
+        until = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        until = None
+    if until is None or not isinstance(value, str):
+        raise ValueError(f"{units.shown(value)} is not a date. {advice}")
+    if len(value) <= len("2026-09-01"):
+        return datetime.combine(until.date(), time.max, UTC)
+    if until.tzinfo is None:
+        raise ValueError(f"{units.shown(value)} has no time zone. {advice}")
+    return until.astimezone(UTC)
+
+
+Until = Annotated[
+    datetime | None,
+    *_kind(
+        _read_until,
+        lambda until: until and until.isoformat().replace("+00:00", "Z"),
+        {"type": "string", "x-kind": "date"},
+    ),
+]
+
+
+def _read_cron(value: object) -> str:
+    try:
+        if not isinstance(value, str):
+            raise CronSimError("not text")
+        CronSim(value, datetime(2026, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ValueError(
+            f"{units.shown(value)} is not a cron line ({str(error).lower()})."
+            ' Write it like "0 2 * * *" (daily at 02:00).'
+        ) from None
+    return value
+
+
+Cron = Annotated[str | None, *_kind(_read_cron, lambda words: words, {"type": "string", "x-kind": "cron line"})]
+
+
+def _read_folder(value: object) -> str:
+    if not isinstance(value, str) or not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"{units.shown(value)} is not an absolute path. Write it from / on, without ..")
+    return value
+
+
+_FOLDER_SCHEMA = {"type": "string", "pattern": "^/", "x-kind": "absolute path"}
+Folder = Annotated[str, *_kind(_read_folder, str, _FOLDER_SCHEMA)]
+
+# A slip of the pen here would delete what nobody can bring back, so these are never temporary.
+_NEVER_TEMPORARY = frozenset(
+    f"/{name}"
+    for name in (
+        *("", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc"),
+        *("root", "run", "sbin", "srv", "sys", "usr", "var", "var/lib"),
+    )
+)
+
+
+def _read_root(value: object) -> str:
+    folder = str(PurePosixPath("/", *PurePosixPath(_read_folder(value)).parts[1:]))  # //tmp/ is /tmp
+    if folder in _NEVER_TEMPORARY:
+        raise ValueError(
+            f"{units.shown(value)} is too much to be temporary. Name a folder such as /tmp or /scratch/tmp."
+        )
+    return folder
+
+
+Root = Annotated[str, *_kind(_read_root, str, _FOLDER_SCHEMA)]
+
+
+def _read_pattern(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or value in {".", ".."}:
+        raise ValueError(f"{units.shown(value)} is not a pattern for a name. Write it like tmp* or pip-*.")
+    if "/" in value:
+        raise ValueError(f"{units.shown(value)} contains /. Write the name alone; the folder belongs in root.")
+    return value
+
+
+NamePattern = Annotated[str, *_kind(_read_pattern, str, {"type": "string", "pattern": "^[^/]+$", "x-kind": "pattern"})]

@@ -1,0 +1,144 @@
+"""Finds and loads a policy: which file, what it says, where each value came from, and what an admin should know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpukeeper.config import document, problems
+from gpukeeper.config.build import build, build_exemption
+from gpukeeper.config.checks import NO_SCOPE, check
+from gpukeeper.config.exemptions import FromFile, read_exemptions
+from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered
+from gpukeeper.config.presets import without_a_file
+from gpukeeper.config.problems import Problem
+from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.validation import validated
+from gpukeeper.model.errors import PolicyError
+from gpukeeper.model.policy import Mode, Policy
+from gpukeeper.model.unknown import Unknown
+
+EVERYWHERE = ("host", "docker", "kubernetes", "ray")
+SITE_FILE = Path("/etc/gpukeeper/policy.yaml")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    policy: Policy
+    file: PolicyFile  # the effective values in the words of a policy file
+    source: str  # the file's name, or "built-in"
+    origins: Mapping[problems.Path, str] = field(default_factory=dict)  # a path not in it is built-in
+    exemption_origins: tuple[str, ...] = ()  # one for each of policy.exemptions
+    warnings: tuple[str, ...] = ()
+
+    def origin(self, path: problems.Path) -> str:
+        """Of a value; of one that is written as a mapping, that of its first part."""
+        inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
+        return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
+
+
+def load_policy(
+    path: Path | None = None,
+    platforms: Iterable[str] = EVERYWHERE,
+    environ: Mapping[str, str] = os.environ,
+    site_file: Path = SITE_FILE,
+) -> Loaded:
+    """`--policy`, $GPUKEEPER_POLICY, the user's own file (not root), the site's; without any, the built-in policy.
+
+    Never a file of the current folder: whoever runs gpukeeper as root must not be steered by where they stand.
+    """
+    named = path or (Path(environ["GPUKEEPER_POLICY"]) if environ.get("GPUKEEPER_POLICY") else None)
+    if named is not None:
+        return load_file(named)
+    usual = [site_file] if os.geteuid() == 0 else [_user_file(environ), site_file]
+    found = next((file for file in usual if os.path.lexists(file)), None)
+    return load_file(found) if found is not None else load_builtin(platforms)
+
+
+def _user_file(environ: Mapping[str, str]) -> Path:
+    folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    return Path(folder) / "gpukeeper" / "policy.yaml"
+
+
+def load_file(path: Path) -> Loaded:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PolicyError([f"{path}: cannot be read: {error.strerror}. Name another with --policy."]) from error
+    except UnicodeDecodeError as error:
+        raise PolicyError([f"{path}: is not UTF-8 text. Save it as UTF-8."]) from error
+    return load_text(text, str(path), path.parent)
+
+
+def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Loaded:
+    """`folder`: where `exemptions_from` is looked for. Raises PolicyError with every problem."""
+    read = document.read(text)
+    if not isinstance(read.tree, dict):
+        raise PolicyError(problems.told_in_order(read.problems or [_no_settings(read)], name, read.lines))
+    file, layers, found = validated(read.tree, read.lines, name)
+    found = read.problems + found
+    found += _apart_from(found, check(file))
+    if found:
+        raise PolicyError(problems.told_in_order(found, name, read.lines))
+    return _loaded(file, layers, name, folder)
+
+
+def _no_settings(read: document.Document) -> Problem:
+    if read.tree is None:
+        return Problem(((),), f"the file is empty: {NO_SCOPE}", line=1)
+    return Problem(((),), "this is not a mapping of settings. Write one setting a line, like mode: plan.", line=1)
+
+
+def _apart_from(found: list[Problem], more: Iterable[Problem]) -> list[Problem]:
+    """Without those that a mistake told already may have caused: its value was taken out before checking."""
+    bad = [path for problem in found for path in problem.paths if path]
+    return [one for one in more if not any(_touches(a, b) for a in one.paths for b in bad)]
+
+
+def _touches(one: problems.Path, other: problems.Path) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
+
+
+def _loaded(file: PolicyFile, layers: Layered, name: str, folder: Path) -> Loaded:
+    more = FromFile(())
+    if file.exemptions_from is not None:
+        more = read_exemptions(folder / file.exemptions_from, file.classes)
+    inline = tuple(build_exemption(one) for one in file.exemptions)
+    inline_origins = tuple(layers.origins.get(("exemptions", i), name) for i in range(len(inline)))
+    exemptions = more.exemptions if isinstance(more.exemptions, Unknown) else (*inline, *more.exemptions)
+    policy = build(file, exemptions)
+    return Loaded(
+        policy,
+        file,
+        name,
+        layers.origins,
+        (*inline_origins, *more.origins),
+        (*more.complaints, *_warnings(policy)),
+    )
+
+
+def _warnings(policy: Policy) -> Iterator[str]:
+    """What is allowed and yet worth a second look."""
+    scope = policy.scope.get("kubernetes")
+    if policy.mode is Mode.ENFORCE and scope is not None and "*" in scope.namespaces:
+        yield "scope.kubernetes covers every namespace and the mode is enforce: it acts in all of them, unattended."
+    for entry in policy.temporary:
+        if any(not pattern.strip("*") for pattern in entry.names):
+            yield f"temporary: every tree below {entry.root} may be deleted, whatever its name."
+    for name, group in policy.groups.items():
+        if group.unix_group is not None and not group.members:
+            yield f"groups.{name}: the Unix group {group.unix_group} has no members that this machine can list."
+
+
+def load_builtin(platforms: Iterable[str]) -> Loaded:
+    """Looks at everything that was found, changes nothing."""
+    file, layers, found = validated(without_a_file(list(platforms)), {}, BUILT_IN_ORIGIN)
+    assert not found, [problem.sentence for problem in found]
+    return _loaded(file, layers, BUILT_IN_ORIGIN, Path())
+
+
+def builtin_policy(platforms: Iterable[str]) -> Policy:
+    return load_builtin(platforms).policy

@@ -1,0 +1,52 @@
+"""What every policy starts from, in the words of a policy file: the classes, and the presets a file can name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEFAULT_PRESET = "development"
+
+BUILT_IN: dict[str, Any] = {
+    "classes": {
+        "managed": {"idle": "30m", "max_runtime": "24h"},
+        "devcontainer": {"idle": "none", "max_runtime": "168h"},
+        "compose": {"idle": "30m", "max_runtime": "72h"},
+        "docker": {"idle": "30m", "max_runtime": "48h"},
+        "api": {"idle": "none", "max_runtime": "24h"},
+        "serving": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
+        "unknown": {"idle": "15m", "max_runtime": "24h"},
+        "infrastructure": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
+        # On a cluster idle work is reported, not stopped, until a site's own class says otherwise.
+        "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
+        "ray": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
+    }
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "development": {"retention": {"succeeded": "1d", "failed": "7d"}},
+    "ci": {"retention": {"succeeded": "0s", "failed": "1d"}, "at_finish": "Running"},
+    "production": {"retention": {"succeeded": "7d", "failed": "30d"}, "at_finish": "None"},
+    "shared-host": {
+        "retention": {"succeeded": "1d", "failed": "7d"},
+        # Who belongs to a group is the site's to say.
+        "groups": {
+            "student": {"idle": "30m", "max_runtime": "24h", "gpu_shares": 2},
+            "researcher": {"idle": "1h", "max_runtime": "48h", "gpu_shares": 4},
+            "faculty": {"idle": "2h", "max_runtime": "72h", "gpu_shares": 4},
+            "admin": {"hold_after_stop": "1h", "gpu_shares": "unlimited"},
+        },
+    },
+}
+
+
+def without_a_file(platforms: list[str]) -> dict[str, Any]:
+    """The policy of a machine that has no file: looks at everything, changes nothing."""
+    everything = {"kubernetes": {"namespaces": ["*"]}}
+    return {
+        "preset": "shared-host",
+        "mode": "plan",
+        "scope": {platform: everything.get(platform, {}) for platform in platforms},
+        "temporary": [
+            {"root": "/tmp", "names": ["ray_tmp_*", "pip-*", "tmp*"], "above": "5GB", "older_than": "1h"}  # noqa: S108
+        ],
+    }

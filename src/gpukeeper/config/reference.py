@@ -1,0 +1,134 @@
+"""The reference page of the policy file, written from its schema: `python -m gpukeeper.config.reference`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Set
+from typing import Any
+
+from gpukeeper.config.checks import RULE_NAMES
+from gpukeeper.config.presets import BUILT_IN, PRESETS
+from gpukeeper.config.schema import json_schema
+
+_OPENING = """\
+# The policy file
+
+Every setting, its default and what it means. This page is written from the schema (`gpukeeper policy schema` prints
+it for editors); [Write a policy](../how-to/write-a-policy.md) shows how to use it.
+
+A policy is YAML 1.2. A value comes from the file, else from the preset that the file names, else it is built in;
+`gpukeeper policy show` prints each value and where it came from. A mapping is merged key by key, a list replaces a
+list. An unknown setting, a setting given twice and a setting without a value are errors.
+
+| kind of value | written like |
+|---|---|
+| duration | `30s`, `30m`, `1h30m`, `7d`, `2w`, `0`; at most 100 years |
+| size | `500MB`, `5GB` (decimal), `512MiB`, `20GiB` (binary) |
+| percentage | `80%`, `0.5%` |
+| date | `2026-09-01` (to the end of that day, UTC) or `2026-09-01T18:00Z` |
+| pattern | as in a shell: `team-*`, `node-[0-9]` |
+
+`none` (also `never`) is no limit, `manual` keeps until somebody removes it, `as class` leaves it to the class.
+
+Where the file is looked for: `--policy`, then `$GPUKEEPER_POLICY`, then `/etc/gpukeeper/policy.yaml` for root or
+`$XDG_CONFIG_HOME/gpukeeper/policy.yaml` (`~/.config` without it) for others. Without a file the built-in policy holds:
+preset `shared-host`, mode `plan`, everything that is found in scope.
+"""
+_SAME_AS_RETENTION = "The settings of each are those of [retention](#retention): `ci: {succeeded: 0, failed: 1d}`.\n"
+_TABLE = "| setting | value | default | meaning |\n|---|---|---|---|"
+
+
+def reference_page() -> str:
+    schema = json_schema()
+    parts = [_OPENING, "## Top level\n", _table(_plain(schema)), ""]
+    for name, setting in schema["properties"].items():
+        section = _section(setting, schema)
+        if section is not None:
+            tables = _tables(name, section, schema) if name != "environments" else (_SAME_AS_RETENTION,)
+            parts += [f"## {name}\n", f"{setting['description']}\n", *tables]
+    parts += _presets()
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: s for name, s in schema["properties"].items() if _section(s, schema) is None}
+
+
+def _section(setting: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:
+    """What a setting holds when that is a mapping of settings: itself, each of its entries or each of its items."""
+    for part in (setting, *setting.get("anyOf", ()), setting.get("additionalProperties"), setting.get("items")):
+        if not isinstance(part, dict):
+            continue
+        if "$ref" in part:
+            found: dict[str, Any] = schema["$defs"][part["$ref"].rpartition("/")[2]]
+            return found
+        if part is not setting and part.get("anyOf"):
+            return _section(part, schema)
+    return None
+
+
+def _tables(name: str, section: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
+    yield _table(section["properties"], set(section.get("required", ())))
+    yield ""
+    alike: dict[int, list[str]] = {}
+    inside = {key: inner for key, s in section["properties"].items() if (inner := _section(s, schema)) is not None}
+    for key, inner in inside.items():
+        alike.setdefault(id(inner), []).append(f"{name}.{key}")
+    for names in alike.values():
+        inner = inside[names[0].partition(".")[2]]
+        yield f"### {', '.join(names)}\n"
+        yield _table(inner["properties"], set(inner.get("required", ())))
+        yield ""
+
+
+def _table(settings: dict[str, Any], required: Set[str] = frozenset()) -> str:
+    lines = [_TABLE]
+    for name, setting in settings.items():
+        default = "required" if name in required else _default(setting)
+        lines.append(f"| `{name}` | {_kind(setting)} | {default} | {setting['description']} |")
+    return "\n".join(lines)
+
+
+def _kind(setting: dict[str, Any]) -> str:
+    if "enum" in setting:
+        return ", ".join(f"`{word}`" for word in setting["enum"])
+    if "x-kind" in setting:
+        return str(setting["x-kind"])
+    if setting.get("type") == "array":
+        kind = _kind(setting["items"])
+        return f"list of {kind}{'s' if kind in ('percentage', 'pattern') else ''}"
+    return {"boolean": "`true`, `false`", "string": "text"}.get(setting.get("type", ""), "mapping")
+
+
+def _default(setting: dict[str, Any]) -> str:
+    value = setting.get("default")
+    if isinstance(value, list):
+        return f"`[{', '.join(str(item) for item in value)}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "–" if value in (None, {}) else f"`{value}`"
+
+
+def _presets() -> Iterator[str]:
+    yield "## The built-in classes\n"
+    yield "| class | idle | when idle | max runtime | other |\n|---|---|---|---|---|"
+    for name, one in BUILT_IN["classes"].items():
+        other = "untouchable" if one.get("untouchable") else ""
+        yield f"| {name} | {one['idle']} | {one.get('on_idle', 'stop')} | {one['max_runtime']} | {other} |"
+    yield "\n## The presets\n"
+    for name, preset in PRESETS.items():
+        kept = preset["retention"]
+        extra = f", `at_finish: {preset['at_finish']}`" if "at_finish" in preset else ""
+        yield f"- `{name}`: succeeded {kept['succeeded']}, failed {kept['failed']}{extra}" + (
+            ", and these groups (who belongs to them is for the site to say):\n" if "groups" in preset else ""
+        )
+    yield "| group | idle | max runtime | hold after stop | GPU shares |\n|---|---|---|---|---|"
+    for name, one in PRESETS["shared-host"]["groups"].items():
+        limits = [one.get(key, "as class") for key in ("idle", "max_runtime", "hold_after_stop")]
+        yield f"| {name} | {' | '.join(limits)} | {one['gpu_shares']} |"
+    yield "\n## Rules that an exemption can name\n"
+    yield ", ".join(f"`{rule}`" for rule in RULE_NAMES) + "."
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

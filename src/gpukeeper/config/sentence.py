@@ -1,0 +1,114 @@
+"""A policy as one English sentence, for the runbook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+from gpukeeper.config.units import share_in_words, size_in_words, span_in_words
+from gpukeeper.model.policy import Amount, AtFinish, Mode, OnIdle, PlaceScope, Policy, Retention
+from gpukeeper.model.unknown import Unknown
+
+
+def sentence(policy: Policy) -> str:
+    clauses = [
+        f"{_mode(policy)}: on {_all(_scope(name, scope) for name, scope in policy.scope.items())}",
+        f"finished work goes {_retention(policy.retention)}",
+        *(f"in environment {name} {_retention(one)}" for name, one in policy.environments.items()),
+        *_children(policy),
+        *_classes(policy),
+        *_temporary(policy),
+        *_exemptions(policy),
+        f"at most {_amount(policy.budget.per_pass)} steps a pass and {_amount(policy.budget.per_hour)} an hour",
+        f"nothing at all when more than {share_in_words(policy.breaker.running)} of the running work is due at once",
+    ]
+    return "; ".join(clauses) + "."
+
+
+def _mode(policy: Policy) -> str:
+    return "Acts unattended (mode enforce)" if policy.mode is Mode.ENFORCE else "Looks only (mode plan)"
+
+
+def _scope(name: str, scope: PlaceScope) -> str:
+    where = "everywhere" if "*" in scope.places else f"at {_all(scope.places)}"
+    if name != "kubernetes":
+        return f"{name} {where}"
+    namespaces = "every namespace" if "*" in scope.namespaces else f"namespaces {_all(scope.namespaces)}"
+    at = "" if "*" in scope.places else f" {where}"
+    return f"kubernetes{at} in {namespaces}"
+
+
+def _retention(kept: Retention) -> str:
+    if kept.succeeded is kept.failed is kept.stopped is None:
+        return "only when somebody removes it"
+    parts = (("succeeded", kept.succeeded), ("failed", kept.failed), ("was stopped", kept.stopped))
+    return _all(_after(word, span) for word, span in parts)
+
+
+def _after(word: str, span: timedelta | None) -> str:
+    if span is None:
+        return f"never by itself if it {word}"
+    if not span:
+        return f"as soon as its evidence is captured if it {word}"
+    return f"{span_in_words(span)} after it {word}"
+
+
+def _children(policy: Policy) -> Iterator[str]:
+    if policy.at_finish is not AtFinish.NONE:
+        which = "parts that still run" if policy.at_finish is AtFinish.RUNNING else "all parts"
+        yield f"{which} are ended when the whole finishes"
+
+
+def _classes(policy: Policy) -> Iterator[str]:
+    live = {name: one for name, one in policy.classes.items() if not one.untouchable}
+    stopped = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.STOP}
+    reported = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.REPORT}
+    limited = {name: one.max_runtime for name, one in live.items() if one.max_runtime is not None}
+    if stopped:
+        yield f"idle work is stopped after {_by_span(stopped)}"
+    if reported:
+        yield f"idle work is only reported after {_by_span(reported)}"
+    if limited:
+        yield f"running work is stopped after {_by_span(limited)}"
+    if untouchable := [name for name, one in policy.classes.items() if one.untouchable]:
+        yield f"{_all(untouchable)} is never touched"
+    if changing := [name for name, group in policy.groups.items() if group.members]:
+        yield f"members of {_all(changing)} have limits of their own"
+
+
+def _by_span(limits: dict[str, timedelta]) -> str:
+    """30m (managed, docker) or 15m (unknown): longest first."""
+    by_span: dict[timedelta, list[str]] = {}
+    for name, span in limits.items():
+        by_span.setdefault(span, []).append(name)
+    ordered = sorted(by_span.items(), reverse=True)
+    return _all((f"{span_in_words(span)} ({', '.join(names)})" for span, names in ordered), "or")
+
+
+def _temporary(policy: Policy) -> Iterator[str]:
+    for entry in policy.temporary:
+        names = _all(entry.names)
+        yield (
+            f"temporary trees {names} below {entry.root} go when unused for {span_in_words(entry.older_than)}"
+            f" and together above {size_in_words(entry.above)}"
+        )
+
+
+def _exemptions(policy: Policy) -> Iterator[str]:
+    if isinstance(policy.exemptions, Unknown):
+        yield "everything is kept for now, because the exemptions could not be read"
+    elif policy.exemptions:
+        count = len(policy.exemptions)
+        yield f"{count} exemption{'s' if count > 1 else ''} set{'s' if count == 1 else ''} rules aside"
+
+
+def _amount(amount: Amount) -> str:
+    if amount.share is None:
+        return str(amount.count)
+    share = share_in_words(amount.share)
+    return share if amount.count is None else f"{amount.count} or {share}, whichever is less,"
+
+
+def _all(words: Iterable[str], last: str = "and") -> str:
+    *rest, final = words
+    return f"{', '.join(rest)} {last} {final}" if rest else final

@@ -1,0 +1,166 @@
+"""Every effective value and where it came from; and what applies to one owner. Values only: printing is the CLI's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from gpukeeper.config.load import Loaded
+from gpukeeper.config.problems import Path, in_words
+from gpukeeper.config.units import span_in_words
+from gpukeeper.lifecycle.settings import limits_for
+from gpukeeper.model.policy import Exemption
+from gpukeeper.model.unknown import Unknown
+
+# The limits of a class that people ask about, and the words for "there is none".
+_OWNER_LIMITS = {
+    "idle": "none",
+    "on_idle": "",
+    "max_runtime": "none",
+    "grace": "",
+    "hold": "",
+    "hold_after_stop": "",
+}
+_BY_GROUP = frozenset({"idle", "max_runtime", "hold_after_stop"})
+
+
+@dataclass(frozen=True)
+class Row:
+    setting: str
+    value: Any
+    origin: str
+
+    @property
+    def text(self) -> str:
+        return _text(self.value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return ", ".join(_text(item) for item in value) or "(none)"
+        case dict():
+            return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "(none)"
+        case _:
+            return str(value)
+
+
+def rows(loaded: Loaded) -> list[Row]:
+    """The whole policy, one value a row, in the order of the reference page."""
+    tree = loaded.file.model_dump(mode="json", by_alias=True)
+    inside = {"exemptions": None}  # shown from the policy itself: it has those of the other file too
+    found = [Row(in_words(path), value, loaded.origin(path)) for path, value in _values(tree | inside, ())]
+    return found + _exemptions(loaded)
+
+
+def _values(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if value is None:
+        return
+    if _is_section(value):
+        for key, item in value.items():
+            yield from _values(item, (*path, key))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, item in enumerate(value):
+            yield from _values(item, (*path, i))
+    else:
+        yield path, value
+
+
+def _is_section(value: Any) -> bool:
+    """An amount written both ways is one value."""
+    return isinstance(value, dict) and bool(value) and set(value) != {"count", "share"}
+
+
+def _exemptions(loaded: Loaded) -> list[Row]:
+    exemptions = loaded.policy.exemptions
+    if isinstance(exemptions, Unknown):
+        return [Row("exemptions", str(exemptions), loaded.origin(("exemptions_from",)))]
+    pairs = zip(exemptions, loaded.exemption_origins, strict=True)
+    return [Row(f"exemptions[{i}]", exemption_words(one), origin) for i, (one, origin) in enumerate(pairs)]
+
+
+def exemption_words(one: Exemption) -> str:
+    named = (("owner", one.owner), ("workload", one.workload), ("class", one.class_))
+    whom = ", ".join(f"{word} {name}" for word, name in named if name)
+    said = "refused" if one.refused else f"{', '.join(one.rules) or 'every rule'}{_until(one)}"
+    return f"{whom}: {said} ({one.reason or 'no reason given'})"
+
+
+def _until(one: Exemption) -> str:
+    if one.until is None:
+        return ""
+    return f", {one.until}" if isinstance(one.until, Unknown) else f" until {one.until:%Y-%m-%d %H:%M} UTC"
+
+
+@dataclass(frozen=True)
+class OwnerView:
+    owner: str
+    groups: list[str]
+    classes: dict[str, list[Row]]
+    exemptions: list[Row]
+    demand: list[Row]
+    holds: list[Row]
+
+
+def for_owner(loaded: Loaded, owner: str) -> OwnerView:
+    """What applies to this owner in each class, after groups."""
+    policy = loaded.policy
+    groups = [name for name, group in policy.groups.items() if owner in group.members]
+    return OwnerView(
+        owner,
+        groups,
+        {name: _class_rows(loaded, name, owner, groups) for name in policy.classes},
+        _owner_exemptions(loaded, owner),
+        _section_rows(loaded, "demand"),
+        _section_rows(loaded, "holds"),
+    )
+
+
+def _class_rows(loaded: Loaded, class_name: str, owner: str, groups: list[str]) -> list[Row]:
+    own, limits = loaded.policy.classes[class_name], limits_for(loaded.policy, class_name, owner)
+    if own.untouchable:
+        return [Row("untouchable", True, loaded.origin(("classes", class_name, "untouchable")))]
+    found = []
+    for name, none in _OWNER_LIMITS.items():
+        if name == "on_idle" and limits.idle is None:
+            continue
+        field = "stop_grace" if name == "grace" else name
+        value = getattr(limits, field)
+        origin = loaded.origin(("classes", class_name, name))
+        if name in _BY_GROUP and value != getattr(own, field):
+            origin = _group_origin(loaded, groups, name, value)
+        found.append(Row(name, _limit(value, none), origin))
+    idle = limits.idle
+    if idle is not None:
+        factor = loaded.policy.demand.idle_factor
+        found.insert(1, Row("idle_in_demand", span_in_words(idle * factor), loaded.origin(("demand", "idle_factor"))))
+    return found
+
+
+def _group_origin(loaded: Loaded, groups: list[str], name: str, value: Any) -> str:
+    giver = next(group for group in groups if getattr(loaded.policy.groups[group], name) == value)
+    return f"group {giver}, {loaded.origin(('groups', giver, name))}"
+
+
+def _limit(value: timedelta | str | None, none: str) -> str:
+    if value is None:
+        return none
+    return span_in_words(value) if isinstance(value, timedelta) else str(value)
+
+
+def _section_rows(loaded: Loaded, section: str) -> list[Row]:
+    dumped = getattr(loaded.file, section).model_dump(mode="json", by_alias=True)
+    return [Row(f"{section}.{key}", value, loaded.origin((section, key))) for key, value in dumped.items()]
+
+
+def _owner_exemptions(loaded: Loaded, owner: str) -> list[Row]:
+    """Those that name the owner; one for a workload or class without an owner may concern anybody."""
+    exemptions = loaded.policy.exemptions
+    if isinstance(exemptions, Unknown):
+        return _exemptions(loaded)
+    pairs = zip(exemptions, loaded.exemption_origins, strict=True)
+    return [Row("exemption", exemption_words(one), origin) for one, origin in pairs if one.owner in (owner, None)]

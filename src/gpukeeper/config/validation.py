@@ -1,0 +1,127 @@
+"""A merged tree → PolicyFile, with every mistake the schema finds, in our words.
+
+What is wrong is taken out and the rest validated again, so that one mistake does not hide the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gpukeeper.config.layers import Layered, layered
+from gpukeeper.config.problems import Path, Problem, did_you_mean
+from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.units import shown
+
+# Words that people bring along and whose nearest neighbour by letters is the wrong setting.
+_OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+
+
+def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tuple[PolicyFile, Layered, list[Problem]]:
+    """The file without its mistakes, and the mistakes."""
+    problems: list[Problem] = []
+    tree = copy.deepcopy(tree)
+    while True:
+        whole = layered(tree, lines, name)
+        try:
+            return PolicyFile.model_validate(whole.tree), whole, problems
+        except ValidationError as error:
+            before = copy.deepcopy(tree)
+            for mistake in error.errors(include_url=False):
+                if _inherited(mistake["loc"], before):
+                    continue  # told where it is written
+                if mistake["input"] is not None:  # the reader has told of a missing value
+                    problems.append(_in_our_words(mistake))
+                _take_out(tree, mistake["loc"])
+            assert tree != before, "what is built in does not fit the schema"
+
+
+def schema_problems(kind: type[BaseModel], value: object) -> list[Problem]:
+    """The mistakes in one value of a section."""
+    try:
+        kind.model_validate(value)
+    except ValidationError as error:
+        return [_in_our_words(mistake, kind) for mistake in error.errors(include_url=False)]
+    return []
+
+
+def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> Problem:
+    path, value = mistake["loc"], mistake["input"]
+    match mistake["type"]:
+        case "extra_forbidden":
+            return _unknown_setting(path, root)
+        case "missing":
+            return Problem((path[:-1],), _missing(path, root))
+        case "value_error":
+            return Problem((path,), str(mistake["ctx"]["error"]))
+        case "string_type":
+            quote = f' Put it in quotes: "{value}".' if isinstance(value, int | float) else " Write one name."
+            return Problem((path,), f"{shown(value)} is not text.{quote}")
+        case "bool_type":
+            return Problem((path,), f"{shown(value)} is neither true nor false. Write true or false.")
+        case "list_type":
+            return Problem((path,), f"{shown(value)} is not a list. Write it in brackets, like [a, b].")
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return Problem((path,), f"{shown(value)} is not a mapping. Write its settings as {{name: value}}.")
+        case _:
+            return Problem((path,), f"{shown(value)} cannot be used: {mistake['msg']}.")
+
+
+def _unknown_setting(path: Path, root: type[BaseModel]) -> Problem:
+    word, known = str(path[-1]), _settings(_section(path[:-1], root))
+    other = _OTHER_WORDS.get(word)
+    hint = f'Did you mean "{other}"?' if other in known else did_you_mean(word, known)
+    return Problem((path,), f'unknown setting "{word}". {hint}', name_setting=False)
+
+
+def _missing(path: Path, root: type[BaseModel]) -> str:
+    section, name = _section(path[:-1], root), str(path[-1])
+    about = next(f.description for key, f in section.model_fields.items() if (f.alias or key) == name)
+    return f'"{name}" is missing. {about}'
+
+
+def _settings(section: type[BaseModel]) -> list[str]:
+    return [info.alias or name for name, info in section.model_fields.items()]
+
+
+def _section(path: Path, root: type[BaseModel]) -> type[BaseModel]:
+    """The section at this path. A name in an open mapping is stepped over, even when a setting is called so too."""
+    section, step_over = root, False
+    for part in path:
+        if step_over:
+            step_over = False
+            continue
+        annotation = next(f.annotation for name, f in section.model_fields.items() if (f.alias or name) == part)
+        section, step_over = _inner(annotation), get_origin(annotation) in (dict, list)
+    return section
+
+
+def _inner(annotation: Any) -> type[BaseModel]:
+    """The section inside list[…], dict[str, …] or … | None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(_inner(part) for part in reversed(get_args(annotation)) if part not in (type(None), str))
+
+
+def _inherited(path: Path, tree: dict[str, Any]) -> bool:
+    """An environment has it from the policy's own retention."""
+    if path[0] != "environments" or len(path) < 3:
+        return False
+    return path[2] not in tree["environments"][path[1]]
+
+
+def _take_out(tree: dict[str, Any], path: Path) -> None:
+    """Removes the value at the path, or what is left of the way to it; of a list nothing is left."""
+    here: Any = tree
+    for i, part in enumerate(path):
+        inside = here.get(part) if isinstance(here, dict) else None
+        next_part = path[i + 1] if i + 1 < len(path) else None
+        if not isinstance(inside, dict) or next_part not in inside:
+            if isinstance(here, dict):
+                here.pop(part, None)
+            return
+        here = inside

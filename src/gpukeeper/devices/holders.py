@@ -1,0 +1,181 @@
+"""Who has a GPU open, by /proc/*/fd. Looks only; nobody is signalled here.
+
+It finds holders that the driver's own list misses: a forked child that never used the GPU keeps it taken after its
+parent died. Needs the rights to read other people's descriptors; whom it could not read is in `hidden`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+
+_GPU = re.compile(r"/dev/nvidia(\d+)(?: \(deleted\))?")
+_CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)(?: \(deleted\))?")
+_SLICE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access (\d+)")
+_CONTAINER = re.compile(r"(?:[/:]|docker-|cri-containerd-|crio-|libpod-)([0-9a-f]{64})(?![0-9a-f])")
+KERNEL_THREAD = 0x00200000
+ENDED_STATES = frozenset("ZXx")
+STOPPED_STATES = frozenset("Tt")
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process with a GPU open. pid and starttime together name it; a pid alone is reused."""
+
+    pid: int
+    starttime: int  # clock ticks since boot
+    uid: int
+    comm: str
+    stopped: bool  # by SIGSTOP: it does nothing and holds everything
+    minors: tuple[int, ...]  # of /dev/nvidia<minor>
+    capabilities: tuple[int, ...] = ()  # of /dev/nvidia-caps: which slices it may use
+    container: str | Unknown | None = None  # the id in its cgroup; None: on the bare host
+
+
+class Holders(msgspec.Struct, frozen=True):
+    found: tuple[Holder, ...]
+    hidden: tuple[int, ...]  # pids whose descriptors we may not read
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """What /proc/<pid>/stat says, as far as it is needed."""
+
+    comm: str
+    state: str
+    flags: int
+    starttime: int
+
+    @property
+    def holds_nothing(self) -> bool:
+        return self.state in ENDED_STATES or bool(self.flags & KERNEL_THREAD)
+
+
+def scan(proc: str = "/proc") -> Holders:
+    found, hidden = [], []
+    for pid in pids(proc):
+        try:
+            holder = look_up(pid, proc)
+        except PermissionError:
+            hidden.append(pid)
+        else:
+            if holder is not None and holder.minors:
+                found.append(holder)
+    return Holders(tuple(found), tuple(hidden))
+
+
+def look_up(pid: int, proc: str = "/proc") -> Holder | None:
+    """One process, whether or not it holds a GPU. None: it is not there, or has ended and holds nothing.
+    PermissionError: it is there and may not be read."""
+    home = Path(proc, str(pid))
+    try:
+        stat = parse_stat((home / "stat").read_text("utf-8", "replace"))
+        if stat.holds_nothing:
+            return None
+        links = _links(home / "fd")
+        uid = parse_uid((home / "status").read_text("utf-8", "replace"))
+        container = _container(home / "cgroup")
+        again = parse_stat((home / "stat").read_text("utf-8", "replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if again.starttime != stat.starttime:  # the pid was reused between two reads: nothing was learned of either
+        return None
+    return Holder(
+        pid=pid,
+        starttime=stat.starttime,
+        uid=uid,
+        comm=stat.comm,
+        stopped=stat.state in STOPPED_STATES,
+        minors=numbers(_GPU, links),
+        capabilities=numbers(_CAPABILITY, links),
+        container=container,
+    )
+
+
+def pids(proc: str = "/proc") -> tuple[int, ...]:
+    return tuple(sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal()))
+
+
+def shows_everyone(proc: str = "/proc") -> bool:
+    """False when this proc hides other people's processes (mount option hidepid)."""
+    return Path(proc, "1", "stat").exists()
+
+
+def parse_stat(text: str) -> Stat:
+    """The name stands in brackets and may itself hold brackets and blanks, so the last one counts."""
+    begin, end = text.index("("), text.rindex(")")
+    fields = text[end + 2 :].split()
+    return Stat(comm=text[begin + 1 : end], state=fields[0], flags=int(fields[6]), starttime=int(fields[19]))
+
+
+def parse_uid(status: str) -> int:
+    """The real uid. The owner of /proc/<pid> will not do: it is root for whoever may not be dumped."""
+    line = next(line for line in status.splitlines() if line.startswith("Uid:"))
+    return int(line.split()[1])
+
+
+def parse_container(cgroup: str) -> str | None:
+    """The outermost id: nested containers append theirs."""
+    found = _CONTAINER.search(cgroup)
+    return found.group(1) if found else None
+
+
+def parse_mig_minors(text: str) -> dict[int, tuple[int, int, int]]:
+    """Which capability opens which slice: number → (minor of the GPU, GPU instance, compute instance)."""
+    rows = (match.groups() for match in _SLICE.finditer(text))
+    return {int(number): (int(gpu), int(gi), int(ci)) for gpu, gi, ci, number in rows}
+
+
+def mig_minors(proc: str = "/proc") -> dict[int, tuple[int, int, int]]:
+    try:
+        return parse_mig_minors(Path(proc, "driver/nvidia-caps/mig-minors").read_text())
+    except OSError:
+        return {}  # no driver, or one without slices
+
+
+def parse_boot_time(stat: str) -> datetime:
+    line = next(line for line in stat.splitlines() if line.startswith("btime "))
+    return datetime.fromtimestamp(int(line.split()[1]), UTC)
+
+
+def boot_time(proc: str = "/proc") -> datetime:
+    return parse_boot_time(Path(proc, "stat").read_text())
+
+
+def boot_id(proc: str = "/proc") -> str:
+    """Says which boot a start time counts from; empty where the kernel does not tell."""
+    try:
+        return Path(proc, "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def started(starttime: int, boot: datetime) -> datetime:
+    return boot + timedelta(seconds=starttime / os.sysconf("SC_CLK_TCK"))
+
+
+def numbers(pattern: re.Pattern[str], links: Iterable[str]) -> tuple[int, ...]:
+    matches = (pattern.fullmatch(link) for link in links)
+    return tuple(sorted({int(match.group(1)) for match in matches if match}))
+
+
+def _links(folder: Path) -> list[str]:
+    links = []
+    for link in folder.iterdir():
+        try:
+            links.append(str(link.readlink()))
+        except FileNotFoundError:
+            continue  # closed since it was listed
+    return links
+
+
+def _container(path: Path) -> str | Unknown | None:
+    try:
+        return parse_container(path.read_text("utf-8", "replace"))
+    except PermissionError as error:
+        return Unknown(f"its cgroup could not be read: {error.strerror}")

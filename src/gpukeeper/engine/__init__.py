@@ -1,0 +1,1 @@
+"""How a pass runs: observe, decide, act, verify, record, over ports."""

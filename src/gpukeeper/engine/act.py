@@ -1,0 +1,187 @@
+"""Act: one step, on exactly what was seen. Evidence first, intent durably, a fresh look that decides the same."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.observe import views
+from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.verify import verify
+from gpukeeper.lifecycle.decide import still_holds
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    NothingToCapture,
+    Refused,
+    Result,
+    Step,
+    View,
+)
+from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
+from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+_LIVE = (State.RUNNING, State.PAUSED)
+
+
+async def take(keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int) -> Closed:
+    """One acting step from evidence to outcome. Whatever happens, exactly one outcome is written."""
+    if step.decision.action is Action.REMOVE:
+        problem = await _save_evidence(keeper, platform, step, book)
+        if problem is not None:
+            return await _close(keeper, step, *problem)
+    await keeper.ledger.append([_intent(step, pass_id, keeper.clock.now())])
+    fresh = await look_again(keeper, platform, step, book)
+    if not isinstance(fresh, View):
+        return await _close(keeper, step, *fresh)
+    changed = still_holds(step, fresh, book, keeper.clock.now())
+    if changed is not None:
+        return await _close(keeper, step, Result.CHANGED, f"changed since the plan was made: {changed}")
+    answer = await platform.act(step, fresh.subject)
+    match answer:
+        case Changed():
+            return await _close(keeper, step, Result.CHANGED, f"changed at the last moment: {answer.why}")
+        case Refused():
+            return await _close(keeper, step, Result.REFUSED, answer.why)
+        case Accepted() | Unknown():
+            # Unknown: the command may have arrived. Only a second look can tell.
+            result, words = await verify(keeper, platform, step)
+            return await _close(keeper, step, result, words, fresh.subject, answer)
+
+
+async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
+    """Tell the owner what will happen, when and how to prevent it. None: there is nothing to warn about any more."""
+    fresh = await look_again(keeper, platform, step, book)
+    if not isinstance(fresh, View) or still_holds(step, fresh, book, keeper.clock.now()) is not None:
+        return None
+    decision = step.decision
+    message = f"{decision.seen.ref.path}: {decision.reason}. Keep it: gpukeeper workload hold {decision.seen.ref.path}"
+    delivered = await keeper.notifier.tell(decision.owner, message)
+    line = WarningSent(
+        at=keeper.clock.now(),
+        ref=decision.seen.ref,
+        owner=decision.owner,
+        rule=decision.rule,
+        stage=decision.stage,
+        incarnation=decision.seen.incarnation,
+        limit=decision.limit,
+        delivered=delivered,
+        channel=keeper.notifier.channel,
+        message=message,
+    )
+    await keeper.ledger.append([line])
+    return line
+
+
+async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
+    """A fresh view of the thing, with a fresh measurement; or how the step ends without one."""
+    found = await _look(platform, step)
+    if not isinstance(found, Subject):
+        return found
+    if keeper.meter is not None and found.state in _LIVE and found.devices != ():
+        await keeper.signals.add(await keeper.meter.read([found]))
+    return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
+
+
+async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
+    found = await platform.look(step.decision.seen.ref)
+    if isinstance(found, Unknown):
+        return Result.CHANGED, f"it could not be looked at ({found.why}), so it was left alone"
+    if isinstance(found, Gone):
+        return Result.CHANGED, "it is gone already; somebody else removed it"
+    return found
+
+
+async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> tuple[Result, str] | None:
+    """None when evidence is safe (or there is none to be had); otherwise how the step ends."""
+    ref = step.decision.seen.ref
+    found = await _look(platform, step)
+    if not isinstance(found, Subject):
+        return found
+    taken = await platform.capture(found, book.policy.capture.what)
+    name: str | Unknown = ""
+    note = ""
+    match taken:
+        case Unknown():
+            return Result.NOT_CAPTURED, f"its evidence could not be captured ({taken.why}), so it was kept"
+        case NothingToCapture():
+            note = f"nothing to capture: {taken.why}"
+        case Evidence():
+            name = await keeper.evidence.save(ref, step.id, keeper.clock.now(), taken)
+    if isinstance(name, Unknown):
+        return Result.NOT_CAPTURED, f"its evidence could not be saved ({name.why}), so it was kept"
+    line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
+    await keeper.ledger.append([line])
+    return None
+
+
+def _intent(step: Step, pass_id: int, now: datetime) -> Intended:
+    decision = step.decision
+    return Intended(
+        at=now,
+        ref=decision.seen.ref,
+        owner=decision.owner,
+        step=step.id,
+        pass_id=pass_id,
+        action=decision.action,
+        rule=decision.rule,
+        reason=decision.reason,
+        incarnation=decision.seen.incarnation,
+        running=decision.running,
+        gpus=decision.gpus,
+        since=decision.since,
+    )
+
+
+async def _close(
+    keeper: Keeper,
+    step: Step,
+    result: Result,
+    words: str,
+    subject: Subject | None = None,
+    answer: Accepted | Unknown | None = None,
+) -> Closed:
+    decision, now = step.decision, keeper.clock.now()
+    done = result is Result.RECLAIMED
+    gpus = _gpus_back(subject) if done and subject is not None else 0
+    line = Closed(
+        at=now,
+        ref=decision.seen.ref,
+        owner=decision.owner,
+        step=step.id,
+        action=decision.action,
+        rule=decision.rule,
+        result=result,
+        reason=f"{decision.reason}; {words}" if done else words,
+        incarnation=decision.seen.incarnation,
+        gpus_back=gpus,
+        gpu_hours=gpu_hours(gpus, decision.since, now),
+        bytes_back=_bytes_back(decision.action, answer) if done else 0,
+    )
+    await keeper.ledger.append([line])
+    return line
+
+
+def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> float | Unknown:
+    """GPUs times the hours they were held from the beginning of the condition until it was seen to be over."""
+    if isinstance(gpus, Unknown) or gpus == 0 or since is None:
+        return gpus if isinstance(gpus, Unknown) else 0.0
+    return gpus * max((now - since).total_seconds(), 0.0) / 3600
+
+
+def _gpus_back(subject: Subject) -> int | Unknown:
+    """Ended work holds no GPU any more, unless it is an orphan or its children live."""
+    holds = subject.state in _LIVE or subject.shape is Shape.ORPHAN or subject.live_children != 0
+    if not holds:
+        return 0
+    return subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices)
+
+
+def _bytes_back(action: Action, answer: Accepted | Unknown | None) -> int | Unknown:
+    if action is not Action.REMOVE:
+        return 0
+    return answer.bytes_back if isinstance(answer, Accepted) else Unknown("the answer to the command was lost")

@@ -1,0 +1,42 @@
+"""The ports of one running gpukeeper, together. Wiring fills it in; the stories take it as their first argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpukeeper.engine.ports import Clock, EvidenceStore, Ledger, Meter, Notifier, Platform, Signals
+from gpukeeper.model.decision import Action, Guard
+
+IRREVERSIBLE = frozenset({Action.REMOVE})
+
+
+@dataclass
+class Keeper:
+    platforms: tuple[Platform, ...]
+    ledger: Ledger
+    signals: Signals
+    evidence: EvidenceStore
+    notifier: Notifier
+    clock: Clock
+    meter: Meter | None = None
+    demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
+
+    def __post_init__(self) -> None:
+        for platform in self.platforms:
+            check_guards(platform)
+
+
+@dataclass
+class Demanded:
+    """How scarce GPUs are at a place, with the hysteresis of the policy."""
+
+    since: float | None = None  # when it went over the mark, as a timestamp
+    high: bool = False
+
+
+def check_guards(platform: Platform) -> None:
+    """An irreversible verb without an atomic condition is a bug in the adapter; nothing may run with it."""
+    for action, guard in platform.guards.items():
+        assert action not in IRREVERSIBLE or guard is Guard.ATOMIC, (
+            f"This is a bug in gpukeeper: {platform.name} offers {action} without an atomic condition."
+        )

@@ -1,0 +1,167 @@
+"""The loop of `serve`: wake hints, timers at due times, meter ticks; one pass at a time on each place.
+
+A hint or a timer only makes the next pass come sooner. What is done follows from that pass's own look at the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cronsim import CronSim
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.reclaim import PassReport, reclaim
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Verdict
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import LeaseHeld, PlatformError
+from gpukeeper.model.event import Complaint
+from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.model.subject import Subject
+
+GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
+JUMP = timedelta(minutes=2)  # wall clock against the steady one
+DOUBT = timedelta(minutes=15)  # after a jump nothing is acted on for this long
+MISSED = 3  # a pass is missed after this many intervals
+
+
+@dataclass
+class Watch:
+    """What one `serve` keeps while it runs. Nothing here is needed after a restart."""
+
+    keeper: Keeper
+    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy file counts at once
+    stop: asyncio.Event
+    on_report: Callable[[PassReport], None] = lambda report: None
+    live: dict[str, list[Subject]] = field(default_factory=dict)
+    finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
+    wall: dict[str, datetime] = field(default_factory=dict)
+    doubt_until: float = float("-inf")
+    missed: set[str] = field(default_factory=set)
+
+
+async def watch(w: Watch) -> None:
+    """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        for platform in w.keeper.platforms:
+            w.finished[_place(platform)] = begun
+            group.create_task(_watch_place(w, platform))
+        group.create_task(_tick(w))
+        group.create_task(_look_for_missed_passes(w))
+
+
+async def _watch_place(w: Watch, platform: Platform) -> None:
+    woken = asyncio.Event()
+    listener = asyncio.create_task(_listen(platform, woken))
+    try:
+        while not w.stop.is_set():
+            woken.clear()
+            pause = await _pass(w, platform)
+            await _wait(w.stop, GAP)
+            await _wait(w.stop, pause - GAP, woken)
+    finally:
+        listener.cancel()
+        with suppress(asyncio.CancelledError):
+            await listener
+
+
+async def _pass(w: Watch, platform: Platform) -> timedelta:
+    """One pass; returns how long to wait for the next."""
+    book, place = w.book(), _place(platform)
+    every = book.policy.schedule.every
+    doubt = _clock_doubt(w, place)
+    now, last = w.keeper.clock.now(), w.wall.get(place)
+    act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
+    w.wall[place] = now
+    try:
+        report = await reclaim(w.keeper, platform, book, act=act, doubt=doubt)
+    except (LeaseHeld, PlatformError) as problem:
+        what = f"the pass on {place} did not happen: {problem}"
+        await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
+        return every
+    w.finished[place] = asyncio.get_running_loop().time()
+    w.missed.discard(place)
+    w.live[place] = report.survey.live
+    w.on_report(report)
+    return next_look(report, w.keeper.clock.now(), every)
+
+
+def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
+    """Until the next thing is due, within the policy's interval."""
+    due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
+    soonest = min(due, default=now + every) - now
+    return max(GAP, min(soonest, every))
+
+
+def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> bool:
+    """With cron words (in local time) a pass acts only when such a moment lies between the last pass and this one."""
+    if schedule.at is None:
+        return True
+    if last is None:
+        return False
+    return bool(next(CronSim(schedule.at, last.astimezone())) <= now.astimezone())
+
+
+def _clock_doubt(w: Watch, place: str) -> str | None:
+    """The wall clock moved unlike the steady one: ages would be wrong, so nothing is acted on for a while."""
+    steady = asyncio.get_running_loop().time()
+    last = w.wall.get(place)
+    if last is not None:
+        wall_moved = w.keeper.clock.now() - last
+        moved = wall_moved - timedelta(seconds=steady - w.finished.get(place + " began", steady))
+        if abs(moved) > JUMP:
+            w.doubt_until = steady + DOUBT.total_seconds()
+    w.finished[place + " began"] = steady
+    if steady < w.doubt_until:
+        return "The clock jumped, so ages cannot be trusted yet"
+    return None
+
+
+async def _listen(platform: Platform, woken: asyncio.Event) -> None:
+    """Hints may end or fail; the timers go on without them."""
+    with suppress(PlatformError):
+        async for _ in platform.wake():
+            woken.set()
+
+
+async def _tick(w: Watch) -> None:
+    while not w.stop.is_set():
+        await _wait(w.stop, w.book().policy.activity.tick)
+        live = [subject for subjects in w.live.values() for subject in subjects]
+        if w.keeper.meter is not None and live:
+            await w.keeper.signals.add(await w.keeper.meter.read(live))
+
+
+async def _look_for_missed_passes(w: Watch) -> None:
+    while not w.stop.is_set():
+        every = w.book().policy.schedule.every
+        await _wait(w.stop, every)
+        steady = asyncio.get_running_loop().time()
+        for platform in w.keeper.platforms:
+            place = _place(platform)
+            silent = timedelta(seconds=steady - w.finished[place])
+            if silent > MISSED * every and place not in w.missed:
+                w.missed.add(place)
+                what = f"no pass finished on {place} for {in_words(silent)}; due work is not reclaimed"
+                await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
+
+
+async def _wait(stop: asyncio.Event, span: timedelta, woken: asyncio.Event | None = None) -> None:
+    """Until the span is over, something woke us, or we stop."""
+    events = [stop] if woken is None else [stop, woken]
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=max(span.total_seconds(), 0.0), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
+def _place(platform: Platform) -> str:
+    return f"{platform.name}/{platform.place}"

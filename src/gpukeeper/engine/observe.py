@@ -1,0 +1,190 @@
+"""Observe and decide: everything at one place, page by page, joined with memory and signals. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.keeper import Demanded, Keeper
+from gpukeeper.engine.ports import Platform
+from gpukeeper.lifecycle.budget import Fleet
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.remember import remember
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import ACTING, Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.event import Complaint, Decided, Event, Noticed
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.subject import Outcome, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+HOUR = timedelta(hours=1)
+_LIVE = (State.RUNNING, State.PAUSED)
+_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN)
+
+
+@dataclass
+class Survey:
+    """What one look at a place found and decided. `lines` is what the ledger does not know yet."""
+
+    platform: Platform
+    at: datetime
+    decisions: list[Decision] = field(default_factory=list)
+    lines: list[Event] = field(default_factory=list)
+    unseen: list[Unseen] = field(default_factory=list)
+    missing: list[Ref] = field(default_factory=list)
+    live: list[Subject] = field(default_factory=list)  # running with GPUs: what the meter reads
+    seen: int = 0
+    running: int = 0
+    before: int = 0
+    unsettled: int = 0
+
+    @property
+    def due(self) -> list[Decision]:
+        return [d for d in self.decisions if d.action is not Action.KEEP]
+
+    def fleet(self, acts_last_hour: int, clock: str | None) -> Fleet:
+        return Fleet(self.seen, self.running, self.before, len(self.missing), acts_last_hour, clock)
+
+
+async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None) -> Survey:
+    """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted."""
+    found = Survey(platform, keeper.clock.now())
+    scope = book.policy.scope.get(platform.name)
+    if scope is None:
+        return found
+    before = dict(await keeper.ledger.present(platform.name, platform.place))
+    unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
+    found.before, found.unsettled = len(before), len(unsettled)
+    claimed: set[str] = set()
+    devices = 0
+    try:
+        async for page in platform.observe(scope):
+            found.unseen += page.unseen
+            now = keeper.clock.now()
+            for view in await views(keeper, platform, page.subjects, book, found.lines, now):
+                subject = view.subject
+                before.pop(subject.ref.key, None)
+                devices += subject.shape is Shape.DEVICE
+                _count(found, subject, claimed)
+                decision = _offered(decide(view, book, now), platform)
+                if subject.ref.key in unsettled and decision.action is not Action.KEEP:
+                    decision = _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
+                if narrow is None or narrow.fits(subject, now):
+                    found.decisions.append(decision)
+    except PlatformError as problem:
+        found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
+    if not found.unseen:
+        found.missing = list(before.values())  # only a complete list can tell what is missing
+    _update_demand(keeper, platform, book, len(claimed), devices, found.at)
+    return found
+
+
+async def views(
+    keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook, lines: list[Event], now: datetime
+) -> list[View]:
+    """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
+    keys = [s.ref.key for s in subjects if s.shape is not Shape.DEVICE]
+    memories = await keeper.ledger.memories(keys)
+    live = [s.ref.key for s in subjects if s.state in _LIVE and s.devices != ()]
+    series = await keeper.signals.series(live, now - _look_back(book), now) if live else {}
+    pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
+    joined = []
+    for subject in subjects:
+        key = subject.ref.key
+        memory = memories.get(key, EMPTY)
+        line = notice(subject, memory, now)
+        if line is not None:
+            lines.append(line)
+            memory = remember(memory, line) or EMPTY
+        # Scarce GPUs shorten idle times; they say nothing about a disk.
+        joined.append(View(subject, series.get(key, ()), memory, pressure and subject.shape is Shape.WORKLOAD))
+    return joined
+
+
+def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
+    """A line when it is new, or in another state or incarnation than remembered. Trees always change: no lines."""
+    state = subject.state
+    if subject.shape not in _REMEMBERED or isinstance(state, Unknown):
+        return None
+    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation):
+        return None
+    return Noticed(
+        at=now,
+        ref=subject.ref,
+        owner=subject.owner if isinstance(subject.owner, str) else None,
+        incarnation=subject.seen.incarnation,
+        state=state,
+        started=_when(subject.started),
+        ended=_when(subject.ended),
+        previous_end=_when(subject.previous_end),
+        outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
+    )
+
+
+async def changed_decisions(keeper: Keeper, decisions: Sequence[Decision], now: datetime) -> list[Event]:
+    """Decisions and complaints as lines, only where they differ from what was recorded last."""
+    known = await keeper.ledger.decided([d.seen.ref.key for d in decisions])
+    lines: list[Event] = []
+    for d in decisions:
+        if d.verdict is Verdict.SILENT:
+            continue
+        ref = d.seen.ref
+        if known.get(ref.key) == f"{d.action} {d.rule} {d.verdict}":
+            continue
+        decided = Decided(at=now, ref=ref, action=d.action, rule=d.rule, verdict=d.verdict, reason=d.reason, due=d.due)
+        lines.append(msgspec.structs.replace(decided, owner=d.owner))
+        lines += (Complaint(at=now, ref=ref, owner=d.owner, what=what) for what in d.complaints)
+    return lines
+
+
+def _offered(decision: Decision, platform: Platform) -> Decision:
+    """What a platform has no verb for is reported, never done."""
+    if decision.action not in ACTING or decision.action in platform.guards:
+        return decision
+    return _kept(decision, f"{decision.reason}; {platform.name} offers no {decision.action}, so it is reported only")
+
+
+def _kept(decision: Decision, reason: str) -> Decision:
+    return msgspec.structs.replace(decision, action=Action.KEEP, reason=reason, verdict=Verdict.REPORT, stage=0)
+
+
+def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
+    if subject.shape is not Shape.DEVICE:
+        found.seen += 1
+    if subject.state in _LIVE and subject.root is None:
+        found.running += subject.shape is Shape.WORKLOAD
+        if not isinstance(subject.devices, Unknown):
+            claimed.update(subject.devices)
+            if subject.devices:
+                found.live.append(subject)
+
+
+def _update_demand(
+    keeper: Keeper, platform: Platform, book: Rulebook, claimed: int, devices: int, now: datetime
+) -> None:
+    if not devices:
+        return
+    state = keeper.demand.setdefault((platform.name, platform.place), Demanded())
+    share, marks = claimed / devices, book.policy.demand
+    if share < marks.below:
+        state.since, state.high = None, False
+    elif share >= marks.above:
+        state.since = state.since if state.since is not None else now.timestamp()
+        state.high = state.high or now.timestamp() - state.since >= marks.settle.total_seconds()
+
+
+def _look_back(book: Rulebook) -> timedelta:
+    """Far enough for the longest idle window and the lead of its warnings."""
+    windows = [c.idle for c in book.policy.classes.values() if c.idle is not None]
+    windows += [g.idle for g in book.policy.groups.values() if g.idle is not None]
+    return max(windows, default=HOUR) + book.policy.warnings.lead + book.policy.warnings.undelivered + HOUR / 2
+
+
+def _when(fact: datetime | Unknown | None) -> datetime | None:
+    return fact if isinstance(fact, datetime) else None

@@ -1,0 +1,135 @@
+"""What the engine needs of the world, as Protocols. Async; every implementation gives each call a deadline.
+
+A platform answers with values. What it could not learn is Unknown; what it could not list is in Snapshot.unseen.
+It raises PlatformError only when nothing at all can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Protocol
+
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+)
+from gpukeeper.model.event import Event, Intended
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Memory
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.series import Sample, Series
+from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.unknown import Unknown
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """Aware, UTC."""
+        ...
+
+
+class Platform(Protocol):
+    """One place of one platform: a Docker host, a cluster, a Ray node, this machine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def guards(self) -> Mapping[Action, Guard]:
+        """The verbs it offers. What is not here is reported, never done."""
+        ...
+
+    def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        """Pages, so that memory follows the page."""
+        ...
+
+    def wake(self) -> AsyncIterator[Ref | None]:
+        """Hints that something changed (None: somewhere). Never facts. Ends when the platform has none."""
+        ...
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        """By uid. Gone only when it is provably not there."""
+        ...
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        """One verb on exactly `fresh`. For an ATOMIC verb the platform refuses if it changed since."""
+        ...
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        """Bring back what gpukeeper stopped (no evidence) or removed (from its evidence)."""
+        ...
+
+
+class Meter(Protocol):
+    async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]: ...
+
+
+class Notifier(Protocol):
+    @property
+    def channel(self) -> str: ...
+    async def tell(self, owner: str | None, message: str) -> bool:
+        """True when it was delivered."""
+        ...
+
+
+class Ledger(Protocol):
+    """Journal and state. `append` returns when the lines are durable."""
+
+    async def append(self, lines: Sequence[Event]) -> None: ...
+    async def memories(self, keys: Iterable[str]) -> Mapping[str, Memory]:
+        """Of those keys; one that nothing is remembered of is absent."""
+        ...
+
+    async def present(self, platform: str, place: str) -> Mapping[str, Ref]:
+        """By key: what was noticed there and has not vanished."""
+        ...
+
+    async def decided(self, keys: Iterable[str]) -> Mapping[str, str]:
+        """The last recorded decision of each, as `action rule verdict`."""
+        ...
+
+    async def open_intents(self, platform: str, place: str) -> Sequence[Intended]: ...
+    async def acts_since(self, since: datetime) -> int:
+        """Intents written since then, on any place."""
+        ...
+
+    async def about(self, words: str) -> Sequence[Event]:
+        """Every line about the things whose path or uid ends with these words, oldest first."""
+        ...
+
+    async def next_pass(self) -> int: ...
+    async def last_line_at(self) -> datetime | None: ...
+    async def paused(self) -> str | None:
+        """Why everything is paused, or None. Asked before each step."""
+        ...
+
+    def lease(self, platform: str, place: str) -> AbstractAsyncContextManager[None]:
+        """Raises LeaseHeld when another pass is at work there."""
+        ...
+
+
+class Signals(Protocol):
+    async def add(self, samples: Sequence[Sample]) -> None: ...
+    async def series(
+        self, keys: Sequence[str], since: datetime, until: datetime
+    ) -> Mapping[str, tuple[Series, ...]]: ...
+
+
+class EvidenceStore(Protocol):
+    async def save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
+        """Durable when it returns. The string names it."""
+        ...
+
+    async def load(self, name: str) -> Evidence | Unknown: ...

@@ -1,0 +1,147 @@
+"""The story of a pass: settle what was left open, observe, decide, act, verify, record. One place at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpukeeper.engine.act import take, warn
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.verify import settle
+from gpukeeper.lifecycle.budget import make_plan
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Plan, Result
+from gpukeeper.model.event import Closed, Passed, Vanished, WarningSent
+from gpukeeper.model.subject import Gone
+
+HOUR = timedelta(hours=1)
+MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
+BEHIND = timedelta(minutes=2)
+
+Confirm = Callable[[Plan], Awaitable[bool]]
+Progress = Callable[[Closed | WarningSent], None]
+
+
+@dataclass
+class PassReport:
+    """What one pass at one place saw, planned and did."""
+
+    pass_id: int
+    survey: Survey
+    plan: Plan
+    settled: list[Closed] = field(default_factory=list)
+    outcomes: list[Closed] = field(default_factory=list)
+    warnings: list[WarningSent] = field(default_factory=list)
+    paused: str | None = None
+    acted: bool = True
+
+    @property
+    def reclaimed(self) -> list[Closed]:
+        return [o for o in self.outcomes if o.result is Result.RECLAIMED]
+
+    @property
+    def failed(self) -> list[Closed]:
+        return [o for o in self.outcomes if o.result not in (Result.RECLAIMED, Result.CHANGED)]
+
+
+async def look_and_plan(
+    keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
+) -> PassReport:
+    """What a pass would do now. Changes nothing, writes nothing."""
+    found = await survey(keeper, platform, book, narrow)
+    clock = clock_doubt(keeper.clock.now(), await keeper.ledger.last_line_at())
+    plan = await _plan(keeper, found, book, 0, allow, clock)
+    return PassReport(0, found, plan, paused=await keeper.ledger.paused(), acted=False)
+
+
+async def reclaim(
+    keeper: Keeper,
+    platform: Platform,
+    book: Rulebook,
+    *,
+    narrow: Narrow | None = None,
+    allow: int | None = None,
+    act: bool = True,
+    doubt: str | None = None,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+) -> PassReport:
+    """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing."""
+    async with keeper.ledger.lease(platform.name, platform.place):
+        began = keeper.clock.now()
+        doubt = doubt or clock_doubt(began, await keeper.ledger.last_line_at())
+        pass_id = await keeper.ledger.next_pass()
+        settled = await settle(keeper, platform)
+        found = await survey(keeper, platform, book, narrow)
+        await keeper.ledger.append([*found.lines, *await changed_decisions(keeper, found.decisions, found.at)])
+        plan = await _plan(keeper, found, book, pass_id, allow, doubt)
+        await _record_vanished(keeper, platform, found)
+        report = PassReport(pass_id, found, plan, settled, acted=act)
+        if act and plan.steps and (confirm is None or await confirm(plan)):
+            await _take_steps(keeper, platform, book, report, progress)
+        await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
+        return report
+
+
+def clock_doubt(now: datetime, last_line: datetime | None) -> str | None:
+    """A clock behind our own ledger has jumped; every age would be wrong."""
+    if last_line is not None and now < last_line - BEHIND:
+        return f"The clock says {now:%Y-%m-%d %H:%M}, yet the ledger ends at {last_line:%Y-%m-%d %H:%M}"
+    return None
+
+
+async def _plan(
+    keeper: Keeper, found: Survey, book: Rulebook, pass_id: int, allow: int | None, clock: str | None
+) -> Plan:
+    now = keeper.clock.now()
+    acts = await keeper.ledger.acts_since(now - HOUR)
+    return make_plan(found.due, book.policy, found.fleet(acts, clock), now, pass_id=pass_id, allow=allow)
+
+
+async def _take_steps(
+    keeper: Keeper, platform: Platform, book: Rulebook, report: PassReport, progress: Progress | None
+) -> None:
+    for step in report.plan.steps:
+        report.paused = await keeper.ledger.paused()
+        if report.paused is not None:
+            return
+        line: Closed | WarningSent | None
+        if step.decision.action is Action.WARN:
+            line = await warn(keeper, platform, step, book)
+            if line is not None:
+                report.warnings.append(line)
+        else:
+            line = await take(keeper, platform, step, book, report.pass_id)
+            report.outcomes.append(line)
+        if progress is not None and line is not None:
+            progress(line)
+
+
+async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey) -> None:
+    """Missing from a complete list is a hint; a look by uid is the proof."""
+    gone = [await platform.look(ref) for ref in found.missing[:MISSING_LOOKED_AT]]
+    lines = [Vanished(at=keeper.clock.now(), ref=one.ref) for one in gone if isinstance(one, Gone)]
+    if lines:
+        await keeper.ledger.append(lines)
+
+
+def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
+    found = report.survey
+    return Passed(
+        at=now,
+        pass_id=report.pass_id,
+        platform=found.platform.name,
+        place=found.platform.place,
+        seen=found.seen,
+        due=len(found.due),
+        reclaimed=len(report.reclaimed),
+        deferred=len(report.plan.deferred),
+        failed=len(report.failed),
+        unseen=tuple(f"{u.what}: {u.why}" for u in found.unseen),
+        breaker=report.plan.breaker,
+        seconds=max((now - began).total_seconds(), 0.0),
+    )

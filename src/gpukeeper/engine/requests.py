@@ -1,0 +1,215 @@
+"""What people ask for: hold, release, stop, remove, restore, pause. The same rights by socket and by command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from gpukeeper.engine.act import take
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.observe import views
+from gpukeeper.engine.ports import Platform
+from gpukeeper.lifecycle.decide import REQUEST
+from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Result, Step, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.event import Captured, Closed, Event, Held, Paused, Released, Restored, Resumed
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Hold
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing somebody asks for. Who asks is never part of it: the socket or the process says that."""
+
+    verb: str
+    workload: str = ""
+    seconds: float | None = None
+    reason: str = ""
+    suspends: tuple[str, ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    done: bool
+    words: str
+    exit_code: int = 0
+
+
+async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> Reply:
+    """Do what was asked, with the rights of `who`. Every refusal is a sentence."""
+    try:
+        words = await _fulfil(keeper, book, who, request)
+    except KeeperError as problem:
+        return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
+    return words if isinstance(words, Reply) else Reply(done=True, words=words)
+
+
+async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str | Reply:
+    match request.verb:
+        case "hold":
+            span = timedelta(seconds=request.seconds) if request.seconds is not None else None
+            ref, granted = await hold(
+                keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
+            )
+            return (
+                f"{ref.path} is held until {granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})."
+            )
+        case "release":
+            return f"{(await release(keeper, book, request.workload, who)).path} is no longer held."
+        case "stop" | "remove":
+            line = await act_now(keeper, book, request.workload, who, Action(request.verb))
+            assert line.ref is not None
+            words = f"{line.ref.path}: {line.result}: {line.reason}"
+            done = line.result is Result.RECLAIMED
+            return Reply(done=done, words=words, exit_code=0 if done else 3)
+        case "pause":
+            await pause(keeper, book, who, request.reason)
+            return "Paused: nothing is acted on until: gpukeeper resume"
+        case "resume":
+            await resume(keeper, book, who)
+            return "Resumed."
+        case "restore":
+            ref, _ = await restore(keeper, book, request.workload, who)
+            return f"{ref.path} was restored. Look: gpukeeper observe --name {ref.name}"
+        case _:
+            raise UsageError(f'nobody knows how to "{request.verb}"')
+
+
+class Found(msgspec.Struct, frozen=True):
+    platform: Platform
+    view: View
+
+
+async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
+    """The one thing whose path ends with these words, as it is now."""
+    matches: list[Found] = []
+    for platform in keeper.platforms:
+        scope = book.policy.scope.get(platform.name)
+        if scope is None:
+            continue
+        async for page in platform.observe(scope):
+            fitting = [s for s in page.subjects if s.ref.ends_with(words)]
+            joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
+            matches += (Found(platform, view) for view in joined)
+    if not matches:
+        raise UsageError(f'nothing in the policy\'s scope is called "{words}". See: gpukeeper workload list')
+    if len(matches) > 1:
+        paths = "\n  ".join(sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches))
+        raise UsageError(f'"{words}" fits {len(matches)} things; write more of the path, or the uid:\n  {paths}')
+    return matches[0]
+
+
+async def hold(
+    keeper: Keeper,
+    book: Rulebook,
+    words: str,
+    who: str,
+    span: timedelta | None,
+    *,
+    reason: str = "",
+    suspends: tuple[str, ...] = (),
+) -> tuple[Ref, Hold]:
+    found = await find(keeper, book, words)
+    now = keeper.clock.now()
+    granted = may_hold(found.view, book, who, span, now, reason=reason, suspends=suspends)
+    if isinstance(granted, NotAllowed):
+        raise UsageError(granted.why)
+    subject = found.view.subject
+    await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
+    return subject.ref, granted
+
+
+async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> Ref:
+    found = await find(keeper, book, words)
+    _allow(found.view, book, who)
+    line = Released(at=keeper.clock.now(), ref=found.view.subject.ref, owner=_owner(found.view), by=who)
+    await keeper.ledger.append([line])
+    return found.view.subject.ref
+
+
+async def act_now(keeper: Keeper, book: Rulebook, words: str, who: str, action: Action) -> Closed:
+    """Stop or remove one thing because its owner or an admin asks. Same evidence, condition and outcome as a pass."""
+    found = await find(keeper, book, words)
+    _allow(found.view, book, who)
+    if action not in found.platform.guards:
+        raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
+    async with keeper.ledger.lease(found.platform.name, found.platform.place):
+        pass_id = await keeper.ledger.next_pass()
+        step = Step(f"{pass_id}.1", _asked(found.view, book, who, action))
+        return await take(keeper, found.platform, step, book, pass_id)
+
+
+async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
+    _allow_admin(book, who)
+    await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
+
+
+async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
+    _allow_admin(book, who)
+    await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
+
+
+async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, str]:
+    """Bring back what gpukeeper last stopped or removed under this name."""
+    lines = await keeper.ledger.about(words)
+    done = [one for one in lines if isinstance(one, Closed) and one.result is Result.RECLAIMED]
+    if not done or done[-1].ref is None:
+        raise UsageError(f'gpukeeper reclaimed nothing called "{words}". See: gpukeeper ledger list --type outcome')
+    last = done[-1]
+    ref = done[-1].ref
+    if not is_admin(book, who) and last.owner != who:
+        raise UsageError(f"{ref.path} belongs to {last.owner or 'nobody known'}; {who} may not restore it")
+    platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
+    if platform is None:
+        raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
+    name = _evidence_of(lines, last.step)
+    evidence = await keeper.evidence.load(name) if name else None
+    if isinstance(evidence, Unknown):
+        raise UsageError(f"the evidence {name} cannot be read ({evidence.why}); nothing was restored")
+    answer = await platform.restore(ref, evidence)
+    words = "restored" if isinstance(answer, Accepted) else answer.why
+    await keeper.ledger.append(
+        [Restored(at=keeper.clock.now(), ref=ref, owner=last.owner, by=who, evidence=name, result=words)]
+    )
+    if isinstance(answer, Refused | Unknown):
+        raise UsageError(f"{ref.path} was not restored: {words}")
+    return ref, words
+
+
+def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
+    subject, limits = view.subject, book.settings(view.subject).limits
+    return Decision(
+        seen=subject.seen,
+        action=action,
+        rule=REQUEST,
+        reason=f"asked for by {who}",
+        verdict=Verdict.DUE,
+        grace=timedelta() if isinstance(limits, Unknown) else limits.stop_grace,
+        running=subject.state in (State.RUNNING, State.PAUSED),
+        owner=_owner(view),
+        gpus=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
+    )
+
+
+def _evidence_of(lines: Sequence[Event], step: str) -> str:
+    return next((one.evidence for one in lines if isinstance(one, Captured) and one.step == step), "")
+
+
+def _owner(view: View) -> str | None:
+    return view.subject.owner if isinstance(view.subject.owner, str) else None
+
+
+def _allow(view: View, book: Rulebook, who: str) -> None:
+    refused = may_touch(view, book, who)
+    if refused is not None:
+        raise UsageError(refused.why)
+
+
+def _allow_admin(book: Rulebook, who: str) -> None:
+    if not is_admin(book, who):
+        raise UsageError(f"only an admin may do that; {who} is not one of: {', '.join(book.policy.admins)}")

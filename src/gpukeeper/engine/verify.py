@@ -1,0 +1,78 @@
+"""Verify: look again until it is really so. The outcome comes from here, never from the command's answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform
+from gpukeeper.model.decision import Action, Result, Step
+from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+LOOKS_AFTER = (0.0, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
+_OVER = (State.ENDED, State.SUSPENDED)
+
+
+async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result, str]:
+    decision = step.decision
+    result, words = Result.UNKNOWN, "it could not be looked at afterwards"
+    for seconds in (*LOOKS_AFTER, decision.grace.total_seconds()):
+        if seconds:
+            await asyncio.sleep(seconds)
+        found = await platform.look(decision.seen.ref)
+        result, words = as_found(decision.action, decision.seen.incarnation, found)
+        if result is Result.RECLAIMED:
+            break
+    return result, words
+
+
+def as_found(action: Action, incarnation: str, found: Subject | Gone | Unknown) -> tuple[Result, str]:
+    """What a look afterwards says about an action on that incarnation."""
+    if isinstance(found, Unknown):
+        return Result.UNKNOWN, f"it could not be looked at afterwards ({found.why})"
+    if isinstance(found, Gone):
+        return Result.RECLAIMED, "seen to be gone"
+    if action is Action.REMOVE:
+        return Result.STILL_THERE, "it is still there" + (", being removed" if found.state is State.REMOVING else "")
+    if found.seen.incarnation != incarnation:
+        return Result.STILL_THERE, "it was started anew by somebody"
+    if action is Action.TRIM:
+        if found.live_children == 0:
+            return Result.RECLAIMED, "its children are gone"
+        return Result.STILL_THERE, "its children are still there"
+    if found.state in _OVER:
+        return Result.RECLAIMED, "seen to have stopped"
+    return Result.STILL_THERE, "it is still running"
+
+
+async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
+    """After an interruption: look at every open intent first and close it as found. Nothing is replayed."""
+    settled = []
+    for intent in await keeper.ledger.open_intents(platform.name, platform.place):
+        assert intent.ref is not None
+        result, words = as_found(intent.action, intent.incarnation, await platform.look(intent.ref))
+        if result is Result.UNKNOWN:
+            continue  # stays open; nothing is done to it before somebody could look
+        line = _as_found_line(intent, result, f"{words} after an interruption", keeper)
+        await keeper.ledger.append([line])
+        settled.append(line)
+    return settled
+
+
+def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:
+    return Closed(
+        at=keeper.clock.now(),
+        ref=intent.ref,
+        owner=intent.owner,
+        step=intent.step,
+        action=intent.action,
+        rule=intent.rule,
+        result=result,
+        reason=f"{intent.reason}; {words}",
+        incarnation=intent.incarnation,
+        gpus_back=Unknown("settled after an interruption"),
+        gpu_hours=Unknown("settled after an interruption"),
+        bytes_back=Unknown("settled after an interruption"),
+    )

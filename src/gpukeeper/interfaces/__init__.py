@@ -1,0 +1,1 @@
+"""How people reach gpukeeper: command line and daemon. They know wiring, never each other."""

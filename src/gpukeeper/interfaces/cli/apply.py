@@ -1,0 +1,129 @@
+"""`gpukeeper apply`: plan anew, show it, ask, then act, verify and record."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.model.decision import Plan
+    from gpukeeper.model.event import Closed, WarningSent
+    from gpukeeper.wiring import Session
+
+
+def apply(
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    namespace: o.Namespace = None,
+    label: o.Label = None,
+    kind: o.Kind = None,
+    owner: o.Owner = None,
+    outcome: o.OutcomeIs = None,
+    older_than: o.OlderThan = None,
+    name: o.Name = None,
+    budget: Annotated[
+        int | None,
+        typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
+    ] = None,
+    yes: o.Yes = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
+    from gpukeeper.interfaces.terminal.session import narrowed, opened
+
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
+        _may_act(session, yes=yes, json=json)
+        reports = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        _print(session, reports, json=json, quiet=quiet)
+    raise typer.Exit(_exit_code(reports))
+
+
+def _may_act(session: Session, *, yes: bool, json: bool) -> None:
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.model.policy import Mode
+
+    if yes and session.book.policy.mode is Mode.PLAN:
+        raise UsageError(
+            f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done.\n"
+            "Write mode: enforce into the policy, or run apply on a terminal without --yes and confirm."
+        )
+    if not yes and (json or not sys.stdin.isatty()):
+        raise UsageError("apply asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
+
+
+async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[PassReport]:
+    from gpukeeper.engine.reclaim import reclaim
+    from gpukeeper.interfaces.terminal import show
+
+    done = 0
+
+    def progress(line: Closed | WarningSent) -> None:
+        nonlocal done
+        done += 1
+        if not quiet and line.ref is not None:
+            show.progress_line(f"{done} done: {line.ref.path}")
+
+    confirm = _confirm if ask else None
+    return [
+        await reclaim(session.keeper, p, session.book, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
+        for p in session.keeper.platforms
+    ]
+
+
+async def _confirm(plan: Plan) -> bool:
+    from gpukeeper.interfaces.terminal import show
+
+    show.table([show.decision_row(step.decision) for step in plan.steps])
+    if plan.deferred:
+        typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
+    return typer.confirm(f"Do these {len(plan.steps)} steps?", err=True)
+
+
+def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bool) -> None:
+    from gpukeeper.interfaces.cli.plan import policy_head, say_the_rest
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    if json:
+        show.as_json("apply", {"policy": policy_head(session), "places": [_place(report) for report in reports]})
+        return
+    outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
+    warnings = [w for r in reports for w in r.warnings]
+    show.progress_line("")
+    show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings)])
+    if not quiet:
+        say_the_rest(session, reports)
+        reclaimed = sum(len(r.reclaimed) for r in reports)
+        due = sum(len(r.plan.steps) + len(r.plan.deferred) for r in reports)
+        say(f"{reclaimed} of {due} due reclaimed, {len(warnings)} warned. The record: gpukeeper ledger list")
+
+
+def _place(report: PassReport) -> dict[str, object]:
+    return {
+        "pass": report.pass_id,
+        "platform": report.survey.platform.name,
+        "place": report.survey.platform.place,
+        "breaker": report.plan.breaker,
+        "paused": report.paused,
+        "settled": report.settled,
+        "outcomes": report.outcomes,
+        "warnings": report.warnings,
+        "deferred": report.plan.deferred,
+        "unseen": report.survey.unseen,
+    }
+
+
+def _exit_code(reports: list[PassReport]) -> int:
+    if any(report.plan.breaker for report in reports):
+        return 12
+    partly = any(r.failed or r.plan.deferred or r.paused or r.survey.unseen for r in reports)
+    return 3 if partly else 0

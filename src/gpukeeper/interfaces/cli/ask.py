@@ -1,0 +1,60 @@
+"""A request of a person: to the daemon when one runs (it sees who asks), else directly, with one's own rights."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.ledger.paths import socket_path
+from gpukeeper.model.errors import KeeperError, UsageError
+
+SECONDS = 180.0  # a stop may take its grace and the looks afterwards
+
+
+def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    request = Request(verb=verb, **asked)
+    reply = _through_daemon(request) or _directly(request, policy)
+    if not reply.done:
+        raise UsageError(reply.words) if reply.exit_code == UsageError.exit_code else _failed(reply)
+    if json:
+        show.as_json("request", {"verb": verb, "reply": reply})
+    else:
+        typer.echo(reply.words)
+
+
+def _through_daemon(request: Request) -> Reply | None:
+    """None when no daemon listens."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(SECONDS)
+            connection.connect(str(socket_path()))
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except PermissionError as error:
+        raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error
+    except OSError as error:
+        raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
+    return msgspec.json.decode(answer, type=Reply)
+
+
+def _directly(request: Request, policy: Path | None) -> Reply:
+    from gpukeeper.interfaces.terminal.session import opened
+
+    with opened(policy, write=True) as session:
+        return asyncio.run(fulfil(session.keeper, session.book, session.user, request))
+
+
+def _failed(reply: Reply) -> KeeperError:
+    error = KeeperError(reply.words)
+    error.exit_code = reply.exit_code
+    return error

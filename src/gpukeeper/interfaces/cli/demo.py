@@ -1,0 +1,108 @@
+"""`gpukeeper demo`: a simulated fleet, a week in a minute, to see gpukeeper at work before trusting it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.platforms.simulated.week import Week
+
+NEWEST = 14
+REFRESH = 0.1  # seconds
+
+
+def demo(
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Another seed, another week; the same seed, the same week.")
+    ] = 7,
+    days: Annotated[int, typer.Option("--days", min=1, max=31, help="How long.")] = 7,
+    once: Annotated[bool, typer.Option("--once", help="No live view: only the result.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Play a compressed week on a simulated fleet, and show what was reclaimed and why. Touches nothing real."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.wiring import play
+
+    live = not once and not json and show.on_terminal()
+    week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
+    if json:
+        show.as_json("demo", week.as_dict())
+    else:
+        _print(week)
+
+
+def _play_live(seed: int, days: int) -> Week:
+    from rich.live import Live
+
+    from gpukeeper.wiring import play
+
+    newest: deque[tuple[str, ...]] = deque(maxlen=NEWEST)
+    counts: Counter[str] = Counter()
+    drawn = 0.0
+    with Live(refresh_per_second=10) as view:
+
+        def on_report(report: PassReport) -> None:
+            nonlocal drawn
+            _collect(report, newest, counts)
+            if time.monotonic() - drawn > REFRESH:
+                drawn = time.monotonic()
+                view.update(_picture(newest, counts, report.survey.at))
+
+        return play(seed, timedelta(days=days), on_report)
+
+
+def _collect(report: PassReport, newest: deque[tuple[str, ...]], counts: Counter[str]) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    for line in report.outcomes:
+        newest.append((f"{line.at:%a %H:%M}", *show.outcome_row(line)))
+        counts[line.result.value] += 1
+    for warning in report.warnings:
+        newest.append((f"{warning.at:%a %H:%M}", *show.warning_row(warning)))
+        counts["warned"] += 1
+
+
+def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime) -> Table:
+    from rich.table import Table
+
+    head = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "nothing yet"
+    picture = Table(title=f"simulated fleet · {at:%A %H:%M} · {head}", title_justify="left", box=None, expand=True)
+    for name in ("when", "result", "what", "how", "owner", "because"):
+        picture.add_column(name, no_wrap=True, overflow="ellipsis")
+    for row in newest:
+        picture.add_row(*row)
+    return picture
+
+
+def _print(week: Week) -> None:
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.durations import in_words, size_in_words
+
+    head = f"A simulated week ({in_words(week.length)}, seed {week.seed})"
+    typer.echo(f"{head}: {week.passes} passes over {week.places} places.\n")
+    show.table(
+        [(rule, str(n), f"{hours:.0f}", size_in_words(size)) for rule, n, hours, size in week.by_rule],
+        head=("because of", "reclaimed", "GPU-hours", "bytes"),
+    )
+    typer.echo("")
+    show.table(
+        [(owner, str(n), f"{hours:.0f}", size_in_words(size)) for owner, n, hours, size in week.by_owner],
+        head=("from", "reclaimed", "GPU-hours", "bytes"),
+    )
+    typer.echo("\nThe last of them:")
+    show.table([show.outcome_row(line) for line in week.last])
+    typer.echo(
+        f"\n{week.reclaimed} reclaimed, {week.warned} warnings first, {week.kept_by_hold} kept by a hold, "
+        f"{week.changed} left alone because they changed at the last moment."
+    )
+    typer.echo("Nothing real was touched. On this machine: gpukeeper plan")

@@ -1,0 +1,91 @@
+"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, ledger, daemon. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+
+def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Say what works here, what does not, and what to do about it."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.errors import KeeperError
+
+    rows: list[tuple[str, ...]] = []
+    for name, examine in (("policy", _policy), ("platforms", _platforms), ("gpus", _gpus), ("ledger", _ledger)):
+        try:
+            rows += examine(policy)
+        except KeeperError as problem:
+            rows.append(("problem", name, str(problem).replace("\n", " ")))
+    rows += _daemon()
+    if json:
+        show.as_json("doctor", {"findings": [{"verdict": v, "about": a, "words": w} for v, a, w in rows]})
+    else:
+        show.table(rows)
+    if any(row[0] == "problem" for row in rows):
+        raise typer.Exit(1)
+
+
+def _policy(policy: Path | None) -> list[tuple[str, ...]]:
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.config.sentence import sentence
+
+    loaded = load_policy(policy)
+    return [
+        ("ok", "policy", f"{loaded.source}: {sentence(loaded.policy)}"),
+        *(("note", "policy", w) for w in loaded.warnings),
+    ]
+
+
+def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
+    from gpukeeper.wiring import discover
+
+    return [("ok" if r.reachable else "absent", r.platform, r.why) for r in discover()]
+
+
+def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
+    from gpukeeper.devices import nvml
+    from gpukeeper.model.unknown import Unknown
+
+    note = nvml.gpu_note()
+    if note is not None:
+        return [("absent", "gpus", note)]
+    found = nvml.inventory(timedelta(seconds=10))
+    if isinstance(found, Unknown):
+        return [("problem", "gpus", f"{found.why}. Not measured is not idle: nothing is reclaimed as idle here.")]
+    return [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
+
+
+def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
+    from gpukeeper.ledger.journal import open_ledger
+    from gpukeeper.ledger.paths import ledger_path
+
+    path = ledger_path()
+    if not path.exists():
+        return [("note", "ledger", f"{path} does not exist yet; the first apply or serve makes it")]
+    ledger = open_ledger(path, write=False)
+    try:
+        damage = asyncio.run(ledger.damage())
+        paused = asyncio.run(ledger.paused())
+    finally:
+        ledger.close()
+    rows: list[tuple[str, ...]] = [("problem", "ledger", f"{path}: {words}") for words in damage]
+    if paused is not None:
+        rows.append(("note", "ledger", f"everything is paused: {paused}. Go on with: gpukeeper resume"))
+    return rows or [("ok", "ledger", str(path))]
+
+
+def _daemon() -> list[tuple[str, ...]]:
+    from gpukeeper.ledger.paths import socket_path
+
+    path = socket_path()
+    if not path.exists():
+        return [("note", "daemon", f"none runs here (no {path}); idle needs one to measure. Start: gpukeeper serve")]
+    usable = os.access(path, os.R_OK | os.W_OK)
+    return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path} may not be used by you")]

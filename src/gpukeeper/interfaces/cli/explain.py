@@ -1,0 +1,86 @@
+"""`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why a thing is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.model.decision import Answer, Decision, View
+    from gpukeeper.model.event import Event
+    from gpukeeper.wiring import Session
+
+HISTORY = 8
+
+
+def explain(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Say what every rule thinks of a workload, and so why it is still there."""
+    from gpukeeper.interfaces.terminal.session import opened
+
+    with opened(policy, write=False) as session:
+        asyncio.run(_explain(session, workload, json=json))
+
+
+async def _explain(session: Session, words: str, *, json: bool) -> None:
+    from gpukeeper.engine.requests import find
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.lifecycle.decide import answers, decide
+
+    found = await find(session.keeper, session.book, words)
+    now = session.keeper.clock.now()
+    view = found.view
+    decision, said = decide(view, session.book, now), answers(view, session.book, now)
+    history = list(await session.keeper.ledger.about(view.subject.ref.uid))[-HISTORY:]
+    if json:
+        body = {
+            "decision": decision,
+            "answers": said,
+            "subject": view.subject,
+            "memory": view.memory,
+            "history": history,
+        }
+        show.as_json("explain", body)
+        return
+    _print(view, decision, said, history, session)
+
+
+def _print(view: View, decision: Decision, said: tuple[Answer, ...], history: list[Event], session: Session) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    subject, now = view.subject, session.keeper.clock.now()
+    typer.echo(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})")
+    typer.echo(f"  state {subject.state}, owner {subject.owner or 'nobody known'}, class {subject.class_}")
+    due = f", due {show.when(decision.due, now)}" if decision.due else ""
+    typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {decision.reason}\n")
+    suspended = _suspended(said)
+    rows = [(_word(a, suspended), a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for a in said]
+    show.table(rows, head=("answer", "rule", "because", ""))
+    if history:
+        typer.echo("\nFrom the ledger:")
+        show.table([_line(one) for one in history])
+
+
+def _suspended(said: tuple[Answer, ...]) -> dict[str, str]:
+    """Which rule keeps which other from acting."""
+    found: dict[str, str] = {}
+    for i, answer in enumerate(said):
+        for later in said[i + 1 :]:
+            if later.rule in answer.suspends or "*" in answer.suspends:
+                found.setdefault(later.rule, answer.rule)
+    return found
+
+
+def _word(answer: Answer, suspended: dict[str, str]) -> str:
+    if answer.rule in suspended and answer.verdict.value in ("due", "wait", "report"):
+        return f"suspended by {suspended[answer.rule]}"
+    return answer.action.value if answer.verdict.value == "due" else answer.verdict.value
+
+
+def _line(line: Event) -> tuple[str, ...]:
+    words = getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "message", "")
+    kind = line.__struct_config__.tag
+    return (f"{line.at:%Y-%m-%d %H:%M}", str(kind), str(getattr(line, "result", "") or line.by), words)

@@ -1,0 +1,202 @@
+"""`gpukeeper ledger`: what happened: list, show, totals, export. Changes nothing, except rotate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.ledger.journal import SqliteLedger
+    from gpukeeper.ledger.queries import Reclaimed
+    from gpukeeper.model.event import Event
+
+app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper saw, decided and did.")
+
+Type = Annotated[list[str] | None, typer.Option("--type", help="Only lines of this type; may be repeated.")]
+About = Annotated[str | None, typer.Option("--workload", help="Only about this workload (an ending of its path).")]
+Since = Annotated[str | None, typer.Option("--since", help="Only the last 24h, 7d, …")]
+
+
+@app.command("list")
+def list_(
+    last: Annotated[int, typer.Option("--last", min=1, help="How many lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Only what failed or needs an admin.")] = False,
+    owner: o.Owner = None,
+    workload: About = None,
+    type_: Type = None,
+    since: Since = None,
+    json: o.Json = False,
+) -> None:
+    """The newest lines, oldest first."""
+    from gpukeeper.interfaces.terminal import show
+
+    with _opened() as ledger:
+        found = asyncio.run(_lines(ledger, last, tuple(type_ or ()), owner, workload, errors, since))
+        if json and not follow:
+            show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
+            return
+        for seq, line in found:
+            _print(seq, line, json=json)
+        if follow:
+            asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
+
+
+@app.command()
+def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.")], json: o.Json = False) -> None:
+    """One line, whole."""
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.model.errors import UsageError
+
+    with _opened() as ledger:
+        found = asyncio.run(_one(ledger, seq))
+    if found is None:
+        raise UsageError(f"the ledger has no line {seq}. See: gpukeeper ledger list")
+    if json:
+        shown.as_json("ledger-show", {"line": {"seq": seq, **_body(found)}})
+        return
+    shown.table([(key, _said(value)) for key, value in _body(found).items() if value not in (None, "", [], {})])
+
+
+@app.command()
+def totals(since: Since = None, json: o.Json = False) -> None:
+    """GPU-hours, GPUs and bytes that came back, by owner, rule and platform."""
+    from gpukeeper.interfaces.terminal import show
+
+    begin = _begin(since) or datetime.fromtimestamp(0, UTC)
+    with _opened() as ledger:
+        found = asyncio.run(ledger.totals(begin))
+    if json:
+        show.as_json("ledger-totals", {"since": begin, "totals": found})
+        return
+    rows = [("all", "", *_figures(found.whole))]
+    for by, group in (("owner", found.owners), ("rule", found.rules), ("platform", found.platforms)):
+        rows += ((by, name or "nobody known", *_figures(sums)) for name, sums in sorted(group.items()))
+    show.table(rows, head=("by", "name", "steps", "GPUs", "GPU-hours", "bytes", "not measured"))
+
+
+@app.command()
+def export(
+    format_: Annotated[str, typer.Option("--format", help="json (one object a line) or csv.")] = "json",
+    owner: o.Owner = None,
+    workload: About = None,
+    type_: Type = None,
+    since: Since = None,
+) -> None:
+    """Every line for other programs: timestamp, event_type, user, source, details, schema_version."""
+    from gpukeeper.ledger.export import csv_lines, json_lines
+    from gpukeeper.model.errors import UsageError
+
+    writers = {"json": json_lines, "csv": csv_lines}
+    if format_ not in writers:
+        raise UsageError(f'--format "{format_}" is neither json nor csv')
+    with _opened() as ledger:
+        found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since))
+        for row in writers[format_](found):
+            typer.echo(row)
+
+
+@app.command()
+def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Archive old lines, delete what is past its retention, as the policy says. `serve` does this daily."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import opened
+    from gpukeeper.ledger.archive import rotate as rotate_ledger
+
+    with opened(policy, write=True) as session:
+        done = asyncio.run(rotate_ledger(session.ledger, session.book.policy.ledger, session.keeper.clock.now()))
+    if json:
+        show.as_json("ledger-rotate", {"rotation": done})
+    else:
+        typer.echo(str(done))
+
+
+@contextmanager
+def _opened() -> Iterator[SqliteLedger]:
+    from gpukeeper.ledger.journal import open_ledger
+    from gpukeeper.ledger.paths import ledger_path
+
+    ledger = open_ledger(ledger_path(), write=False)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+async def _lines(
+    ledger: SqliteLedger,
+    last: int | None,
+    types: tuple[str, ...],
+    owner: str | None,
+    workload: str | None,
+    errors: bool,
+    since: str | None,
+) -> list[tuple[int, Event]]:
+    return await ledger.lines(
+        last=last, types=types, owner=owner, workload=workload, errors_only=errors, since=_begin(since)
+    )
+
+
+async def _one(ledger: SqliteLedger, seq: int) -> Event | None:
+    from gpukeeper.ledger.queries import lines_after
+
+    found = await ledger.read(lambda c: lines_after(c, seq - 1, "the ledger"))
+    return next((line for number, line in found if number == seq), None)
+
+
+async def _follow(ledger: SqliteLedger, after: int, *, json: bool) -> None:
+    async for seq, line in ledger.follow(after):
+        _print(seq, line, json=json)
+
+
+def _begin(since: str | None) -> datetime | None:
+    from gpukeeper.interfaces.terminal.session import span
+
+    length = span(since, "--since")
+    return datetime.now(UTC) - length if length is not None else None
+
+
+def _print(seq: int, line: Event, *, json: bool) -> None:
+    import msgspec
+
+    from gpukeeper.interfaces.terminal import show
+
+    if json:
+        typer.echo(msgspec.json.encode({"seq": seq, **_body(line)}))
+    else:
+        show.table([line_row(seq, line)])
+
+
+def line_row(seq: int, line: Event) -> tuple[str, ...]:
+    what = str(line.__struct_config__.tag)
+    where = line.ref.path if line.ref else getattr(line, "place", "")
+    words = getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "message", "")
+    result = str(getattr(line, "result", "") or getattr(line, "action", ""))
+    return (str(seq).rjust(6), f"{line.at:%Y-%m-%d %H:%M:%S}", what.ljust(9), result.ljust(11), where, words)
+
+
+def _body(line: Event) -> dict[str, object]:
+    import msgspec
+
+    body: dict[str, object] = msgspec.to_builtins(line)
+    return body
+
+
+def _said(value: object) -> str:
+    import msgspec
+
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _figures(sums: Reclaimed) -> tuple[str, ...]:
+    from gpukeeper.model.durations import size_in_words
+
+    unmeasured = sums.unmeasured_gpus + sums.unmeasured_gpu_hours + sums.unmeasured_bytes
+    return (str(sums.steps), str(sums.gpus), f"{sums.gpu_hours:.1f}", size_in_words(sums.bytes), str(unmeasured))

@@ -1,0 +1,77 @@
+"""The root command: the list of verbs, and what an error looks like."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gpukeeper import __version__
+from gpukeeper.interfaces.cli import (
+    apply,
+    demo,
+    doctor,
+    explain,
+    ledger,
+    observe,
+    pause,
+    plan,
+    policy,
+    restore,
+    workload,
+)
+
+app = typer.Typer(
+    name="gpukeeper",
+    help="Takes GPUs into service and takes them back: safely, and with reasons.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("observe")(observe.observe)
+app.command("plan")(plan.plan)
+app.command("explain")(explain.explain)
+app.command("apply")(apply.apply)
+app.command("demo")(demo.demo)
+app.add_typer(workload.app, name="workload")
+app.add_typer(policy.app, name="policy")
+app.add_typer(ledger.app, name="ledger")
+app.command("restore")(restore.restore)
+app.command("doctor")(doctor.doctor)
+app.command("pause")(pause.pause)
+app.command("resume")(pause.resume)
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Takes GPUs into service and takes them back: safely, and with reasons."""
+    if version:
+        typer.echo(f"gpukeeper {__version__}")
+        raise typer.Exit
+
+
+def run_app() -> int:
+    """The exit code. A user's or the world's error is a sentence; a bug says that it is one."""
+    from gpukeeper.model.errors import KeeperError
+
+    try:
+        app(standalone_mode=True)
+    except KeeperError as problem:
+        print(problem, file=sys.stderr)  # noqa: T201
+        return problem.exit_code
+    except AssertionError as bug:
+        words = f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched."
+        print(words, file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted. What was under way is looked at first by the next pass.", file=sys.stderr)  # noqa: T201
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (| head); nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0

@@ -1,0 +1,123 @@
+"""`gpukeeper plan`: observe and decide, change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.model.decision import Decision
+    from gpukeeper.wiring import Session
+
+
+def plan(
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    namespace: o.Namespace = None,
+    label: o.Label = None,
+    kind: o.Kind = None,
+    owner: o.Owner = None,
+    outcome: o.OutcomeIs = None,
+    older_than: o.OlderThan = None,
+    name: o.Name = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 4 when something is due.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Show what would be done now, and why. Changes nothing."""
+    from gpukeeper.interfaces.terminal.session import narrowed, opened
+
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
+        reports = asyncio.run(plans(session, narrow))
+        if json:
+            print_json(session, reports)
+        else:
+            print_plans(session, reports, verbose=verbose, quiet=quiet)
+    if exit_code and any(report.survey.due for report in reports):
+        raise typer.Exit(4)
+
+
+async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
+    from gpukeeper.engine.reclaim import look_and_plan
+
+    return [await look_and_plan(session.keeper, p, session.book, narrow) for p in session.keeper.platforms]
+
+
+def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, quiet: bool) -> None:
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    due = [d for report in reports for d in report.survey.due]
+    others = [d for report in reports for d in report.survey.decisions if d.action.value == "keep"]
+    told = [d for d in others if verbose or d.verdict.value == "report"]
+    show.table([show.decision_row(d) for d in [*due, *told]])
+    if not quiet:
+        say_the_rest(session, reports)
+        say(_sentence(session, due, others))
+
+
+def say_the_rest(session: Session, reports: list[PassReport]) -> None:
+    """What a reader must know about a plan besides its lines."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    for report in reports:
+        for words in show.unseen_lines(report):
+            say(words)
+        if report.plan.breaker:
+            say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
+        if report.plan.deferred:
+            say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
+        if report.paused:
+            say(f"Everything is paused: {report.paused}. Go on with: gpukeeper resume")
+        for complaint in sorted({c for d in report.survey.decisions for c in d.complaints}):
+            say(f"needs an admin: {complaint}")
+
+
+def _sentence(session: Session, due: list[Decision], others: list[Decision]) -> str:
+    from gpukeeper.interfaces.terminal import show
+
+    policy = session.loaded.policy
+    count = f"{len(due)} due" if due else "Nothing is due"
+    tail = f"Policy: {session.loaded.source} ({policy.preset}, mode {policy.mode})."
+    acts = ""
+    if due:
+        acts = " Nobody acts on it in mode plan." if policy.mode.value == "plan" else ""
+        acts += " Do it: gpukeeper apply"
+    return f"{count}; {show.kept_summary(others)}.{acts}\n{tail}"
+
+
+def print_json(session: Session, reports: list[PassReport]) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    show.as_json("plan", {"policy": policy_head(session), "places": [_place(report) for report in reports]})
+
+
+def policy_head(session: Session) -> dict[str, object]:
+    policy = session.loaded.policy
+    return {"source": session.loaded.source, "digest": policy.digest, "preset": policy.preset, "mode": policy.mode}
+
+
+def _place(report: PassReport) -> dict[str, object]:
+    found = report.survey
+    return {
+        "platform": found.platform.name,
+        "place": found.platform.place,
+        "at": found.at,
+        "seen": found.seen,
+        "running": found.running,
+        "unseen": found.unseen,
+        "breaker": report.plan.breaker,
+        "paused": report.paused,
+        "steps": [s.decision for s in report.plan.steps],
+        "deferred": report.plan.deferred,
+        "decisions": found.decisions,
+    }

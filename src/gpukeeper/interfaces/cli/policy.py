@@ -1,0 +1,153 @@
+"""`gpukeeper policy`: is the file right, what does it say, where does each value come from. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gpukeeper.config.load import Loaded
+    from gpukeeper.config.show import OwnerView, Row
+
+app = typer.Typer(no_args_is_help=True, help="Check and show the policy. Changes nothing.")
+
+PolicyOption = Annotated[
+    Path | None, typer.Option("--policy", metavar="PATH", help="The policy file.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+
+
+@app.command()
+def check(
+    file: Annotated[Path | None, typer.Argument(help="The policy file.", show_default=False)] = None,
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every problem of a policy file at once, each with its line."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.config.sentence import sentence
+    from gpukeeper.model.errors import PolicyError
+
+    try:
+        loaded = load_policy(file or policy)
+    except PolicyError as error:
+        if as_json:
+            _print_json("policy-check", {"valid": False, "problems": list(error.problems)})
+        raise
+    _warn(loaded)
+    if as_json:
+        _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded)})
+        return
+    typer.echo(f"{loaded.source} is valid (digest {loaded.policy.digest}).")
+    typer.echo(sentence(loaded.policy))
+
+
+@app.command()
+def show(
+    owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every effective value and where it came from."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.config.show import for_owner, rows
+
+    loaded = load_policy(policy)
+    _warn(loaded)
+    if owner is not None:
+        _show_owner(loaded, for_owner(loaded, owner), as_json)
+        return
+    found = rows(loaded)
+    if as_json:
+        _print_json("policy-show", {**_head(loaded), "settings": _plain(found)})
+        return
+    _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in found])
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of a policy file, for editors."""
+    import json
+
+    from gpukeeper.config.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
+    """The policy as one English sentence, for the runbook."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.config.sentence import sentence as in_words
+
+    loaded = load_policy(policy)
+    _warn(loaded)
+    if as_json:
+        _print_json("policy-sentence", _head(loaded))
+        return
+    typer.echo(in_words(loaded.policy))
+
+
+def _show_owner(loaded: Loaded, view: OwnerView, as_json: bool) -> None:
+    if as_json:
+        classes = {name: _plain(found) for name, found in view.classes.items()}
+        applies = {"exemptions": _plain(view.exemptions), "demand": _plain(view.demand), "holds": _plain(view.holds)}
+        who = {"owner": view.owner, "groups": view.groups}
+        _print_json("policy-show", {**_head(loaded), **who, "classes": classes, **applies})
+        return
+    typer.echo(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.\n")
+    table = [(name, row.setting, row.text, row.origin) for name, found in view.classes.items() for row in found]
+    _print_table(("class", "limit", "value", "from"), table)
+    typer.echo()
+    if not view.exemptions:
+        typer.echo(f"No exemption is for {view.owner}.\n")
+    more = [*view.exemptions, *view.demand, *view.holds]
+    _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in more])
+
+
+def _head(loaded: Loaded) -> dict[str, Any]:
+    from gpukeeper.config.sentence import sentence as in_words
+
+    return {
+        "source": loaded.source,
+        "digest": loaded.policy.digest,
+        "sentence": in_words(loaded.policy),
+        "warnings": list(loaded.warnings),
+    }
+
+
+def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{"setting": row.setting, "value": row.value, "origin": row.origin} for row in rows]
+
+
+def _warn(loaded: Loaded) -> None:
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def _print_json(kind: str, content: Mapping[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps({"schema": f"gpukeeper/{kind}/v1", **content}, indent=2, ensure_ascii=False))
+
+
+def _print_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Coloured and wrapped on a terminal; elsewhere plain columns that grep and cut can read."""
+    import sys
+
+    if not sys.stdout.isatty():
+        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
+        for line in [heads, *lines]:
+            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)

@@ -1,0 +1,100 @@
+"""`gpukeeper workload`: one's own workloads: list, show, hold, release, stop, remove."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+DEVICES = ("gpu", "slice")
+app = typer.Typer(no_args_is_help=True, help="List, hold, release, stop or remove workloads. Yours; an admin's: any.")
+
+
+@app.command("list")
+def list_(
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    owner: o.Owner = None,
+    json: o.Json = False,
+) -> None:
+    """Every workload with what will happen to it next."""
+    from gpukeeper.interfaces.cli.plan import plans
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import narrowed, opened
+
+    with opened(policy, write=False, only=platform) as session:
+        reports = asyncio.run(plans(session, narrowed(owner=owner)))
+        decisions = [d for r in reports for d in r.survey.decisions if d.seen.ref.kind not in DEVICES]
+        if json:
+            show.as_json("workload-list", {"decisions": decisions})
+            return
+        now = session.keeper.clock.now()
+        rows = [(*show.decision_row(d)[:4], show.when(d.due, now), d.reason) for d in decisions]
+        show.table(rows, head=("next", "workload", "owner", "holds", "due", "because"))
+
+
+@app.command()
+def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Everything known about one workload, and every rule's answer."""
+    from gpukeeper.interfaces.cli.explain import explain
+
+    explain(workload, policy, json)
+
+
+@app.command()
+def hold(
+    workload: o.Workload,
+    for_: Annotated[str | None, typer.Option("--for", help="How long: 2h, 1d. Default: as long as allowed.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")] = "",
+    suspends: Annotated[
+        list[str] | None, typer.Option("--suspends", help="Admins: the rules it suspends; may be repeated.")
+    ] = None,
+    policy: o.PolicyFile = None,
+    json: o.Json = False,
+) -> None:
+    """Keep a workload for a while. Suspends idle and removal; never the maximum runtime."""
+    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.terminal.session import span
+
+    length = span(for_, "--for")
+    seconds = length.total_seconds() if length is not None else None
+    ask(
+        "hold",
+        policy=policy,
+        json=json,
+        workload=workload,
+        seconds=seconds,
+        reason=reason,
+        suspends=tuple(suspends or ()),
+    )
+
+
+@app.command()
+def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """End every hold on a workload."""
+    from gpukeeper.interfaces.cli.ask import ask
+
+    ask("release", policy=policy, json=json, workload=workload)
+
+
+@app.command()
+def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
+    """Stop one workload now, with the same care as a pass."""
+    _act("stop", workload, policy, yes, json)
+
+
+@app.command()
+def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
+    """Remove one workload now: evidence first, verified afterwards."""
+    _act("remove", workload, policy, yes, json)
+
+
+def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
+    from gpukeeper.interfaces.cli.ask import ask
+
+    if not yes and not typer.confirm(f"{verb.capitalize()} {workload} now?", err=True):
+        raise typer.Exit(1)
+    ask(verb, policy=policy, json=json, workload=workload)

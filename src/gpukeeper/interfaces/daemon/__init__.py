@@ -1,0 +1,1 @@
+"""The daemon's ear: a unix socket on which people ask, each with the rights of the uid that the kernel names."""

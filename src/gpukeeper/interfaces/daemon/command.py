@@ -1,0 +1,42 @@
+"""`gpukeeper serve`: the daemon. Watches, measures, reclaims (mode enforce), answers on its socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.reclaim import PassReport
+
+
+def serve(
+    policy: o.PolicyFile = None, platform: o.OnPlatform = None, json: o.Json = False, quiet: o.Quiet = False
+) -> None:
+    """Run the daemon: watch, measure and, in mode enforce, reclaim. One line for every outcome and warning."""
+    from gpukeeper.interfaces.daemon.serve import serve_until_stopped
+    from gpukeeper.interfaces.terminal.session import opened, say
+
+    with opened(policy, write=True, only=platform, quiet=quiet) as session:
+        mode = session.book.policy.mode
+        if not quiet:
+            places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
+            say(f"gpukeeper serves {places}, mode {mode}, policy {session.loaded.source}")
+        asyncio.run(serve_until_stopped(session, policy, lambda report: _print(report, json=json), say))
+
+
+def _print(report: PassReport, *, json: bool) -> None:
+    import msgspec
+
+    from gpukeeper.interfaces.terminal import show
+
+    if json:
+        for line in (*report.settled, *report.outcomes, *report.warnings):
+            typer.echo(msgspec.json.encode(line))
+        return
+    show.table([*map(show.outcome_row, [*report.settled, *report.outcomes]), *map(show.warning_row, report.warnings)])
+    if report.plan.breaker:
+        typer.echo(f"breaker: {report.plan.breaker}")

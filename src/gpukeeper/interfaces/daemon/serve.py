@@ -1,0 +1,69 @@
+"""`serve` itself: the loop, the socket and the daily rotation, until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.daemon.server import listening, tell_systemd
+from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.paths import socket_path
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import PolicyError
+from gpukeeper.model.event import Complaint
+from gpukeeper.wiring import Session, reload_policy
+
+DAY = timedelta(days=1)
+
+
+async def serve_until_stopped(
+    session: Session, policy: Path | None, on_report: Callable[[PassReport], None], say: Callable[[str], None]
+) -> None:
+    """One daemon a machine: the lease says so. SIGTERM and SIGINT end it after the step under way."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with session.keeper.ledger.lease("daemon", "serve"), listening(socket_path(), session):
+        say(f"listening on {socket_path()}; Ctrl-C ends it")
+        tell_systemd("READY=1")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch(Watch(session.keeper, _policy_now(session, policy, say), stop, on_report)))
+            group.create_task(_rotate_daily(session, stop))
+        tell_systemd("STOPPING=1")
+
+
+def _policy_now(session: Session, policy: Path | None, say: Callable[[str], None]) -> Callable[[], Rulebook]:
+    """The policy file is read again before every pass. While it is broken, the last good one looks but does not act."""
+    complained: list[str] = []
+
+    def book() -> Rulebook:
+        try:
+            reload_policy(session, policy)
+        except PolicyError as problem:
+            if complained[-1:] != [str(problem)]:
+                complained.append(str(problem))
+                say(f"the policy cannot be used any more, so nothing is acted on:\n{problem}")
+            return session.looking_only()
+        complained.clear()
+        return session.book
+
+    return book
+
+
+async def _rotate_daily(session: Session, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        policy, now = session.book.policy, session.keeper.clock.now()
+        try:
+            await rotate(session.ledger, policy.ledger, now)
+            await session.evidence.prune(policy.capture.keep, now)
+        except OSError as problem:
+            await session.ledger.append([Complaint(at=now, what=f"the ledger could not be rotated: {problem}")])
+        waiting = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([waiting], timeout=DAY.total_seconds())
+        waiting.cancel()

@@ -1,0 +1,78 @@
+"""From flags to an open session: policy, platforms, narrowing; and the words about what could not be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpukeeper.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.wiring import Session
+
+OUTCOMES = ("succeeded", "failed", "stopped")
+
+
+@contextmanager
+def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: bool = True) -> Iterator[Session]:
+    from gpukeeper.wiring import open_session
+
+    session = open_session(policy, write=write, only=only)
+    try:
+        for warning in session.loaded.warnings:
+            say(f"policy: {warning}")
+        if not quiet:
+            for reach in session.reaches:
+                if not reach.reachable:
+                    say(f"{reach.platform}: {reach.why}")
+        yield session
+    finally:
+        session.close()
+
+
+def say(words: str) -> None:
+    """Talk goes to stderr; results go to stdout."""
+    typer.echo(words, err=True)
+
+
+def narrowed(
+    platform: str | None = None,
+    namespace: str | None = None,
+    label: str | None = None,
+    kind: str | None = None,
+    owner: str | None = None,
+    outcome: str | None = None,
+    older_than: str | None = None,
+    name: str | None = None,
+) -> Narrow:
+    from gpukeeper.lifecycle.narrow import Narrow
+
+    if outcome is not None and outcome not in OUTCOMES:
+        raise UsageError(f'--outcome "{outcome}" is none of: {", ".join(OUTCOMES)}')
+    return Narrow(
+        platform=platform,
+        namespace=namespace,
+        label=label,
+        kind=kind.lower() if kind else None,
+        owner=owner,
+        outcome=outcome,
+        older_than=span(older_than, "--older-than"),
+        name=name,
+    )
+
+
+def span(words: str | None, flag: str) -> timedelta | None:
+    from gpukeeper.config.units import read_span
+
+    if words is None:
+        return None
+    try:
+        return read_span(words)
+    except ValueError as problem:
+        raise UsageError(f"{flag}: {problem}") from problem

@@ -1,0 +1,136 @@
+"""What people read: aligned lines, a sentence each. Colour only on a terminal, and never with NO_COLOR."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from gpukeeper.model.decision import Action, Decision, Result, Verdict
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.unknown import Unknown
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.model.event import Closed, WarningSent
+
+COLOURS = {
+    "remove": typer.colors.RED,
+    "stop": typer.colors.MAGENTA,
+    "trim": typer.colors.MAGENTA,
+    "warn": typer.colors.YELLOW,
+    "keep": typer.colors.GREEN,
+    "kept": typer.colors.GREEN,
+    "unknown": typer.colors.CYAN,
+    "report": typer.colors.CYAN,
+    "still there": typer.colors.RED,
+    "refused": typer.colors.RED,
+}
+WHY_KEPT = {
+    Verdict.WAIT: "waiting",
+    Verdict.PROTECT: "protected",
+    Verdict.UNKNOWN: "not known",
+    Verdict.REPORT: "reported only",
+    Verdict.SILENT: "no rule applies",
+}
+
+
+def as_json(schema: str, body: dict[str, object]) -> None:
+    """One document with the name and version of its schema; see docs/reference/json.md."""
+    document = {"schema": f"gpukeeper/{schema}/v1", **body}
+    typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
+
+
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
+    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut."""
+    lines = [[_plain(cell) for cell in row] for row in rows]
+    if head and lines:
+        lines.insert(0, [cell.upper() for cell in head])
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(max(map(len, lines), default=0))]
+    for number, line in enumerate(lines):
+        cells = [cell.ljust(widths[i]) for i, cell in enumerate(line[:-1])]
+        first = _coloured(cells[0], dim=bool(head) and number == 0) if cells else ""
+        typer.echo("  ".join([first, *cells[1:], line[-1]]).rstrip())
+
+
+def progress_line(words: str) -> None:
+    """One line on stderr that the next one overwrites; nothing when nobody watches."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        typer.echo("\r" + words[: width - 1].ljust(width - 1), nl=False, err=True)
+
+
+def decision_row(d: Decision) -> tuple[str, ...]:
+    word = d.action.value if d.action is not Action.KEEP else _kept_word(d)
+    return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+
+
+def _kept_word(d: Decision) -> str:
+    return {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}.get(d.verdict, "kept")
+
+
+def holds(d: Decision) -> str:
+    """GPUs of what runs, bytes of what lies around."""
+    if isinstance(d.gpus, Unknown):
+        return "? GPUs"
+    if d.gpus:
+        return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
+    if isinstance(d.size, Unknown):
+        return "-"
+    return size_in_words(d.size) if d.size else "-"
+
+
+def outcome_row(line: Closed) -> tuple[str, ...]:
+    assert line.ref is not None
+    return (line.result.value, line.ref.path, line.action.value, line.owner or "-", line.reason)
+
+
+def warning_row(line: WarningSent) -> tuple[str, ...]:
+    assert line.ref is not None
+    word = Result.DELIVERED if line.delivered else Result.UNDELIVERED
+    return ("warned", line.ref.path, word.value, line.owner or "-", line.message.partition(": ")[2])
+
+
+def kept_summary(decisions: Iterable[Decision]) -> str:
+    """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
+    counts: dict[str, int] = {}
+    for d in decisions:
+        if d.action is Action.KEEP:
+            counts[WHY_KEPT[d.verdict]] = counts.get(WHY_KEPT[d.verdict], 0) + 1
+    parts = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    return f"{sum(counts.values())} kept" + (f": {parts}" if parts else "")
+
+
+def unseen_lines(report: PassReport) -> list[str]:
+    place = f"{report.survey.platform.name}/{report.survey.platform.place}"
+    return [
+        f"{place}: not seen: {u.what} ({u.why}). What is there is unknown, so none of it is touched."
+        for u in report.survey.unseen
+    ]
+
+
+def when(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return "-"
+    return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _coloured(cell: str, *, dim: bool) -> str:
+    if not on_terminal():
+        return cell
+    return typer.style(cell, bold=True) if dim else typer.style(cell, fg=COLOURS.get(cell.strip()))
+
+
+def _plain(words: str) -> str:
+    """Names are other people's words: nothing in them may drive the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)

@@ -1,0 +1,190 @@
+"""Rotation: old journal lines move into compressed files, and a checkpoint takes their place.
+
+A line is deleted only after a verified file holds it, in the transaction that writes the checkpoint. A crash in
+between leaves lines in both; the next run finds the file, compares it with the rows and finishes what was begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.ledger import state
+from gpukeeper.ledger.archive_file import Header, digest_rows, headers, read_header, verify, write_archive
+from gpukeeper.ledger.database import open_for_reading, translated
+from gpukeeper.ledger.journal import SqliteLedger, append
+from gpukeeper.ledger.lines import micros, moment
+from gpukeeper.ledger.paths import archive_folder
+from gpukeeper.ledger.reserve import Reserve
+from gpukeeper.ledger.signals import prune
+from gpukeeper.model.errors import LedgerError
+from gpukeeper.model.policy import LedgerKeep
+
+# Budgets count the acts of the last hour in the journal, so a shorter setting must not take those lines away.
+LEAST = timedelta(days=1)
+# A line from further in the future was written under a wrong clock and must not hold up rotation until then.
+WRONG_CLOCK = timedelta(days=1)
+
+
+class Rotation(msgspec.Struct, frozen=True):
+    """What one run did. `finished`: files of an interrupted run whose lines were only now deleted."""
+
+    lines: int = 0
+    archive: str | None = None
+    finished: tuple[str, ...] = ()
+    archives_deleted: tuple[str, ...] = ()
+    signals_deleted: int = 0
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """`damage`: why it cannot be trusted, or None."""
+
+    name: str
+    size: int
+    header: Header | None
+    damage: str | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    lines: int
+    oldest: datetime | None
+    newest: datetime | None
+    size: int
+    archives: tuple[Archived, ...]
+    reserve: bool
+    paused: str | None
+
+
+def _nothing(step: str) -> None:
+    """Called between the steps; tests raise here."""
+
+
+async def rotate(
+    ledger: SqliteLedger, keep: LedgerKeep, now: datetime, between: Callable[[str], None] = _nothing
+) -> Rotation:
+    """Archive, delete what is past its time, prune signals. Raises LeaseHeld when another run is at work."""
+    folder = archive_folder(ledger.path)
+    async with ledger.lease("ledger", "archive"):
+        finished = await _finish(ledger, folder, now)
+        written = await asyncio.to_thread(_write, ledger.path, folder, _horizon(keep, now), now, between)
+        if written is not None:
+            header = written[1]
+            await ledger.change(lambda c: _retire(c, header, now, str(ledger.path)))
+            between("deleted")
+        gone = await asyncio.to_thread(_delete_old, folder, now - keep.keep)
+        between("pruned")
+        signals = await ledger.change(lambda c: prune(c, now - keep.signals))
+    lines, name = (written[1].lines, written[0].name) if written else (0, None)
+    return Rotation(lines, name, finished, gone, signals)
+
+
+async def status(ledger: SqliteLedger, *, check: bool = False) -> Status:
+    """`check` reads every archive from end to end; otherwise only its header."""
+    folder = archive_folder(ledger.path)
+    archives = await asyncio.to_thread(lambda: tuple(_look(p, check) for p in sorted(folder.glob("journal-*.gz"))))
+    lines, oldest, newest = await ledger.read(_extent)
+    size = sum(p.stat().st_size for p in ledger.path.parent.glob(ledger.path.name + "*"))
+    there = Reserve(ledger.path.parent).is_there()
+    return Status(lines, oldest, newest, size, archives, there, await ledger.paused())
+
+
+def _horizon(keep: LedgerKeep, now: datetime) -> datetime:
+    """Whole days only, so that files do not share one."""
+    return (now - max(keep.archive_after, LEAST)).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+async def _finish(ledger: SqliteLedger, folder: Path, now: datetime) -> tuple[str, ...]:
+    """Files whose very lines are still in the journal: the run that wrote them was interrupted."""
+    found = await asyncio.to_thread(_unfinished, ledger.path, folder)
+    for _, header in found:
+        await ledger.change(lambda c, h=header: _retire(c, h, now, str(ledger.path)))  # type: ignore[misc]
+    return tuple(path.name for path, _ in found)
+
+
+def _unfinished(ledger: Path, folder: Path) -> list[tuple[Path, Header]]:
+    with translated(ledger), closing(open_for_reading(ledger)) as c:
+        # Numbers alone prove nothing: a ledger begun anew counts from 1 again. The digest of the rows does.
+        same = [(path, h) for path, h in headers(folder) if digest_rows(c, h.first, h.last) == h]
+        for path, header in same:
+            verify(path, header)
+        return sorted(same, key=lambda pair: pair[1].first)
+
+
+def _write(
+    ledger: Path, folder: Path, horizon: datetime, now: datetime, between: Callable[[str], None]
+) -> tuple[Path, Header] | None:
+    with translated(ledger), closing(open_for_reading(ledger)) as c:
+        header = digest_rows(c, 0, _last_before(c, horizon, now))
+        return None if header is None else (write_archive(c, folder, header, between), header)
+
+
+def _last_before(c: sqlite3.Connection, horizon: datetime, now: datetime) -> int:
+    """Lines go from the front only, up to the first that is young."""
+    young = c.execute(
+        "SELECT seq FROM journal WHERE at >= ? AND at <= ? ORDER BY seq LIMIT 1",
+        (micros(horizon), micros(now + WRONG_CLOCK)),
+    ).fetchone()
+    if young is not None:
+        return int(young[0]) - 1
+    return int(c.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0])
+
+
+def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) -> None:
+    """Checkpoint and deletion are one transaction: state and journal never disagree."""
+    _forget(c, header, now)
+    number = append(c, [state.checkpoint(c, now, where)])
+    # Exactly what the file holds. Older checkpoints are state, not history: this one replaces them.
+    c.execute("DELETE FROM journal WHERE seq BETWEEN ? AND ?", (header.first, header.last))
+    c.execute("DELETE FROM journal WHERE type = 'checkpoint' AND seq < ?", (number,))
+    state.set_meta(c, "archived_until", max(micros(header.until), int(state.meta(c, "archived_until") or 0)))
+    c.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
+    """What is not there any more, has no line left and no hold that still counts needs no memory."""
+    silent = c.execute(
+        "SELECT key, memory FROM memories AS m WHERE NOT EXISTS (SELECT 1 FROM present AS p WHERE p.key = m.key) "
+        "AND NOT EXISTS (SELECT 1 FROM journal AS j WHERE j.key = m.key AND j.seq NOT BETWEEN ? AND ?)",
+        (header.first, header.last),
+    ).fetchall()
+    for key, stored in silent:
+        if all(hold.until <= now for hold in state.read_memory(stored).holds):
+            c.execute("DELETE FROM memories WHERE key = ?", (key,))
+
+
+def _delete_old(folder: Path, before: datetime) -> tuple[str, ...]:
+    """By their newest line. A file whose header cannot be read stays: nobody knows what is in it."""
+    gone = []
+    for path, header in headers(folder):
+        if header.until < before:
+            path.unlink()
+            gone.append(path.name)
+    for left in folder.glob(".journal-*.tmp"):
+        left.unlink()
+    return tuple(sorted(gone))
+
+
+def _look(path: Path, check: bool) -> Archived:
+    header = None
+    try:
+        header = read_header(path)
+        if check:
+            verify(path, header)
+    except LedgerError as error:
+        return Archived(path.name, path.stat().st_size, header, str(error))
+    return Archived(path.name, path.stat().st_size, header)
+
+
+def _extent(c: sqlite3.Connection) -> tuple[int, datetime | None, datetime | None]:
+    lines = c.execute("SELECT count(*) FROM journal").fetchone()[0]
+    ends: list[datetime | None] = [None, None]
+    for i, order in enumerate(("ASC", "DESC")):
+        with suppress(TypeError):  # no line: no row
+            ends[i] = moment(c.execute(f"SELECT at FROM journal ORDER BY seq {order} LIMIT 1").fetchone()[0])  # noqa: S608
+    return lines, ends[0], ends[1]

@@ -1,0 +1,238 @@
+"""The ledger's SQLite file: creating, opening, migrating, and every way in which that fails, as a sentence.
+
+Nothing is written to a file before it is known to be ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+from gpukeeper.model.errors import LedgerError
+
+BUSY_SECONDS = 10
+_ELSEWHERE = "use another folder with GPUKEEPER_STATE"
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+_NO_SHM = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR})
+
+
+def open_for_writing(path: Path, synchronous: str = "FULL") -> sqlite3.Connection:
+    """`synchronous=FULL`: what was committed survives a power cut. NORMAL may lose the last commits, never the file."""
+    assert synchronous in {"FULL", "NORMAL"}
+    _make_folder(path)
+    with _alone(path.parent), translated(path):
+        _make_file(path)
+        connection = _connect(path, "rw")
+        try:
+            _check(connection, path)
+            # Freed pages can be given back to the filesystem after an archive run. Must come before the first table.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            _migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A file that is missing or empty reads as an empty ledger; it is not created."""
+    with translated(path):
+        if not _has_content(path):
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            _migrate(connection)
+        else:
+            connection = _connect_reading(path)
+        try:
+            _check(connection, path)
+            _check_not_older(connection, path)
+            connection.execute("PRAGMA query_only = 1")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in _FULL
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Foreign errors become LedgerError with a sentence."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(_sentence(path, error)) from error
+    except msgspec.MsgspecError as error:
+        raise LedgerError(
+            f"The state in the ledger {path} cannot be read ({error}). Nothing was acted on. "
+            "Make it anew from the journal: gpukeeper doctor"
+        ) from error
+    except OSError as error:
+        raise LedgerError(
+            f"The ledger {path} cannot be used: {error.strerror or error}. Nothing was changed. "
+            f"Mend that, or {_ELSEWHERE}."
+        ) from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def damage(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong with the file; empty when it is whole. Reads all of it."""
+    try:
+        found = [str(words) for (words,) in connection.execute("PRAGMA quick_check")]
+    except sqlite3.DatabaseError as error:
+        found = [str(error)]
+    return [] if found == ["ok"] else found
+
+
+def _make_folder(path: Path) -> None:
+    root = os.geteuid() == 0
+    try:
+        path.parent.mkdir(mode=0o750 if root else 0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"The folder {path.parent} for the ledger cannot be made: {error.strerror or error}. Nothing was changed. "
+            f"Make it yourself, or {_ELSEWHERE}."
+        ) from error
+
+
+def _make_file(path: Path) -> None:
+    # Made here and not by SQLite, so that the mode does not depend on the umask; -wal and -shm follow it.
+    if not _has_content(path) and not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640 if os.geteuid() == 0 else 0o600))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two processes that open a new ledger at the same time must not both turn it to WAL and migrate it."""
+    with translated(folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # The connection is used by one thread at a time, which need not be the one that opened it.
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_SECONDS,
+    )
+
+
+def _has_content(path: Path) -> bool:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return path.exists() and path.stat().st_size > 0
+
+
+def _connect_reading(path: Path) -> sqlite3.Connection:
+    connection = _connect(path, "ro")
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        # Without rights on the folder, or on a full disk, the -shm file that WAL needs cannot be made. As long as there
+        # is no -wal file, everything is in the main one.
+        if error.sqlite_errorcode & 0xFF not in _NO_SHM or _has_content(path.with_name(path.name + "-wal")):
+            raise
+        return _connect(path, "ro&immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Ours, of a version we know, readable. Only looks."""
+    found = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if found != APPLICATION_ID and (tables or found):
+        raise LedgerError(
+            f"{path} is a database of another program, not a ledger. Nothing was changed. "
+            f"Move it away, or {_ELSEWHERE}."
+        )
+    if version > len(MIGRATIONS):
+        raise LedgerError(
+            f"{path} was written by a newer gpukeeper (schema {version}; this one knows {len(MIGRATIONS)}). "
+            f"Nothing was changed. Use that version, or {_ELSEWHERE}."
+        )
+
+
+def _check_not_older(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version < len(MIGRATIONS):
+        raise LedgerError(
+            f"{path} was written by an older gpukeeper (schema {version}; this one reads {len(MIGRATIONS)}). "
+            "Nothing was changed. Open it once with a command that writes, such as: gpukeeper serve"
+        )
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    with transaction(connection):
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_NOTADB:
+            return f"{path} is not a ledger: it is no SQLite file. Nothing was changed. Move it away, or {_ELSEWHERE}."
+        case sqlite3.SQLITE_CORRUPT:
+            return (
+                f"The ledger {path} is damaged ({error}). Nothing was acted on. Move it away together with its -wal "
+                "and -shm files; a new one is made at the next start, and archived lines stay readable in archive/."
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return (
+                f"Another program has been writing to the ledger {path} for {BUSY_SECONDS} s. Nothing was written "
+                "and nothing was acted on. Try again, or end that program."
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return (
+                f"The ledger {path} cannot be opened ({error}). Nothing was changed. Check the rights on it and on "
+                f"its folder, or {_ELSEWHERE}."
+            )
+        case _ if is_full(error):
+            return full_sentence(path)
+        case _:
+            return f"The ledger {path} could not be used ({error}). Nothing more was acted on."
+
+
+def full_sentence(path: Path) -> str:
+    return (
+        f"The disk of the ledger {path} is full; nothing more is acted on until there is room again "
+        "(32 MiB). Free some space on it; no restart is needed."
+    )

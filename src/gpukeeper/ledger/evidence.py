@@ -1,0 +1,217 @@
+"""Evidence as folders of files: <day>/<name>-<step>/, with an index that says what each file is.
+
+Names come from platforms: they are data in the index and sanitised on disk; no link is ever followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.ledger.lines import text
+from gpukeeper.model.decision import Evidence
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+
+INDEX = "index.json"
+_DAY = re.compile(r"\d{8}")
+_NAME = re.compile(r"\d{8}/[A-Za-z0-9_][A-Za-z0-9._-]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SavedFile(msgspec.Struct, frozen=True):
+    file: str  # its name on disk
+    size: int
+    sha256: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Written last: a folder without it is what a crash left, and is no evidence."""
+
+    ref: Ref
+    step: str
+    at: datetime
+    files: Mapping[str, SavedFile]  # by the name the platform gave
+
+
+class Usage(msgspec.Struct, frozen=True):
+    bytes: int
+    folders: int
+    quota: int
+
+
+_INDEX = msgspec.json.Decoder(Index)
+
+
+class FolderEvidence:
+    def __init__(self, root: Path, quota: int) -> None:
+        self.root = root
+        self.quota = quota
+        self._used: int | None = None  # bytes; what other processes save meanwhile is found when it gets tight
+
+    async def save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
+        return await asyncio.to_thread(self._save, ref, step, at, evidence)
+
+    async def load(self, name: str) -> Evidence | Unknown:
+        return await asyncio.to_thread(self._load, name)
+
+    async def prune(self, keep: timedelta, now: datetime) -> int:
+        """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
+        return await asyncio.to_thread(self._prune, f"{now - keep:%Y%m%d}")
+
+    async def usage(self) -> Usage:
+        return await asyncio.to_thread(self._usage)
+
+    def _save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
+        needed = sum(len(content) for content in evidence.files.values())
+        try:
+            if not self._fits(needed):
+                return Unknown(
+                    f"the evidence of {ref.path} ({size_in_words(needed)}) would go over the quota of "
+                    f"{size_in_words(self.quota)} for {self.root}"
+                )
+            name, size = self._write(ref, step, at, evidence)
+        except OSError as error:
+            return Unknown(
+                f"the evidence of {ref.path} could not be saved below {self.root}: {error.strerror or error}"
+            )
+        self._used = (self._used or 0) + size
+        return name
+
+    def _fits(self, needed: int) -> bool:
+        if self._used is None or self._used + needed > self.quota:
+            self._used = self._usage().bytes
+        return self._used + needed <= self.quota
+
+    def _write(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> tuple[str, int]:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        day = f"{at:%Y%m%d}"
+        with _folder(self.root) as root:
+            with suppress(FileExistsError):
+                os.mkdir(day, 0o700, dir_fd=root)
+            with _folder(day, root) as days:
+                name = _make_folder(days, f"{safe_name(ref.name)}-{safe_name(step)}")
+                try:
+                    with _folder(name, days) as folder:
+                        size = _fill(folder, ref, step, at, evidence)
+                except BaseException:
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=days)
+                    raise
+                os.fsync(days)
+            os.fsync(root)
+        return f"{day}/{name}", size
+
+    def _load(self, name: str) -> Evidence | Unknown:
+        if not _NAME.fullmatch(name):
+            return Unknown(f"{name!r} is not the name of any evidence")
+        day, _, last = name.partition("/")
+        try:
+            with _folder(self.root) as root, _folder(day, root) as days, _folder(last, days) as folder:
+                index = _INDEX.decode(_read(folder, INDEX))
+                files = {given: _read(folder, saved.file) for given, saved in index.files.items()}
+        except (OSError, msgspec.MsgspecError) as error:
+            return Unknown(f"the evidence {name} cannot be read: {getattr(error, 'strerror', None) or error}")
+        for given, saved in index.files.items():
+            if hashlib.sha256(files[given]).hexdigest() != saved.sha256:
+                return Unknown(f"the evidence {name} is damaged: {given!r} is not what was saved")
+        return Evidence(files)
+
+    def _prune(self, before: str) -> int:
+        if not self.root.is_dir():
+            return 0
+        with _folder(self.root) as root:
+            used = self._usage().bytes
+            for day in os.listdir(root):  # noqa: PTH208 (a descriptor, not a path)
+                # Only days; whatever else somebody put here is not ours to delete.
+                if _DAY.fullmatch(day) and day < before:
+                    shutil.rmtree(day, dir_fd=root)
+            os.fsync(root)
+        self._used = self._usage().bytes
+        return used - self._used
+
+    def _usage(self) -> Usage:
+        size = folders = 0
+        if not self.root.is_dir():
+            return Usage(0, 0, self.quota)
+        for _, below, files, fd in os.fwalk(self.root, follow_symlinks=False):
+            folders += INDEX in files
+            below.sort()
+            for file in files:
+                with suppress(FileNotFoundError):
+                    size += os.stat(file, dir_fd=fd, follow_symlinks=False).st_size
+        return Usage(size, folders, self.quota)
+
+
+def safe_name(name: str) -> str:
+    """A file name for any string: never hidden, never a path, never long."""
+    return _UNSAFE.sub("_", name).lstrip(".-")[:100] or "_"
+
+
+def _fill(folder: int, ref: Ref, step: str, at: datetime, evidence: Evidence) -> int:
+    saved: dict[str, SavedFile] = {}
+    used = {INDEX}
+    for given, content in evidence.files.items():
+        file = _unused(safe_name(given), used)
+        used.add(file)
+        _write_file(folder, file, content)
+        saved[text(given)] = SavedFile(file, len(content), hashlib.sha256(content).hexdigest())
+    plain = Ref(*(text(value) for value in msgspec.structs.astuple(ref)))
+    index = msgspec.json.format(msgspec.json.encode(Index(plain, text(step), at, saved)))
+    _write_file(folder, INDEX, index)
+    os.fsync(folder)
+    return sum(file.size for file in saved.values()) + len(index)
+
+
+def _unused(name: str, used: set[str]) -> str:
+    # Compared without case: evidence may be copied to a disk that does not know case.
+    taken = {file.lower() for file in used}
+    number, free = 2, name
+    while free.lower() in taken:
+        free, number = f"{name}-{number}", number + 1
+    return free
+
+
+def _make_folder(parent: int, name: str) -> str:
+    """A step that is captured again after a crash gets a folder of its own."""
+    number, free = 2, name
+    while True:
+        try:
+            os.mkdir(free, 0o700, dir_fd=parent)
+        except FileExistsError:
+            free, number = f"{name}-{number}", number + 1
+        else:
+            return free
+
+
+def _write_file(folder: int, name: str, content: bytes) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(folder: int, name: str) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
+
+
+@contextmanager
+def _folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
+    fd = os.open(path, _FOLDER, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

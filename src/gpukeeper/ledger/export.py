@@ -1,0 +1,130 @@
+"""The journal for other programs: JSON lines and CSV, one event a line, each below 4 KiB. Pure.
+
+Names and labels come from users: control characters are escaped, and no cell can begin a formula.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC
+from typing import Any
+
+import msgspec
+
+from gpukeeper.ledger.lines import type_of
+from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.event import SCHEMA_VERSION, Checkpoint, Closed, Event, Passed
+
+FIELDS = ("timestamp", "event_type", "user", "source", "details", "schema_version")
+LINE_BYTES = 4095  # with the line's end
+NAME_CHARACTERS = 200
+KEPT_CHARACTERS = 120
+CUT = " [cut]"
+IDLE_KILL, RUNTIME_KILL = "maintenance.idle_kill", "maintenance.runtime_kill"
+CONTAINER_REMOVE, WORKLOAD_REMOVE = "container.remove", "workload.remove"
+_STOPS = {"idle": IDLE_KILL, "max_runtime": RUNTIME_KILL}
+_ENVELOPE = frozenset({"type", "at", "owner"})
+
+
+def json_lines(lines: Iterable[tuple[int, Event]]) -> Iterator[str]:
+    for seq, line in lines:
+        yield _within(_fields(line), details(seq, line), _json_line)
+
+
+def csv_lines(lines: Iterable[tuple[int, Event]]) -> Iterator[str]:
+    yield _csv_row(FIELDS)
+    for seq, line in lines:
+        yield _within(_fields(line), details(seq, line), _csv_line)
+
+
+def event_type(line: Event) -> str:
+    """Stops and removals that were seen to happen have names of their own; everything else is gpukeeper.<type>."""
+    if isinstance(line, Closed) and line.result is Result.RECLAIMED:
+        if line.action is Action.STOP and line.rule in _STOPS:
+            return _STOPS[line.rule]
+        if line.action is Action.REMOVE:
+            is_container = line.ref is not None and (line.ref.platform, line.ref.kind) == ("docker", "container")
+            return CONTAINER_REMOVE if is_container else WORKLOAD_REMOVE
+    return f"gpukeeper.{type_of(line)}"
+
+
+def details(seq: int, line: Event) -> dict[str, Any]:
+    """Everything the line says beyond the other fields."""
+    found: dict[str, Any] = {"seq": seq}
+    if line.ref is not None:
+        found["workload"] = line.ref.path
+    if isinstance(line, Checkpoint):
+        # State, not history: only how much of it there was.
+        return found | {"memories": len(line.memories), "present": len(line.present), "open": len(line.open)}
+    plain: dict[str, Any] = msgspec.to_builtins(line)
+    return found | {k: v for k, v in plain.items() if k not in _ENVELOPE and v is not None}
+
+
+def _fields(line: Event) -> dict[str, Any]:
+    place = line if isinstance(line, Passed) else line.ref
+    return {
+        "timestamp": line.at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+        "event_type": event_type(line),
+        "user": _short(line.owner or ""),
+        "source": _short(f"gpukeeper/{place.platform}/{place.place}") if place else "gpukeeper",
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def _within(fields: Mapping[str, Any], found: dict[str, Any], write: Callable[[Mapping[str, Any]], str]) -> str:
+    """The largest detail is shortened, then dropped, until the line fits; `cut` names what is not all there."""
+    cut: list[str] = []
+    while True:
+        shown = found | {"cut": cut} if cut else found
+        written = write({**fields, "details": shown})
+        if len(written.encode()) <= LINE_BYTES:
+            return written
+        name = max(found, key=lambda k: len(_json(found[k])))
+        value = found[name]
+        if isinstance(value, str) and len(value) > KEPT_CHARACTERS + len(CUT):
+            found = found | {name: value[:KEPT_CHARACTERS] + CUT}
+        else:
+            found = {k: v for k, v in found.items() if k != name}
+        if name not in cut:
+            cut.append(name)
+
+
+def _json_line(fields: Mapping[str, Any]) -> str:
+    return _json({name: fields[name] for name in FIELDS}) + "\n"
+
+
+def _csv_line(fields: Mapping[str, Any]) -> str:
+    return _csv_row([_json(fields[n]) if n == "details" else str(fields[n]) for n in FIELDS])
+
+
+def _csv_row(cells: Iterable[str]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow([_cell(cell) for cell in cells])
+    return written.getvalue()
+
+
+def _cell(words: str) -> str:
+    """Spreadsheets run what begins with = + - or @; an apostrophe makes it text."""
+    shown = _escaped(words)
+    return "'" + shown if shown.lstrip().startswith(("=", "+", "-", "@")) else shown
+
+
+def _json(value: Any) -> str:
+    # JSON allows DEL, C1 and direction marks as they are; a terminal that shows the line would obey them.
+    return _escaped(msgspec.json.encode(value).decode())
+
+
+def _escaped(words: str) -> str:
+    return words if words.isprintable() else "".join(ch if ch.isprintable() else _escape(ch) for ch in words)
+
+
+def _escape(character: str) -> str:
+    """As JSON does, so that it may stand inside a JSON string."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= NAME_CHARACTERS else words[:NAME_CHARACTERS] + CUT

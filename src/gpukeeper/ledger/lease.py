@@ -1,0 +1,68 @@
+"""One pass at a time on one place, across processes. The kernel lets go when the holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from gpukeeper.model.errors import LeaseHeld
+
+NAME_BYTES = 200
+
+
+class Lease:
+    """A lock that is held until `release`. The file stays: deleting a lock file lets two hold it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def take_lease(folder: Path, platform: str, place: str) -> Lease:
+    folder.mkdir(mode=0o750 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    fd = os.open(folder / lease_name(platform, place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _sign(fd)
+    except BlockingIOError as error:
+        holder = _holder(fd)
+        os.close(fd)
+        raise LeaseHeld(
+            f"Another pass is at work on {platform}/{place}: {holder}. Nothing was touched. "
+            "Wait until it is done, or end that program."
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return Lease(fd)
+
+
+def lease_name(platform: str, place: str) -> str:
+    """A file name for any two names: slashes, dots and ~ of theirs are escaped, so that two places never share one."""
+    name = "~".join(quote(part, safe="", errors="surrogatepass").replace("~", "%7E") for part in (platform, place))
+    if len(name) > NAME_BYTES:
+        name = name[:NAME_BYTES] + "~" + hashlib.sha256(name.encode()).hexdigest()[:16]
+    return name + ".lock"
+
+
+def _sign(fd: int) -> None:
+    """Who holds it, for the sentence others get. Only words: the lock itself is the kernel's."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"pid {os.getpid()} ({command})".encode("utf-8", "backslashreplace"), 0)
+
+
+def _holder(fd: int) -> str:
+    words = os.pread(fd, 400, 0).decode("utf-8", "replace")
+    since = datetime.fromtimestamp(os.fstat(fd).st_mtime, UTC)
+    shown = "".join(ch if ch.isprintable() else "?" for ch in words)
+    return f"{shown} since {since:%Y-%m-%d %H:%M:%S} UTC" if shown else "a program that has not said its name yet"

@@ -1,0 +1,130 @@
+"""A journal line as it is stored: JSON of the whole line, and the columns that are searched. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import msgspec
+
+from gpukeeper.model.decision import Result
+from gpukeeper.model.errors import LedgerError
+from gpukeeper.model.event import Closed, Complaint, Event, Passed, WarningSent
+from gpukeeper.model.unknown import Unknown
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(cast("type[Event]", Event))
+_FAILED = frozenset({Result.STILL_THERE, Result.NOT_CAPTURED, Result.REFUSED, Result.UNKNOWN})
+
+COLUMNS = (
+    "at",
+    "type",
+    "platform",
+    "place",
+    "workload",
+    "key",
+    "owner",
+    "rule",
+    "result",
+    "pass_id",
+    "step",
+    "error",
+    "line",
+)
+
+
+def decode(stored: str | bytes, where: str) -> Event:
+    try:
+        return _DECODER.decode(stored)
+    except msgspec.MsgspecError as error:
+        raise LedgerError(
+            f"{where} cannot be read ({error}). It was written by another version, or it is damaged. "
+            "Nothing was changed. Look closer: gpukeeper doctor"
+        ) from error
+
+
+def text(words: str) -> str:
+    """What a store can hold of any string: bytes that are no text are written as \\udcXX."""
+    return words.encode("utf-8", "backslashreplace").decode()
+
+
+def fit(line: Event) -> tuple[Event, str]:
+    """The line as a store can hold it, and its JSON. JSON has no NaN: a figure that is not a number is unknown."""
+    if isinstance(line, Closed) and isinstance(line.gpu_hours, float) and not math.isfinite(line.gpu_hours):
+        line = msgspec.structs.replace(line, gpu_hours=Unknown("not a finite number"))
+    if isinstance(line, Passed) and not math.isfinite(line.seconds):
+        line = msgspec.structs.replace(line, seconds=0.0)
+    try:
+        return line, msgspec.json.encode(line).decode()
+    except UnicodeEncodeError:
+        # Bytes of a file name that are no text. No name may keep a line out of the journal.
+        stored = msgspec.json.encode(_plain(msgspec.to_builtins(line))).decode()
+        return decode(stored, "A line with bytes that are no text"), stored
+
+
+def type_of(line: Event) -> str:
+    return str(type(line).__struct_config__.tag)
+
+
+def micros(at: datetime) -> int:
+    """Microseconds since 1970, exact. A time without zone is a bug and raises."""
+    return (at - EPOCH) // _MICROSECOND
+
+
+def moment(value: int) -> datetime:
+    return EPOCH + value * _MICROSECOND
+
+
+def row(line: Event, stored: str) -> tuple[object, ...]:
+    """The values of COLUMNS."""
+    ref = line.ref
+    place: Any = line if isinstance(line, Passed) else ref
+    return (
+        micros(line.at),
+        type_of(line),
+        place and place.platform,
+        place and place.place,
+        ref and ref.path,
+        ref and ref.key,
+        line.owner,
+        getattr(line, "rule", None),
+        result_of(line),
+        getattr(line, "pass_id", None),
+        getattr(line, "step", None),
+        int(is_error(line)),
+        stored,
+    )
+
+
+def result_of(line: Event) -> str | None:
+    if isinstance(line, WarningSent):
+        return (Result.DELIVERED if line.delivered else Result.UNDELIVERED).value
+    result = getattr(line, "result", None)
+    return None if result is None else str(result)
+
+
+def is_error(line: Event) -> bool:
+    """What somebody may have to mend: a step that did not end well, a pass that did not see or do everything."""
+    match line:
+        case Closed():
+            return line.result in _FAILED
+        case Passed():
+            return bool(line.failed or line.unseen or line.breaker)
+        case WarningSent():
+            return not line.delivered
+        case _:
+            return isinstance(line, Complaint)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case str():
+            return text(value)
+        case dict():
+            return {_plain(k): _plain(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_plain(v) for v in value]
+        case _:
+            return value

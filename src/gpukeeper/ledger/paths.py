@@ -1,0 +1,43 @@
+"""Where the ledger lives: one folder for journal, state, signals, leases, archive and reserve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+LEDGER_FILE = "ledger.db"
+
+
+def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state folder for everyone else."""
+    if told := environ.get("GPUKEEPER_STATE"):
+        return Path(told).expanduser().absolute()
+    if (os.geteuid() if uid is None else uid) == 0:
+        return Path("/var/lib/gpukeeper")
+    # The XDG specification says that a relative path there is to be ignored.
+    xdg = environ.get("XDG_STATE_HOME", "")
+    base = Path(xdg) if xdg.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    return base / "gpukeeper"
+
+
+def ledger_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    return state_folder(environ, uid) / LEDGER_FILE
+
+
+def archive_folder(ledger: Path) -> Path:
+    return ledger.parent / "archive"
+
+
+def evidence_folder(ledger: Path) -> Path:
+    return ledger.parent / "evidence"
+
+
+def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """Where the daemon listens: /run/gpukeeper for root's, which everybody may ask; else below the state folder."""
+    if environ.get("GPUKEEPER_STATE"):
+        return state_folder(environ, uid) / "socket"
+    root = Path("/run/gpukeeper/socket")
+    if root.exists() or (os.geteuid() if uid is None else uid) == 0:
+        return root
+    return state_folder(environ, uid) / "socket"

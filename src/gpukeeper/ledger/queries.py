@@ -1,0 +1,145 @@
+"""Questions to the journal: which lines, how many acts, how much came back. Only reads."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.ledger.lines import decode, micros, moment, text
+from gpukeeper.ledger.state import meta
+from gpukeeper.model.event import Closed, Event
+from gpukeeper.model.unknown import Unknown
+
+PAGE = 500
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    last: int | None = 100
+    types: tuple[str, ...] = ()
+    owner: str | None = None
+    workload: str | None = None
+    errors_only: bool = False
+    since: datetime | None = None
+
+
+class Reclaimed(msgspec.Struct):
+    """What came back. The `unmeasured` counts say in how many steps a figure was unknown; it is in no sum."""
+
+    steps: int = 0
+    gpus: int = 0
+    gpu_hours: float = 0.0
+    bytes: int = 0
+    unmeasured_gpus: int = 0
+    unmeasured_gpu_hours: int = 0
+    unmeasured_bytes: int = 0
+
+    def add(self, line: Closed) -> None:
+        self.steps += 1
+        for name, value in (("gpus", line.gpus_back), ("gpu_hours", line.gpu_hours), ("bytes", line.bytes_back)):
+            if isinstance(value, Unknown):
+                setattr(self, f"unmeasured_{name}", getattr(self, f"unmeasured_{name}") + 1)
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Only what was seen to be reclaimed. Owner "" is: nobody known."""
+
+    whole: Reclaimed
+    owners: Mapping[str, Reclaimed]
+    rules: Mapping[str, Reclaimed]
+    platforms: Mapping[str, Reclaimed]
+    covers_from: datetime | None = None  # later than asked for, when older lines are in the archive
+
+
+def lines(c: sqlite3.Connection, wanted: Wanted, where: str) -> list[tuple[int, Event]]:
+    conditions, values = _conditions(c, wanted)
+    question = "SELECT seq, line FROM journal"
+    if conditions:
+        question += " WHERE " + " AND ".join(conditions)
+    question += " ORDER BY seq DESC LIMIT ?"
+    rows = c.execute(question, (*values, -1 if wanted.last is None else wanted.last))
+    return list(_decoded(rows, where))[::-1]
+
+
+def lines_after(c: sqlite3.Connection, after: int, where: str) -> list[tuple[int, Event]]:
+    rows = c.execute("SELECT seq, line FROM journal WHERE seq > ? ORDER BY seq LIMIT ?", (after, PAGE))
+    return list(_decoded(rows, where))
+
+
+def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
+    found = Totals(Reclaimed(), {}, {}, {}, _covers_from(c, since))
+    rows = c.execute(
+        "SELECT seq, line FROM journal WHERE type = 'outcome' AND result = 'reclaimed' AND at >= ? ORDER BY seq",
+        (micros(since),),
+    )
+    counted: set[str] = set()
+    for _, line in _decoded(rows, where):
+        assert isinstance(line, Closed)
+        # A step that a crash made us look at again may have two outcomes; it gave back once.
+        if line.step not in counted:
+            counted.add(line.step)
+            _add(found, line)
+    return found
+
+
+def acts_since(c: sqlite3.Connection, since: datetime) -> int:
+    question = "SELECT count(*) FROM journal WHERE type = 'intent' AND at >= ?"
+    return int(c.execute(question, (micros(since),)).fetchone()[0])
+
+
+def last_line_at(c: sqlite3.Connection) -> datetime | None:
+    found = c.execute("SELECT at FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if found is None else moment(found[0])
+
+
+def _conditions(c: sqlite3.Connection, wanted: Wanted) -> tuple[list[str], list[object]]:
+    conditions: list[str] = []
+    values: list[object] = []
+    if wanted.types:
+        conditions.append(f"type IN ({', '.join('?' for _ in wanted.types)})")
+        values.extend(wanted.types)
+    if wanted.owner is not None:
+        conditions.append("owner = ?")
+        values.append(text(wanted.owner))
+    if wanted.workload is not None:
+        c.create_function("is_named", 3, _is_named, deterministic=True)
+        conditions.append("is_named(workload, substr(key, length(platform) + length(place) + 3), ?)")
+        values.append(text(wanted.workload))
+    if wanted.errors_only:
+        conditions.append("error = 1")
+    if wanted.since is not None:
+        conditions.append("at >= ?")
+        values.append(micros(wanted.since))
+    return conditions, values
+
+
+def _is_named(path: str | None, uid: str | None, words: str) -> bool:
+    """As Ref.ends_with: any ending of the path on a word boundary, or the uid."""
+    if path is None:
+        return False
+    wanted = words.strip("/").lower()
+    return path.lower() == wanted or path.lower().endswith("/" + wanted) or uid == words
+
+
+def _decoded(rows: sqlite3.Cursor, where: str) -> Iterator[tuple[int, Event]]:
+    for seq, stored in rows:
+        yield seq, decode(stored, f"Line {seq} of {where}")
+
+
+def _add(found: Totals, line: Closed) -> None:
+    found.whole.add(line)
+    platform = line.ref.platform if line.ref else ""
+    for group, name in ((found.owners, line.owner or ""), (found.rules, line.rule), (found.platforms, platform)):
+        assert isinstance(group, dict)
+        group.setdefault(name, Reclaimed()).add(line)
+
+
+def _covers_from(c: sqlite3.Connection, since: datetime) -> datetime | None:
+    archived = meta(c, "archived_until")
+    if archived is None or moment(int(archived)) < since:
+        return None
+    return moment(int(archived))

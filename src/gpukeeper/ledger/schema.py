@@ -1,0 +1,83 @@
+"""The tables of the ledger, as numbered migrations. A migration that was released is never edited, only followed."""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x47504B50  # "GPKP", in the file's header: tells our file from any other SQLite file
+
+_JOURNAL = """
+CREATE TABLE journal (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    at INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    platform TEXT,
+    place TEXT,
+    workload TEXT,
+    key TEXT,
+    owner TEXT,
+    rule TEXT,
+    result TEXT,
+    pass_id INTEGER,
+    step TEXT,
+    error INTEGER NOT NULL,
+    line TEXT NOT NULL
+)
+"""
+_APPEND_ONLY = """
+CREATE TRIGGER journal_is_append_only BEFORE UPDATE ON journal
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END
+"""
+_OPEN_INTENTS = """
+CREATE TABLE open_intents (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    step TEXT NOT NULL UNIQUE,
+    platform TEXT,
+    place TEXT,
+    line TEXT NOT NULL
+)
+"""
+_PRESENT = """
+CREATE TABLE present (
+    platform TEXT NOT NULL, place TEXT NOT NULL, key TEXT NOT NULL, ref TEXT NOT NULL,
+    PRIMARY KEY (platform, place, key)
+) WITHOUT ROWID
+"""
+_SERIES = """
+CREATE TABLE series (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL, signal TEXT NOT NULL, device TEXT NOT NULL, slice INTEGER NOT NULL,
+    newest INTEGER NOT NULL,
+    UNIQUE (key, signal, device, slice)
+)
+"""
+_BUCKETS = """
+CREATE TABLE buckets (
+    series INTEGER NOT NULL, minute INTEGER NOT NULL, sum REAL, count INTEGER NOT NULL,
+    PRIMARY KEY (series, minute)
+) WITHOUT ROWID
+"""
+_ABSENT = """
+CREATE TABLE absent (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL, signal TEXT NOT NULL, why TEXT NOT NULL,
+    newest INTEGER NOT NULL,
+    UNIQUE (key, signal)
+)
+"""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        _JOURNAL,
+        "CREATE INDEX journal_type ON journal (type, at)",
+        "CREATE INDEX journal_key ON journal (key) WHERE key IS NOT NULL",
+        "CREATE INDEX journal_error ON journal (seq) WHERE error = 1",
+        _APPEND_ONLY,
+        "CREATE TABLE memories (key TEXT PRIMARY KEY, memory TEXT NOT NULL) WITHOUT ROWID",
+        _PRESENT,
+        "CREATE TABLE decided (key TEXT PRIMARY KEY, words TEXT NOT NULL) WITHOUT ROWID",
+        _OPEN_INTENTS,
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID",
+        _SERIES,
+        _BUCKETS,
+        _ABSENT,
+    ),
+)

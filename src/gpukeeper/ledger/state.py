@@ -1,0 +1,197 @@
+"""State in SQLite: the fold of the journal, kept in tables in the journal's own transaction. Same fold as in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from gpukeeper.ledger.fold import closes, decision_words, is_gone, remember
+from gpukeeper.ledger.lines import decode, text
+from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY, Memory
+
+T = TypeVar("T")
+_MEMORY = msgspec.json.Decoder(Memory)
+_REF = msgspec.json.Decoder(Ref)
+_TABLES = ("memories", "present", "decided", "open_intents")
+
+
+def take(c: sqlite3.Connection, line: Event) -> None:
+    """Fold one more line, as `lines.fit` gave it, into the tables."""
+    match line:
+        case Intended():
+            set_meta(c, "passes", max(passes(c), line.pass_id))
+            _open(c, line)
+        case Closed() if closes(line):
+            c.execute("DELETE FROM open_intents WHERE step = ?", (line.step,))
+        case Paused():
+            set_meta(c, "paused", line.reason or f"paused by {line.by}")
+        case Resumed():
+            c.execute("DELETE FROM meta WHERE name = 'paused'")
+        case Passed():
+            set_meta(c, "passes", max(passes(c), line.pass_id))
+        case Checkpoint():
+            _restore(c, line)
+        case _:
+            pass
+    if line.ref is not None:
+        _take_about(c, line.ref, line)
+
+
+def rebuild(c: sqlite3.Connection, where: str) -> int:
+    """State anew from the newest checkpoint on. How many lines were folded. The pass counter never goes back."""
+    counted = passes(c)
+    begin = c.execute("SELECT coalesce(max(seq), 0) FROM journal WHERE type = 'checkpoint'").fetchone()[0]
+    _clear(c)
+    folded = 0
+    for seq, stored in c.execute("SELECT seq, line FROM journal WHERE seq >= ? ORDER BY seq", (begin,)):
+        take(c, decode(stored, f"Line {seq} of {where}"))
+        folded += 1
+    set_meta(c, "passes", max(passes(c), counted))
+    return folded
+
+
+def checkpoint(c: sqlite3.Connection, at: datetime, where: str) -> Checkpoint:
+    """All state as one line, so that folding can begin with it."""
+    reason = paused(c)
+    return Checkpoint(
+        at=at,
+        memories={key: _MEMORY.decode(stored) for key, stored in c.execute("SELECT key, memory FROM memories")},
+        paused=reason is not None,
+        pause_reason=reason or "",
+        present=tuple(_REF.decode(ref) for (ref,) in c.execute("SELECT ref FROM present")),
+        decided=dict(c.execute("SELECT key, words FROM decided").fetchall()),
+        open=tuple(_intents(c.execute("SELECT line FROM open_intents ORDER BY position"), where)),
+        passes=passes(c),
+    )
+
+
+def memories(c: sqlite3.Connection, keys: Iterable[str]) -> Mapping[str, Memory]:
+    return {key: _MEMORY.decode(stored) for key, stored in _find(c, "SELECT memory FROM memories WHERE key = ?", keys)}
+
+
+def decided(c: sqlite3.Connection, keys: Iterable[str]) -> Mapping[str, str]:
+    return dict(_find(c, "SELECT words FROM decided WHERE key = ?", keys))
+
+
+def present(c: sqlite3.Connection, platform: str, place: str) -> Mapping[str, Ref]:
+    rows = c.execute("SELECT ref FROM present WHERE platform = ? AND place = ?", (text(platform), text(place)))
+    return {ref.key: ref for ref in (_REF.decode(stored) for (stored,) in rows)}
+
+
+def open_intents(c: sqlite3.Connection, platform: str, place: str, where: str) -> list[Intended]:
+    rows = c.execute(
+        "SELECT line FROM open_intents WHERE platform = ? AND place = ? ORDER BY position",
+        (text(platform), text(place)),
+    )
+    return list(_intents(rows, where))
+
+
+def read_memory(stored: str) -> Memory:
+    return _MEMORY.decode(stored)
+
+
+def paused(c: sqlite3.Connection) -> str | None:
+    found = meta(c, "paused")
+    return None if found is None else str(found)
+
+
+def passes(c: sqlite3.Connection) -> int:
+    return int(meta(c, "passes") or 0)
+
+
+def next_pass(c: sqlite3.Connection) -> int:
+    number = passes(c) + 1
+    set_meta(c, "passes", number)
+    return number
+
+
+def meta(c: sqlite3.Connection, name: str) -> str | int | None:
+    found = c.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if found is None else found[0]
+
+
+def set_meta(c: sqlite3.Connection, name: str, value: str | int) -> None:
+    c.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
+
+
+def _take_about(c: sqlite3.Connection, ref: Ref, line: Event) -> None:
+    key = ref.key
+    here = (ref.platform, ref.place, key)
+    before = memories(c, [key]).get(key, EMPTY)
+    memory = remember(before, line)
+    if memory is None:
+        c.execute("DELETE FROM memories WHERE key = ?", (key,))
+    elif memory is not before:
+        _remember(c, key, memory)
+    if isinstance(line, Noticed):
+        c.execute("INSERT OR REPLACE INTO present (platform, place, key, ref) VALUES (?, ?, ?, ?)", (*here, _json(ref)))
+    elif isinstance(line, Decided):
+        _decide(c, key, decision_words(line))
+    elif is_gone(line):
+        c.execute("DELETE FROM present WHERE platform = ? AND place = ? AND key = ?", here)
+        c.execute("DELETE FROM decided WHERE key = ?", (key,))
+
+
+def _open(c: sqlite3.Connection, line: Intended) -> None:
+    ref = line.ref
+    c.execute(
+        "INSERT INTO open_intents (step, platform, place, line) VALUES (?, ?, ?, ?) ON CONFLICT (step) DO UPDATE "
+        "SET platform = excluded.platform, place = excluded.place, line = excluded.line",
+        (line.step, ref and ref.platform, ref and ref.place, _json(line)),
+    )
+
+
+def _remember(c: sqlite3.Connection, key: str, memory: Memory) -> None:
+    c.execute("INSERT OR REPLACE INTO memories (key, memory) VALUES (?, ?)", (key, _json(memory)))
+
+
+def _decide(c: sqlite3.Connection, key: str, words: str) -> None:
+    c.execute("INSERT OR REPLACE INTO decided (key, words) VALUES (?, ?)", (key, words))
+
+
+def _restore(c: sqlite3.Connection, line: Checkpoint) -> None:
+    """A checkpoint is the whole state: what it does not name was not there."""
+    counted = passes(c)
+    _clear(c)
+    for key, memory in line.memories.items():
+        _remember(c, key, memory)
+    for ref in line.present:
+        row = (ref.platform, ref.place, ref.key, _json(ref))
+        c.execute("INSERT OR REPLACE INTO present (platform, place, key, ref) VALUES (?, ?, ?, ?)", row)
+    for key, words in line.decided.items():
+        _decide(c, key, words)
+    for intent in line.open:
+        _open(c, intent)
+    if line.paused:
+        set_meta(c, "paused", line.pause_reason or f"paused by {line.by}")
+    set_meta(c, "passes", max(counted, line.passes))
+
+
+def _clear(c: sqlite3.Connection) -> None:
+    for table in _TABLES:
+        c.execute(f"DELETE FROM {table}")  # noqa: S608 (our own names)
+    c.execute("DELETE FROM meta WHERE name IN ('paused', 'passes')")
+
+
+def _intents(rows: Iterable[tuple[str]], where: str) -> Iterator[Intended]:
+    for (stored,) in rows:
+        line = decode(stored, f"An open intent in {where}")
+        assert isinstance(line, Intended)
+        yield line
+
+
+def _find(c: sqlite3.Connection, question: str, keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for key in keys:
+        found = c.execute(question, (text(key),)).fetchone()
+        if found is not None:
+            yield key, found[0]
+
+
+def _json(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()

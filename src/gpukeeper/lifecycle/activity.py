@@ -1,0 +1,175 @@
+"""Is it idle? Pure, from one-minute buckets; shared by plan, explain and backtests.
+
+GPU first: one bucket over its threshold makes a workload active, however quiet the rest. Every other signal can only
+keep. What was not measured is never quiet: NaN is below no threshold, and coverage must reach the policy's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.policy import Activity as Thresholds
+from gpukeeper.model.series import Series, Signal
+
+MINUTE = timedelta(minutes=1)
+NOTHING = timedelta()
+PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
+
+
+class Use(StrEnum):
+    ACTIVE = "active"
+    QUIET = "quiet"
+    UNKNOWN = "unknown"
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """`since`: beginning of the quiet time, as far back as it was measured. `used`: newest activity; None when there
+    was none as far back as anybody looked. `skipped`: signals absent by design."""
+
+    use: Use
+    reason: str
+    since: datetime | None = None
+    used: datetime | None = None
+    coverage: float = 0.0
+    skipped: tuple[str, ...] = ()
+
+
+def judge(
+    series: Sequence[Series],
+    devices: Sequence[str],
+    thresholds: Thresholds,
+    window: timedelta,
+    now: datetime,
+    horizon: timedelta = NOTHING,
+) -> Judged:
+    """Active, quiet since when, or unknown and why. Looks for activity as far back as `horizon`."""
+    minutes = max(1, int(window / MINUTE))
+    reach = max(minutes, int(horizon / MINUTE))
+    gpus = [one for one in series if one.signal is Signal.GPU]
+    if not gpus:
+        needs = f"needs `gpukeeper serve` running for {in_words(window)}"
+        return Judged(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
+    unmeasured = set(devices).difference(one.device for one in gpus)
+    if unmeasured:
+        return Judged(Use.UNKNOWN, f"use of GPU {min(unmeasured)} was not measured; every GPU must be")
+    quiet = reach  # buckets since the newest activity
+    newest = ""
+    for one in gpus:
+        if one.missing is not None:
+            return Judged(Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle")
+        back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, reach, now)
+        if back < quiet:
+            quiet, newest = back, f"GPU {one.device}"
+    secondary = _secondary(series, thresholds)
+    if isinstance(secondary, str):
+        return Judged(Use.UNKNOWN, secondary)
+    vetoes = [one for one in secondary if one.missing is None]
+    skipped = tuple(f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None)
+    for one in vetoes:
+        back = _last_pair(one, _secondary_threshold(one.signal, thresholds, window), reach, now)
+        if back < quiet:
+            quiet, newest = back, one.signal.value
+    if quiet < int(thresholds.settle / MINUTE):
+        return Judged(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
+    return _judge_quiet(gpus + vetoes, thresholds, quiet, min(quiet, minutes), reach, now, skipped)
+
+
+def _secondary(series: Sequence[Series], thresholds: Thresholds) -> list[Series] | str:
+    """The signals that can veto, those absent by design included; a sentence when one should be there and is not."""
+    found: list[Series] = []
+    for name in thresholds.signals:
+        mine = [one for one in series if one.signal == name]
+        if not mine:
+            return f"{name} use was not measured, and it can veto"
+        for one in mine:
+            if one.missing is not None and not one.missing.by_design:
+                return f"{name} use could not be read ({one.missing.why}), and it can veto"
+        found += mine
+    return found
+
+
+def _judge_quiet(
+    measured: Sequence[Series],
+    thresholds: Thresholds,
+    quiet: int,
+    needed: int,
+    reach: int,
+    now: datetime,
+    skipped: tuple[str, ...],
+) -> Judged:
+    coverage, worst = min((_coverage(one, needed, now), one.signal.value) for one in measured)
+    if coverage < thresholds.coverage:
+        return Judged(
+            Use.UNKNOWN,
+            f"only {coverage:.0%} of the last {needed}m of {worst} were measured, "
+            f"{thresholds.coverage:.0%} are needed; not measured is not idle",
+            coverage=coverage,
+            skipped=skipped,
+        )
+    # Longer quiet than the window is claimed only where it was measured too.
+    shown = quiet if min(_coverage(one, quiet, now) for one in measured) >= thresholds.coverage else needed
+    newest_bucket = _minute(now) + MINUTE
+    since = newest_bucket - shown * MINUTE
+    used = newest_bucket - quiet * MINUTE if quiet < reach else None
+    return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, coverage, skipped)
+
+
+def _newest_first(one: Series, minutes: int, now: datetime) -> Sequence[float]:
+    """The buckets of the last `minutes`, newest first; buckets missing at the newest end are NaN."""
+    behind = int((_minute(now) - one.start) / MINUTE) + 1 - len(one.minutes)
+    if behind < 0:
+        return one.minutes[behind - 1 :: -1][:minutes]
+    if behind:
+        return ((float("nan"),) * behind + one.minutes[::-1])[:minutes]
+    return one.minutes[: -minutes - 1 : -1]
+
+
+def _last_busy(one: Series, threshold: float, minutes: int, now: datetime) -> int:
+    """How many buckets ago it was last at or over the threshold; `minutes` when it was not."""
+    for back, value in enumerate(_newest_first(one, minutes, now)):
+        if value >= threshold:
+            return back
+    return minutes
+
+
+def _last_pair(one: Series, threshold: float, minutes: int, now: datetime) -> int:
+    """Terminal input counts alone; of the others a lone busy bucket is forgiven."""
+    earlier: int | None = None
+    for back, value in enumerate(_newest_first(one, minutes, now)):
+        if value >= threshold:
+            if one.signal is Signal.TERMINAL:
+                return back
+            if earlier is not None and back - earlier < PAIR:
+                return earlier
+            earlier = back
+    return minutes
+
+
+def _coverage(one: Series, minutes: int, now: datetime) -> float:
+    values = _newest_first(one, minutes, now)
+    return sum(1 for value in values if value == value) / minutes if minutes else 1.0  # noqa: PLR0124 - NaN is unlike itself
+
+
+def _secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedelta) -> float:
+    match signal:
+        case Signal.CPU:
+            return thresholds.cpu
+        case Signal.NETWORK:
+            return thresholds.network / window.total_seconds()
+        case Signal.DISK:
+            return thresholds.disk
+        case _:
+            return 1e-9  # any terminal input at all
+
+
+def _minute(at: datetime) -> datetime:
+    return at.replace(second=0, microsecond=0)
+
+
+def _ago(minutes: int) -> str:
+    return "just now" if minutes == 0 else f"{minutes}m ago"

@@ -1,0 +1,69 @@
+"""How much in one pass. The budget defers, oldest first; the breaker refuses everything when the world looks broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
+from gpukeeper.model.policy import Policy
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """What the pass saw, as far as budget and breaker care."""
+
+    seen: int
+    running: int
+    before: int  # there in the pass before
+    vanished: int  # of those, missing now
+    acts_last_hour: int
+    clock: str | None = None  # why the clock is not to be trusted
+
+
+def make_plan(
+    decisions: Sequence[Decision],
+    policy: Policy,
+    fleet: Fleet,
+    now: datetime,
+    *,
+    pass_id: int,
+    allow: int | None = None,
+) -> Plan:
+    """`allow`: a person read the plan and allows this many once, whatever budget and breaker say."""
+    warn = [d for d in decisions if d.action is Action.WARN]
+    acting = sorted((d for d in decisions if d.action in ACTING), key=_oldest_first)
+    breaker = None if allow is not None else open_breaker(acting, policy, fleet)
+    room = allow if allow is not None else room_left(policy, fleet)
+    taken, deferred = acting[:room], acting[room:]
+    steps = tuple(Step(f"{pass_id}.{number}", d) for number, d in enumerate([*warn, *taken], start=1))
+    return Plan(policy.digest, now, () if breaker else steps, tuple(deferred), breaker)
+
+
+def room_left(policy: Policy, fleet: Fleet) -> int:
+    per_pass = policy.budget.per_pass.of(fleet.seen)
+    per_hour = policy.budget.per_hour.of(fleet.seen) - fleet.acts_last_hour
+    return max(0, min(per_pass, per_hour))
+
+
+def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
+    """A sentence when the world looks broken, else None."""
+    if fleet.clock is not None:
+        return f"{fleet.clock}. Nothing was touched."
+    due = sum(1 for decision in acting if decision.running)
+    if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
+        return (
+            f"The plan would stop {due} of {fleet.running} running workloads at once; "
+            f"the breaker opens above {policy.breaker.running:.0%}. Nothing was touched."
+        )
+    if fleet.vanished > max(policy.breaker.floor, int(fleet.before * policy.breaker.vanished)):
+        return (
+            f"{fleet.vanished} of {fleet.before} things seen in the last pass are missing; "
+            f"the breaker opens above {policy.breaker.vanished:.0%}. Nothing was touched."
+        )
+    return None
+
+
+def _oldest_first(decision: Decision) -> tuple[float, str]:
+    return (decision.due.timestamp() if decision.due else 0.0, decision.seen.ref.key)

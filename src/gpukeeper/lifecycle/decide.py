@@ -1,0 +1,153 @@
+"""The decision about one subject. Pure. Called once when planning and again just before acting.
+
+The order of RULES is the precedence: an answer may suspend rules after it (a hold suspends idle, a workload's own TTL
+outranks retention); the first rule that is due and not suspended decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from types import ModuleType
+
+import msgspec
+
+from gpukeeper.lifecycle.rules import (
+    exemption,
+    hold,
+    idle,
+    live_children,
+    max_runtime,
+    never_started,
+    orphan,
+    own_ttl,
+    restart_loop,
+    retention,
+    stop_hold,
+    target,
+    temporary_tree,
+)
+from gpukeeper.lifecycle.settings import Rulebook, Settings
+from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, View
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+RULES: tuple[ModuleType, ...] = (
+    target,
+    exemption,
+    hold,
+    stop_hold,
+    max_runtime,
+    restart_loop,
+    live_children,
+    idle,
+    never_started,
+    own_ttl,
+    retention,
+    orphan,
+    temporary_tree,
+)
+Ask = Callable[[View, Settings, datetime], Answer]
+_FOR_ONE_SHAPE = {"orphan": Shape.ORPHAN, "temporary_tree": Shape.TREE}
+_FOR_ANY = ("target", "exemption", "hold")
+
+
+def _rules_for(shape: Shape) -> tuple[tuple[str, Ask], ...]:
+    """Leftovers have a rule of their own; the rules about running and ending are for workloads only."""
+    return tuple(
+        (rule.NAME, rule.ask)
+        for rule in RULES
+        if rule.NAME in _FOR_ANY or _FOR_ONE_SHAPE.get(rule.NAME, Shape.WORKLOAD) is shape
+    )
+
+
+_ASK = {shape: _rules_for(shape) for shape in Shape}
+_NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
+NO_GRACE = timedelta()
+REQUEST = "request"  # the rule of a step that a person asked for
+_RUNNING = (State.RUNNING, State.PAUSED)
+# When nothing is due, the decision names the answer that says most about why.
+_WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WAIT: 1}
+
+
+def decide(view: View, book: Rulebook, now: datetime) -> Decision:
+    settings = book.settings(view.subject)
+    suspended: frozenset[str] = frozenset()
+    complaints: tuple[str, ...] = ()
+    best = _NOTHING
+    for name, ask in _ASK[view.subject.shape]:
+        if name in suspended:
+            continue
+        answer = ask(view, settings, now)
+        if answer.verdict is Verdict.SILENT:
+            continue
+        if answer.complaint is not None:
+            complaints += (answer.complaint,)
+        if answer.verdict is Verdict.DUE:
+            return _decision(view.subject, answer, complaints, settings)
+        best = _weightier(best, answer)
+        if answer.suspends:
+            if "*" in answer.suspends:
+                break
+            suspended |= answer.suspends
+    return _decision(view.subject, best, complaints, settings)
+
+
+def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
+    """What every rule says, suspended or not; `explain` shows them."""
+    settings, shape = book.settings(view.subject), view.subject.shape
+    asked = dict(_ASK[shape])
+    other = Answer("", Verdict.SILENT, f"not for a {shape}")
+    return tuple(
+        asked[rule.NAME](view, settings, now) if rule.NAME in asked else msgspec.structs.replace(other, rule=rule.NAME)
+        for rule in RULES
+    )
+
+
+def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str | None:
+    """The condition for acting: a fresh look gives the same thing, incarnation, rule and action.
+
+    None when it holds, otherwise what changed, in words.
+    """
+    planned, seen = step.decision, fresh.subject.seen
+    if seen.ref.key != planned.seen.ref.key:
+        return "it is not the same thing any more"
+    if seen.incarnation != planned.seen.incarnation:
+        return "it was started anew since the plan was made"
+    if planned.rule == REQUEST:
+        # A person asked for it. No rule has to be due, but it must still be ours to act on.
+        standing = target.ask(fresh, book.settings(fresh.subject), now)
+        return None if standing.verdict is Verdict.SILENT else standing.reason
+    again = decide(fresh, book, now)
+    if (again.rule, again.action, again.stage) != (planned.rule, planned.action, planned.stage):
+        return again.reason if again.action is Action.KEEP else f"now {again.action} by {again.rule}: {again.reason}"
+    return None
+
+
+def _weightier(best: Answer, answer: Answer) -> Answer:
+    if best is _NOTHING:
+        return answer
+    if answer.verdict is Verdict.WAIT and best.verdict is Verdict.WAIT:
+        return answer if answer.due and best.due and answer.due < best.due else best
+    return answer if _WEIGHT[answer.verdict] > _WEIGHT[best.verdict] else best
+
+
+def _decision(subject: Subject, answer: Answer, complaints: tuple[str, ...], settings: Settings) -> Decision:
+    devices, limits = subject.devices, settings.limits
+    return Decision(
+        subject.seen,
+        answer.action,
+        answer.rule,
+        answer.reason,
+        answer.verdict,
+        answer.due,
+        answer.since,
+        answer.stage,
+        answer.limit,
+        NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
+        subject.state in _RUNNING,
+        subject.owner if isinstance(subject.owner, str) else None,
+        devices if isinstance(devices, Unknown) else len(devices),
+        subject.size,
+        complaints,
+    )

@@ -1,0 +1,77 @@
+"""Who may hold what, and for how long. Pure; the daemon and the command line both ask here."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import Hold
+from gpukeeper.model.unknown import Unknown
+
+
+class NotAllowed(msgspec.Struct, frozen=True):
+    why: str
+
+
+def is_admin(book: Rulebook, who: str) -> bool:
+    return who in book.policy.admins
+
+
+def may_touch(view: View, book: Rulebook, who: str) -> NotAllowed | None:
+    """One's own workloads, or any for an admin."""
+    owner = view.subject.owner
+    if is_admin(book, who) or owner == who:
+        return None
+    whose = f"belongs to {owner}" if isinstance(owner, str) else "has no known owner"
+    return NotAllowed(f"{view.subject.ref.path} {whose}; {who} may not change it. Ask its owner or an admin.")
+
+
+def may_hold(
+    view: View,
+    book: Rulebook,
+    who: str,
+    asked: timedelta | None,
+    now: datetime,
+    *,
+    reason: str = "",
+    suspends: tuple[str, ...] = (),
+) -> Hold | NotAllowed:
+    """The hold that is granted, or why not. A user's holds are limited each, and together within a rolling time."""
+    refused = may_touch(view, book, who)
+    if refused is not None:
+        return refused
+    limits = book.settings(view.subject).limits
+    longest = limits.hold if not isinstance(limits, Unknown) else timedelta(days=1)
+    span = asked if asked is not None else longest
+    if span <= timedelta():
+        return NotAllowed("a hold needs a length such as 2h or 1d")
+    if is_admin(book, who):
+        return Hold(who, now, now + span, reason, admin=True, suspends=suspends)
+    if suspends:
+        return NotAllowed("only an admin chooses what a hold suspends")
+    if span > longest:
+        return NotAllowed(f"a hold may last {in_words(longest)} at most; {in_words(span)} was asked for")
+    policy = book.policy
+    used = held_within(view.memory.holds, now - policy.hold_within, now)
+    left = policy.hold_total - used
+    if left <= timedelta():
+        return NotAllowed(
+            f"it was held for {in_words(used)} of the last {in_words(policy.hold_within)}, and "
+            f"{in_words(policy.hold_total)} is the limit. Use it, or ask an admin."
+        )
+    return Hold(who, now, now + min(span, left), reason)
+
+
+def held_within(holds: tuple[Hold, ...], since: datetime, now: datetime) -> timedelta:
+    """Time between `since` and now that users' holds covered; overlapping holds count once."""
+    spans = sorted((max(h.at, since), min(h.until, now)) for h in holds if not h.admin and h.until > since)
+    total, reached = timedelta(), since
+    for begin, end in spans:
+        begin = max(begin, reached)  # noqa: PLW2901 - the part not counted yet
+        if end > begin:
+            total, reached = total + (end - begin), end
+    return total

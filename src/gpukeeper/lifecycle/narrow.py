@@ -1,0 +1,56 @@
+"""The narrowing flags of plan, apply and observe. They choose among what the policy covers and never widen it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpukeeper.lifecycle.settings import has_label
+from gpukeeper.model.subject import Subject
+
+
+class Narrow(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing given means everything. A fact that is not known fits no narrowing on it."""
+
+    platform: str | None = None  # docker, or docker/node-3
+    namespace: str | None = None
+    label: str | None = None
+    kind: str | None = None
+    owner: str | None = None
+    outcome: str | None = None
+    older_than: timedelta | None = None
+    name: str | None = None
+
+    def fits(self, subject: Subject, now: datetime) -> bool:
+        ref = subject.ref
+        named = (
+            (self.namespace, ref.namespace),
+            (self.kind, ref.kind.lower()),
+            (self.owner, subject.owner),
+            (self.outcome, subject.outcome),
+        )
+        if not all(wanted is None or _like(value, wanted) for wanted, value in named):
+            return False
+        if self.platform is not None and not _like(f"{ref.platform}/{ref.place}", self.platform, prefix=True):
+            return False
+        if self.name is not None and not (fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)):
+            return False
+        if self.label is not None and not has_label(subject, self.label):
+            return False
+        return self.older_than is None or _age(subject, now) >= self.older_than
+
+
+def _like(value: object, wanted: str, *, prefix: bool = False) -> bool:
+    if not isinstance(value, str):
+        return False
+    return fnmatchcase(value, wanted) or (prefix and value.startswith(wanted.rstrip("/") + "/"))
+
+
+def _age(subject: Subject, now: datetime) -> timedelta:
+    """Since its end, else its start, else its creation; what has no known time is not older than anything."""
+    for at in (subject.ended, subject.last_used, subject.started, subject.created):
+        if isinstance(at, datetime):
+            return now - at
+    return timedelta(-1)

@@ -1,0 +1,107 @@
+"""State from journal. Pure: the same lines in the same order give the same memory, on any store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, Vanished, WarningSent
+from gpukeeper.model.memory import Hold, Memory, Stopped, Warned
+from gpukeeper.model.subject import Outcome, State
+
+WARNINGS_KEPT = 12
+HOLDS_KEPT = 24
+_STARTED = (State.RUNNING, State.PAUSED)
+
+
+def remember(memory: Memory, line: Event) -> Memory | None:
+    """The memory of a thing after one more line about it. None: nothing is left to remember.
+
+    What vanished is remembered: a platform that lost its list for a moment must not cost anybody a hold.
+    """
+    match line:
+        case Noticed():
+            return _notice(memory, line)
+        case WarningSent():
+            warned = Warned(line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit)
+            return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned)[-WARNINGS_KEPT:])
+        case Held():
+            return msgspec.structs.replace(memory, holds=(*memory.holds, line.hold)[-HOLDS_KEPT:])
+        case Released():
+            return msgspec.structs.replace(memory, holds=_end_holds(memory, line.at))
+        case Closed(action=Action.STOP, result=Result.RECLAIMED):
+            stopped = Stopped("gpukeeper", line.rule, line.at, line.incarnation)
+            return msgspec.structs.replace(memory, stopped=stopped)
+        case Closed(action=Action.REMOVE, result=Result.RECLAIMED):
+            return None
+        case _:
+            return memory
+
+
+def is_gone(line: Event) -> bool:
+    """Lines after which the thing is not there any more."""
+    return isinstance(line, Vanished) or (
+        isinstance(line, Closed) and line.action is Action.REMOVE and line.result is Result.RECLAIMED
+    )
+
+
+def closes(line: Closed) -> bool:
+    """Whether an outcome closes its intent. What could not be verified stays open, and is looked at first."""
+    return line.result is not Result.UNKNOWN
+
+
+def decision_words(line: Decided) -> str:
+    return f"{line.action} {line.rule} {line.verdict}"
+
+
+def _notice(memory: Memory, line: Noticed) -> Memory:
+    new = line.incarnation != memory.incarnation
+    if new and memory.started is not None:
+        memory = _add_run(memory, line.previous_end)
+    if line.state is State.ENDED:
+        return _notice_end(memory, line)
+    if line.state not in _STARTED:
+        return msgspec.structs.replace(memory, state=str(line.state), incarnation=line.incarnation)
+    return msgspec.structs.replace(
+        memory,
+        state=str(line.state),
+        incarnation=line.incarnation,
+        started=line.started,
+        first_start=memory.first_start or line.started or line.at,
+        stopped=None if new else memory.stopped,
+        first_seen_ended=None,
+    )
+
+
+def _notice_end(memory: Memory, line: Noticed) -> Memory:
+    if memory.started is None and line.started is not None and memory.incarnation != line.incarnation:
+        memory = msgspec.structs.replace(memory, started=line.started, first_start=memory.first_start or line.started)
+    memory = _add_run(memory, line.ended)
+    ours = memory.stopped is not None and memory.stopped.incarnation == line.incarnation
+    stopped = memory.stopped if ours else None
+    if not ours and line.outcome is Outcome.STOPPED:
+        # No journalled intent of ours stopped this incarnation, so a person did: the lenient reading.
+        stopped = Stopped("somebody", "", line.ended or line.at, line.incarnation)
+    return msgspec.structs.replace(
+        memory,
+        state=str(line.state),
+        incarnation=line.incarnation,
+        stopped=stopped,
+        first_seen_ended=memory.first_seen_ended or line.at,
+        ends_seen=memory.ends_seen + 1,
+        last_end_failed=line.outcome is Outcome.FAILED,
+    )
+
+
+def _add_run(memory: Memory, end: datetime | None) -> Memory:
+    """Close the run that was under way. An end nobody saw adds nothing: less runtime keeps longer."""
+    ran = timedelta()
+    if memory.started is not None and end is not None and end > memory.started:
+        ran = end - memory.started
+    return msgspec.structs.replace(memory, ran=memory.ran + ran, started=None)
+
+
+def _end_holds(memory: Memory, at: datetime) -> tuple[Hold, ...]:
+    return tuple(h if h.until <= at else msgspec.structs.replace(h, until=at) for h in memory.holds)

@@ -1,0 +1,61 @@
+"""Somebody asked to keep it: through `workload hold` or a mark on the workload. Within a limit, never for ever."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import Hold
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown, is_known
+
+NAME = "hold"
+SAYS = (
+    "A user's hold suspends idle and every removal, never the maximum runtime; an admin's hold names what it suspends."
+)
+
+# Everything a plain hold suspends. max_runtime is absent on purpose (precedence in docs/reference/policy.md).
+SUSPENDED = frozenset(
+    {"idle", "never_started", "own_ttl", "retention", "live_children", "restart_loop", "orphan", "temporary_tree"}
+)
+_NONE = Answer(NAME, Verdict.SILENT, "nobody holds it")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    mark = view.subject.marks.hold_until
+    if mark is None and not view.memory.holds:
+        return _NONE
+    if isinstance(mark, Unknown):
+        why = f"its hold mark cannot be read ({mark.why}); kept until somebody mends it"
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=SUSPENDED, complaint=why)
+    held = [hold for hold in view.memory.holds if _end(hold, settings) > now]
+    if isinstance(mark, datetime) and (until := min(mark, _latest(view.subject, settings))) > now:
+        held.append(Hold("its own mark", now, until))
+    if not held:
+        return _NONE
+    suspends = frozenset[str]().union(*(_suspends(hold) for hold in held))
+    longest = max(held, key=lambda hold: hold.until)
+    reason = f"held by {longest.by} for {in_words(_end(longest, settings) - now)} more"
+    return Answer(NAME, Verdict.PROTECT, reason + (f": {longest.reason}" if longest.reason else ""), suspends=suspends)
+
+
+def _end(hold: Hold, settings: Settings) -> datetime:
+    """A user's hold never outlasts the class's limit, whatever was written."""
+    if hold.admin or isinstance(settings.limits, Unknown):
+        return hold.until
+    return min(hold.until, hold.at + settings.limits.hold) if hold.by != "its own mark" else hold.until
+
+
+def _suspends(hold: Hold) -> frozenset[str]:
+    if not (hold.admin and hold.suspends):
+        return SUSPENDED
+    return EVERY_RULE if "*" in hold.suspends else frozenset(hold.suspends)
+
+
+def _latest(subject: Subject, settings: Settings) -> datetime:
+    """A mark on the object can be renewed by anyone who may write it; retention.max after its end bounds it."""
+    longest = settings.retention.max if is_known(settings.retention) else timedelta(days=3650)
+    begun = [at for at in (subject.ended, subject.started, subject.created) if isinstance(at, datetime)]
+    return (begun[0] if begun else datetime.max.replace(tzinfo=subject.seen.at.tzinfo) - longest) + longest

@@ -1,0 +1,104 @@
+"""A running workload that holds GPUs and uses nothing is warned twice, stopped, and removed if its class says so."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.lifecycle.activity import Use, judge
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "idle"
+SAYS = "GPUs unused over the whole window, and no other sign of use: warned twice, stopped, then removed (after_idle)."
+
+HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
+_NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
+_NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
+_NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no idle time")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject, limits = view.subject, settings.limits
+    if subject.state is State.ENDED:
+        return _after_stop(view, limits)
+    if subject.state is not State.RUNNING and subject.state is not State.PAUSED:
+        return _NOT_RUNNING
+    if subject.devices == ():
+        return _NO_GPU
+    if isinstance(limits, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, limits.why)
+    if limits.idle is None:
+        return _NO_LIMIT
+    if isinstance(subject.devices, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"which GPUs it holds is not known ({subject.devices.why})")
+    if not isinstance(subject.started, datetime):
+        return Answer(NAME, Verdict.UNKNOWN, "when it started is not known")
+    window = limits.idle * settings.policy.demand.idle_factor if view.pressure else limits.idle
+    return _judge(view, settings, limits, window, subject.devices, subject.started, now)
+
+
+def _judge(
+    view: View,
+    settings: Settings,
+    limits: ClassSettings,
+    window: timedelta,
+    devices: tuple[str, ...],
+    started: datetime,
+    now: datetime,
+) -> Answer:
+    # The grace is given once per workload, at its very first start; a restart only begins a new window.
+    graced = (view.memory.first_start or started) + limits.start_grace
+    if now < graced:
+        words = f"started {in_words(now - started)} ago, in its start grace"
+        return Answer(NAME, Verdict.WAIT, words, due=graced + window)
+    warnings = settings.policy.warnings
+    horizon = window + warnings.lead + warnings.undelivered + HORIZON_SLACK
+    judged = judge(view.series, devices, settings.policy.activity, window, now, horizon)
+    if judged.use is Use.UNKNOWN:
+        return Answer(NAME, Verdict.UNKNOWN, judged.reason)
+    if judged.use is Use.ACTIVE:
+        return Answer(NAME, Verdict.WAIT, judged.reason, due=now + window)
+    since = max(judged.since or now, graced, started)
+    words = f"idle for {in_words(now - since)}, allowed {in_words(window)}"
+    if view.pressure:
+        words += " while GPUs are scarce"
+    if judged.skipped:
+        words += f" (not looked at: {', '.join(judged.skipped)})"
+    if limits.on_idle is OnIdle.REPORT:
+        if now - since < window:
+            return Answer(NAME, Verdict.WAIT, words, due=since + window)
+        return Answer(NAME, Verdict.REPORT, words + "; its class only reports that", since=since)
+    return staged(
+        NAME,
+        view,
+        warnings,
+        now,
+        begin=since,
+        limit=window,
+        stages=warnings.idle,
+        action=Action.STOP,
+        condition=words,
+        since=since,
+        # A warning belongs to this quiet time if no use was measured after it.
+        only_after=max(judged.used or now - horizon, started),
+    )
+
+
+def _after_stop(view: View, limits: ClassSettings | Unknown) -> Answer:
+    stopped = view.memory.stopped
+    if stopped is None or stopped.by != "gpukeeper" or stopped.rule != NAME:
+        return _NOT_RUNNING
+    if stopped.incarnation != view.subject.seen.incarnation:
+        return _NOT_RUNNING
+    if isinstance(limits, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, limits.why)
+    if limits.after_idle is AfterIdle.KEEP:
+        return _NOT_RUNNING
+    return Answer(
+        NAME, Verdict.DUE, "stopped because it was idle; its class removes it then", Action.REMOVE, stopped.at
+    )

@@ -1,0 +1,36 @@
+"""A finished root whose children run on and hold GPUs: the work is over, the GPUs are not back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.policy import AtFinish
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "live_children"
+SAYS = "Children that still run after their root finished are ended when at_finish says so, and always reported."
+
+SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves
+_NONE = Answer(NAME, Verdict.SILENT, "no living children")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if subject.state is not State.ENDED or subject.live_children == 0:
+        return _NONE
+    if isinstance(subject.live_children, Unknown):
+        why = f"whether its children still run is not known ({subject.live_children.why})"
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=frozenset({"own_ttl", "retention"}))
+    ended = finish_of(view, now)
+    condition = f"finished {in_words(now - ended)} ago, yet {subject.live_children} of its children run and hold GPUs"
+    if settings.policy.at_finish is AtFinish.NONE:
+        return Answer(NAME, Verdict.REPORT, condition + "; at_finish is None, so they are reported only", since=ended)
+    due = ended + SETTLE
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, condition, due=due)
+    return Answer(NAME, Verdict.DUE, condition, Action.TRIM, due, ended)

@@ -1,0 +1,49 @@
+"""No workload runs for ever. Runtime adds up over restarts of the same workload."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "max_runtime"
+SAYS = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
+
+_NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
+_NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no maximum runtime")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if subject.state is not State.RUNNING and subject.state is not State.PAUSED:
+        return _NOT_RUNNING
+    limits = settings.limits
+    if isinstance(limits, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, limits.why)
+    if limits.max_runtime is None:
+        return _NO_LIMIT
+    if not isinstance(subject.started, datetime):
+        return Answer(NAME, Verdict.UNKNOWN, f"when it started is not known ({_why(subject.started)})")
+    begin = subject.started - view.memory.ran
+    condition = f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}"
+    return staged(
+        NAME,
+        view,
+        settings.policy.warnings,
+        now,
+        begin=begin,
+        limit=limits.max_runtime,
+        stages=settings.policy.warnings.runtime,
+        action=Action.STOP,
+        condition=condition,
+        since=begin + limits.max_runtime,
+    )
+
+
+def _why(started: Unknown | None) -> str:
+    return started.why if isinstance(started, Unknown) else "the platform gives no start"

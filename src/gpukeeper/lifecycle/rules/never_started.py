@@ -1,0 +1,36 @@
+"""Created and never started: a failed start, or somebody who forgot. It blocks names and GPU claims."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "never_started"
+SAYS = "What was created and not started within never_started (30m) is removed."
+
+_STARTED = Answer(NAME, Verdict.SILENT, "it was started")
+_NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps what was never started")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    if view.subject.state is not State.CREATED:
+        return _STARTED
+    if isinstance(settings.limits, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, settings.limits.why)
+    if settings.limits.never_started is None:
+        return _NO_LIMIT
+    created = view.subject.created
+    if isinstance(created, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was created is not known ({created.why})")
+    due = created + settings.limits.never_started
+    reason = (
+        f"created {in_words(now - created)} ago and never started, allowed {in_words(settings.limits.never_started)}"
+    )
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, created)

@@ -1,0 +1,38 @@
+"""Running remainders of a workload that ended. Ended only with proof that they belonged to it; others are reported."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Shape
+from gpukeeper.model.unknown import Unknown
+
+NAME = "orphan"
+SAYS = "What a workload left running is ended when it is proven to be that workload's; foreign ones never."
+
+SETTLE = timedelta(minutes=1)
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not an orphan")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if subject.shape is not Shape.ORPHAN:
+        return _NOT_ONE
+    if isinstance(subject.proof, Unknown):
+        return Answer(
+            NAME, Verdict.UNKNOWN, f"whether it belongs to an ended workload is not known ({subject.proof.why})"
+        )
+    if subject.proof is None:
+        return Answer(NAME, Verdict.REPORT, "nothing proves that an ended workload left it; it is never touched")
+    if isinstance(subject.created, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"its age is not known ({subject.created.why})")
+    reason = f"left behind by a workload that ended ({subject.proof}), {in_words(now - subject.created)} old"
+    if not settings.policy.orphans:
+        return Answer(NAME, Verdict.REPORT, reason + "; the policy only reports orphans", since=subject.created)
+    due = subject.created + SETTLE
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, subject.created)

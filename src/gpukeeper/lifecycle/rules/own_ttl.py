@@ -1,0 +1,43 @@
+"""The workload's own time to live after its finish. It outranks the policy's retention, up to retention.max."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "own_ttl"
+SAYS = "A finished workload that names its own TTL goes when that is over, whatever the policy's retention says."
+
+_NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
+_NONE = Answer(NAME, Verdict.SILENT, "it names no TTL of its own")
+_IGNORED = Answer(NAME, Verdict.SILENT, "the policy does not count a workload's own TTL")
+_OUTRANKS = frozenset({"retention"})
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    if view.subject.state is not State.ENDED:
+        return _NOT_ENDED
+    ttl = view.subject.marks.ttl
+    if ttl is None:
+        return _NONE
+    if not settings.policy.own_ttl:
+        return _IGNORED
+    if isinstance(ttl, Unknown):
+        why = f"its TTL cannot be read ({ttl.why}); kept until somebody mends it"
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=_OUTRANKS, complaint=why)
+    if isinstance(settings.retention, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, settings.retention.why, suspends=_OUTRANKS)
+    ended = finish_of(view, now)
+    allowed = min(ttl, settings.retention.max)
+    capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
+    reason = f"ended {in_words(now - ended)} ago, its own TTL is {in_words(allowed)}{capped}"
+    due = ended + allowed
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due, suspends=_OUTRANKS)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)

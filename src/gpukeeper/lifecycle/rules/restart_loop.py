@@ -1,0 +1,38 @@
+"""A workload that ended for good and runs again under the same uid is in a loop: it fails, expires and starts anew."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.subject import State
+
+NAME = "restart_loop"
+SAYS = "A root that was seen to end for good and runs again is reported, and removed after a warning once it repeats."
+
+_NO_LOOP = Answer(NAME, Verdict.SILENT, "it never ended before")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject, ends = view.subject, view.memory.ends_seen
+    if not subject.ends_for_good or subject.state is State.ENDED or ends == 0:
+        return _NO_LOOP
+    condition = f"it ended {ends} time{'s' if ends > 1 else ''} and runs again under the same identity"
+    if ends < settings.policy.loops:
+        return Answer(NAME, Verdict.REPORT, condition)
+    warnings = settings.policy.warnings
+    begin = subject.started if isinstance(subject.started, datetime) else now
+    return staged(
+        NAME,
+        view,
+        warnings,
+        now,
+        begin=begin,
+        limit=warnings.lead,
+        stages=(0.0,),
+        action=Action.REMOVE,
+        condition=condition,
+        since=begin,
+    )

@@ -1,0 +1,37 @@
+"""How long what ended is kept: by how it ended and in which environment. Failures are kept longer."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "retention"
+SAYS = "What ended is removed when its retention is over: by outcome, and by environment where the policy has some."
+
+_NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if subject.state is not State.ENDED:
+        return _NOT_ENDED
+    if isinstance(settings.retention, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, settings.retention.why)
+    if isinstance(subject.outcome, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"how it ended is not known ({subject.outcome.why})")
+    outcome = subject.outcome or Outcome.STOPPED
+    keep = getattr(settings.retention, outcome.value)
+    if keep is None:
+        return Answer(NAME, Verdict.PROTECT, f"{outcome}; kept until somebody removes it (retention: manual)")
+    ended = finish_of(view, now)
+    due = ended + keep
+    reason = f"{outcome} {in_words(now - ended)} ago, kept for {in_words(keep)}"
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended)

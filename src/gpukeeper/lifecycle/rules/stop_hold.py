@@ -1,0 +1,32 @@
+"""After the owner's own stop the GPU stays theirs for a while, so that a restart finds it free."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "stop_hold"
+SAYS = "What its owner stopped keeps its GPU for hold_after_stop (15m); then it falls under retention."
+
+_NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")
+_SUSPENDS = frozenset({"idle", "own_ttl", "retention"})
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    stopped = view.memory.stopped
+    if view.subject.state is not State.ENDED or stopped is None or stopped.by == "gpukeeper":
+        return _NOT_STOPPED
+    if isinstance(settings.limits, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, settings.limits.why, suspends=_SUSPENDS)
+    until = stopped.at + settings.limits.hold_after_stop
+    if now >= until or view.subject.devices == ():
+        return _NOT_STOPPED
+    reason = (
+        f"stopped by hand {in_words(now - stopped.at)} ago; its GPU stays the owner's for {in_words(until - now)} more"
+    )
+    return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=_SUSPENDS)

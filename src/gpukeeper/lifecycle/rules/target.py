@@ -1,0 +1,54 @@
+"""Is it ours to act on at all? In scope, a root, in a known state, and nobody else's."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import Policy
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "target"
+SAYS = "Only roots inside the policy's scope are acted on; what another actor manages is left alone."
+
+_FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and nobody else's")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if not in_scope(settings.policy, subject.ref):
+        return _leave("outside the policy's scope")
+    if subject.shape is Shape.DEVICE:
+        return _leave("a device is shown, never acted on")
+    if subject.root is not None:
+        if isinstance(subject.root, Unknown):
+            return _unknown(f"whose part it is, is not known ({subject.root.why})")
+        return _leave(f"part of {subject.root}; only the root is acted on")
+    if subject.marks.managed_elsewhere is not None:
+        return _leave(f"managed by {subject.marks.managed_elsewhere}")
+    if isinstance(subject.state, Unknown):
+        return _unknown(f"its state is not known ({subject.state.why})")
+    if subject.state is State.REMOVING:
+        return _leave("its removal is under way already")
+    if not isinstance(settings.limits, Unknown) and settings.limits.untouchable:
+        return _leave(f"class {settings.class_name} is never touched")
+    return _FINE
+
+
+def in_scope(policy: Policy, ref: Ref) -> bool:
+    scope = policy.scope.get(ref.platform)
+    if scope is None or not any(fnmatchcase(ref.place, pattern) for pattern in scope.places):
+        return False
+    return not ref.namespace or any(fnmatchcase(ref.namespace, pattern) for pattern in scope.namespaces)
+
+
+def _leave(reason: str) -> Answer:
+    return Answer(NAME, Verdict.PROTECT, reason, suspends=EVERY_RULE)
+
+
+def _unknown(reason: str) -> Answer:
+    return Answer(NAME, Verdict.UNKNOWN, reason, suspends=EVERY_RULE)

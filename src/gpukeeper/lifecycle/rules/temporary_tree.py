@@ -1,0 +1,65 @@
+"""Temporary files below a root that the policy names: closed, unused for long enough, and large enough to matter."""
+
+from __future__ import annotations
+
+import posixpath
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.policy import Policy, Temporary
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+
+NAME = "temporary_tree"
+SAYS = "Trees of the named patterns below a named root go when they are large, closed and unused for long enough."
+
+UNDER_PRESSURE = timedelta(minutes=10)  # ages shrink to this, conditions never do
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
+_NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject = view.subject
+    if subject.shape is not Shape.TREE:
+        return _NOT_ONE
+    named = named_by(settings.policy, subject)
+    if named is None:
+        return _NOT_NAMED
+    together = subject.size if subject.together is None else subject.together
+    if isinstance(together, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees below {named.root} is not known ({together.why})")
+    if together < named.above:
+        held = f"{size_in_words(together)} of such trees below {named.root}"
+        return Answer(NAME, Verdict.SILENT, f"{held}; they are looked at above {size_in_words(named.above)}")
+    if isinstance(subject.in_use, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+    if subject.in_use:
+        return Answer(NAME, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
+    return _by_age(subject, named, view.pressure, now)
+
+
+def named_by(policy: Policy, subject: Subject) -> Temporary | None:
+    """The entry that names it: a direct child of the root, by pattern. Anything else is not ours to delete."""
+    root, name = posixpath.split(subject.ref.name)
+    for entry in policy.temporary:
+        if posixpath.normpath(entry.root) == root and any(fnmatchcase(name, pattern) for pattern in entry.names):
+            return entry
+    return None
+
+
+def _by_age(subject: Subject, named: Temporary, pressure: bool, now: datetime) -> Answer:
+    last_used = subject.last_used
+    if not isinstance(last_used, datetime):
+        why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
+    if isinstance(subject.size, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"its size is not known ({subject.size.why})")
+    allowed = min(named.older_than, UNDER_PRESSURE) if pressure else named.older_than
+    reason = f"{size_in_words(subject.size)}, unused for {in_words(now - last_used)}, allowed {in_words(allowed)}"
+    due = last_used + allowed
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used)

@@ -1,0 +1,116 @@
+"""Which settings apply to a subject: its class by the policy's match list, its owner's groups, its environment."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpukeeper.model.policy import ClassSettings, Group, Match, Policy, Retention
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown, is_known
+
+NO_LIMITS = ClassSettings(never_started=None)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the rules ask for one subject. An Unknown here keeps."""
+
+    policy: Policy
+    class_name: str
+    limits: ClassSettings | Unknown
+    retention: Retention | Unknown
+
+
+class Rulebook:
+    """A policy with its answers remembered: most subjects share class, owner and environment."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._known: dict[object, Settings] = {}
+
+    def settings(self, subject: Subject) -> Settings:
+        class_ = class_of(self.policy, subject) if self.policy.match else subject.class_
+        key = (class_, subject.owner, subject.environment)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _settle(self.policy, class_, subject)
+        return found
+
+
+def class_of(policy: Policy, subject: Subject) -> str | Unknown:
+    """The first match of the policy, else what the platform recognised."""
+    for match in policy.match:
+        if _fits(match, subject):
+            return match.class_
+    return subject.class_
+
+
+def limits_for(policy: Policy, class_name: str, owner: str | None) -> ClassSettings:
+    """The class's limits as its owner's groups change them; the most generous group wins."""
+    limits = policy.classes.get(class_name, NO_LIMITS)
+    if limits.untouchable or owner is None:
+        return limits
+    mine = [group for group in policy.groups.values() if owner in group.members]
+    for name in ("idle", "max_runtime", "hold_after_stop"):
+        limits = _widen(limits, name, mine)
+    return limits
+
+
+def _widen(limits: ClassSettings, name: str, groups: list[Group]) -> ClassSettings:
+    """A group only gives more than the class, and only where the class has a limit at all."""
+    own = getattr(limits, name)
+    given = [value for group in groups if (value := getattr(group, name)) is not None]
+    if own is None or max(given, default=own) <= own:
+        return limits
+    return msgspec.structs.replace(limits, **{name: max(given)})
+
+
+def _settle(policy: Policy, class_: str | Unknown, subject: Subject) -> Settings:
+    return Settings(
+        policy=policy,
+        class_name=class_ if is_known(class_) else "unknown",
+        limits=_limits(policy, class_, subject.owner),
+        retention=_retention(policy, subject.environment),
+    )
+
+
+def _limits(policy: Policy, class_: str | Unknown, owner: str | Unknown | None) -> ClassSettings | Unknown:
+    if isinstance(class_, Unknown):
+        return Unknown(f"its class is not known ({class_.why})")
+    if isinstance(owner, Unknown):
+        if policy.groups:
+            return Unknown(f"its owner is not known ({owner.why}), and owners have different limits")
+        owner = None
+    return limits_for(policy, class_, owner)
+
+
+def _retention(policy: Policy, environment: str | Unknown | None) -> Retention | Unknown:
+    if not policy.environments or environment is None:
+        return policy.retention
+    if isinstance(environment, Unknown):
+        return Unknown(f"its environment is not known ({environment.why}), and environments have different retention")
+    return policy.environments.get(environment, policy.retention)
+
+
+def _fits(match: Match, subject: Subject) -> bool:
+    ref = subject.ref
+    owner = subject.owner if isinstance(subject.owner, str) else None
+    asked = (
+        (match.platform, ref.platform),
+        (match.namespace, ref.namespace),
+        (match.kind, ref.kind),
+        (match.name, ref.name),
+        (match.owner, owner),
+        (match.image, subject.labels.get("image")),
+    )
+    if not all(pattern is None or (value is not None and fnmatchcase(value, pattern)) for pattern, value in asked):
+        return False
+    return match.label is None or has_label(subject, match.label)
+
+
+def has_label(subject: Subject, wanted: str) -> bool:
+    """`key`, `key=value` or `key=pattern`."""
+    key, given, value = wanted.partition("=")
+    found = subject.labels.get(key)
+    return found is not None and (not given or fnmatchcase(found, value))

@@ -1,0 +1,56 @@
+"""Warnings before running work is stopped, as a staged answer: warn, warn, then the stop, never without lead."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import Warned
+from gpukeeper.model.policy import Warnings
+
+
+def staged(
+    rule: str,
+    view: View,
+    settings: Warnings,
+    now: datetime,
+    *,
+    begin: datetime,
+    limit: timedelta,
+    stages: tuple[float, ...],
+    action: Action,
+    condition: str,
+    since: datetime,
+    only_after: datetime | None = None,
+) -> Answer:
+    """What is due of warnings and stop. `only_after`: older warnings belong to an earlier episode."""
+    sent = [
+        w
+        for w in view.memory.warnings
+        if w.rule == rule and w.limit == limit and (only_after is None or w.at >= only_after)
+    ]
+    done = max((w.stage for w in sent), default=0)
+    if done < len(stages):
+        at = begin + stages[done] * limit
+        stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
+        words = f"{condition}; will be stopped in {in_words(max(stop - now, timedelta()))} unless it is used or held"
+        if now >= at:
+            return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit)
+        return Answer(rule, Verdict.WAIT, f"{condition}; first warned at {in_words(stages[done] * limit)}", due=at)
+    stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
+    if now >= stop:
+        return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)
+    return Answer(rule, Verdict.WAIT, f"{condition}; warned, stops in {in_words(stop - now)}", due=stop)
+
+
+def _stop_at(sent: list[Warned], settings: Warnings, pressure: bool, earliest: datetime, now: datetime) -> datetime:
+    """Not before the limit, and not before everyone had the lead the policy promises.
+
+    Under high demand the limit is shorter, so the lead counts from the last warning instead of the first.
+    """
+    if not sent:
+        return max(earliest, now + settings.lead)
+    told = sent[-1].at if pressure else sent[0].at
+    lead = settings.lead if any(w.delivered for w in sent) else settings.lead + settings.undelivered
+    return max(earliest, told + lead)

@@ -1,0 +1,166 @@
+"""What should happen and what did: answers of rules, decisions, plans, intents and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from gpukeeper.model.identity import Seen
+from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.series import Series
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+
+
+class Action(StrEnum):
+    KEEP = "keep"
+    WARN = "warn"
+    STOP = "stop"
+    TRIM = "trim"  # end the live children of a finished root, keep the root
+    REMOVE = "remove"
+
+
+ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE})
+
+
+class Guard(StrEnum):
+    """How a verb is tied to what was looked at."""
+
+    ATOMIC = "atomic"  # the platform itself refuses if it changed; irreversible verbs must have this
+    LOOKED = "looked"  # looked immediately before; allowed for what can be undone
+
+
+class Verdict(StrEnum):
+    SILENT = "silent"  # the rule has nothing to say about such a thing
+    PROTECT = "protect"  # suspends other rules
+    WAIT = "wait"  # it will be due, at `due`
+    DUE = "due"
+    UNKNOWN = "unknown"  # a fact is missing, so the rule keeps
+    REPORT = "report"  # it would be due, and the policy only wants to be told
+
+
+EVERY_RULE = frozenset({"*"})
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What one rule says about one subject. `suspends` names the rules that must not act because of it."""
+
+    rule: str
+    verdict: Verdict
+    reason: str
+    action: Action = Action.KEEP
+    due: datetime | None = None
+    since: datetime | None = None  # when the condition began; what it cost is counted from here
+    stage: int = 0  # of a warning
+    limit: timedelta = timedelta()  # the limit a warning is about
+    suspends: frozenset[str] = frozenset()
+    complaint: str | None = None  # something an admin should mend
+    facts: Mapping[str, str] = {}
+
+
+class View(msgspec.Struct, frozen=True):
+    """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place."""
+
+    subject: Subject
+    series: tuple[Series, ...] = ()
+    memory: Memory = EMPTY
+    pressure: bool = False
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """What could not be listed, and why. Its workloads are unknown, never absent."""
+
+    what: str
+    why: str
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One page of what is at a place."""
+
+    platform: str
+    place: str
+    at: datetime
+    subjects: tuple[Subject, ...]
+    unseen: tuple[Unseen, ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`verdict` says why nothing happens when the action is keep: waiting, protected, unknown, report."""
+
+    seen: Seen
+    action: Action
+    rule: str
+    reason: str
+    verdict: Verdict = Verdict.SILENT
+    due: datetime | None = None
+    since: datetime | None = None
+    stage: int = 0
+    limit: timedelta = timedelta()
+    grace: timedelta = timedelta()  # between the signal and the stop
+    running: bool = False
+    owner: str | None = None
+    gpus: int | Unknown = 0
+    size: int | Unknown = 0
+    complaints: tuple[str, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True):
+    id: str
+    decision: Decision
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Steps in the order in which they will be taken. An open breaker (a sentence) means that none will be."""
+
+    policy_digest: str
+    at: datetime
+    steps: tuple[Step, ...]
+    deferred: tuple[Decision, ...] = ()
+    breaker: str | None = None
+
+
+class Result(StrEnum):
+    RECLAIMED = "reclaimed"  # seen to be gone (or stopped, or trimmed)
+    STILL_THERE = "still there"
+    CHANGED = "changed"  # not what was decided on any more; left alone
+    NOT_CAPTURED = "not captured"  # evidence could not be saved, so it was kept
+    REFUSED = "refused"  # the platform said no
+    UNKNOWN = "unknown"  # could not look afterwards; the next pass looks first
+    DELIVERED = "delivered"  # a warning
+    UNDELIVERED = "undelivered"
+
+
+# What a platform answers.
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False):
+    """The platform took the command. A request, not a result."""
+
+    bytes_back: int | Unknown = Unknown("not measured")
+
+
+class Changed(msgspec.Struct, frozen=True, gc=False):
+    """The platform refused because the thing is not what was seen any more."""
+
+    why: str
+
+
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """The platform said no, and trying again will not help: missing right, protected."""
+
+    why: str
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What was captured of a subject: named files."""
+
+    files: Mapping[str, bytes]
+
+
+class NothingToCapture(msgspec.Struct, frozen=True, gc=False):
+    """It provably no longer exists (its node is gone), or it is of a shape that has no evidence."""
+
+    why: str

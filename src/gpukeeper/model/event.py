@@ -1,0 +1,163 @@
+"""The lines of the journal. Append-only; every other thing the ledger knows is a fold over these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.model.decision import Action, Result, Verdict
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.unknown import Unknown
+
+SCHEMA_VERSION = 1
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    at: datetime
+    ref: Ref | None = None
+    owner: str | None = None
+    by: str = "gpukeeper"  # who made this happen
+
+
+class Noticed(Line, frozen=True, tag="noticed"):
+    """Seen for the first time, or in another state or incarnation than before."""
+
+    incarnation: str
+    state: State | Unknown
+    started: datetime | None = None
+    ended: datetime | None = None
+    previous_end: datetime | None = None
+    outcome: Outcome | None = None
+
+
+class Vanished(Line, frozen=True, tag="vanished"):
+    """Was there in an earlier pass, is provably not there now."""
+
+
+class Decided(Line, frozen=True, tag="decision"):
+    """Written when the decision about a thing changes, not every pass."""
+
+    action: Action
+    rule: str
+    verdict: Verdict
+    reason: str
+    due: datetime | None = None
+
+
+class WarningSent(Line, frozen=True, tag="warning"):
+    rule: str
+    stage: int
+    incarnation: str
+    limit: timedelta
+    delivered: bool
+    channel: str
+    message: str
+
+
+class Held(Line, frozen=True, tag="hold"):
+    hold: Hold
+
+
+class Released(Line, frozen=True, tag="release"):
+    pass
+
+
+class Intended(Line, frozen=True, tag="intent"):
+    """Written durably before acting. Without an outcome it is open: look first, never replay."""
+
+    step: str
+    pass_id: int
+    action: Action
+    rule: str
+    reason: str
+    incarnation: str
+    running: bool = False
+    gpus: int | Unknown = 0
+    since: datetime | None = None
+
+
+class Captured(Line, frozen=True, tag="evidence"):
+    step: str
+    evidence: str  # where it is; empty when there was nothing to capture
+    note: str = ""
+
+
+class Closed(Line, frozen=True, tag="outcome"):
+    step: str
+    action: Action
+    rule: str
+    result: Result
+    reason: str
+    incarnation: str = ""
+    gpus_back: int | Unknown = 0
+    gpu_hours: float | Unknown = 0.0  # held from the beginning of the condition until it was seen to be over
+    bytes_back: int | Unknown = 0
+
+
+class Passed(Line, frozen=True, tag="pass"):
+    pass_id: int
+    platform: str
+    place: str
+    seen: int
+    due: int
+    reclaimed: int
+    deferred: int
+    failed: int
+    unseen: tuple[str, ...] = ()
+    breaker: str | None = None
+    seconds: float = 0.0
+
+
+class Paused(Line, frozen=True, tag="pause"):
+    reason: str = ""
+
+
+class Resumed(Line, frozen=True, tag="resume"):
+    pass
+
+
+class Complaint(Line, frozen=True, tag="complaint"):
+    """Something an admin should mend: a broken exemption, a garbled TTL, a pass that did not happen."""
+
+    what: str
+
+
+class Restored(Line, frozen=True, tag="restore"):
+    evidence: str
+    result: str
+
+
+class Checkpoint(Line, frozen=True, tag="checkpoint"):
+    """The whole state as of here, written before older lines are archived, so that folding can begin here."""
+
+    memories: Mapping[str, Memory]
+    paused: bool = False
+    pause_reason: str = ""
+    present: tuple[Ref, ...] = ()
+    decided: Mapping[str, str] = {}
+    open: tuple[Intended, ...] = ()
+    passes: int = 0
+
+
+Event: TypeAlias = (
+    Noticed
+    | Vanished
+    | Decided
+    | WarningSent
+    | Held
+    | Released
+    | Intended
+    | Captured
+    | Closed
+    | Passed
+    | Paused
+    | Resumed
+    | Complaint
+    | Restored
+    | Checkpoint
+)

@@ -1,0 +1,56 @@
+"""What the ledger remembers of a workload that the platform does not say. Rebuilt by folding the journal."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+
+
+class Warned(msgspec.Struct, frozen=True, gc=False):
+    rule: str
+    stage: int
+    at: datetime
+    delivered: bool
+    incarnation: str
+    limit: timedelta = timedelta()  # what it warned about; a changed limit needs new warnings
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """Somebody asked to leave it alone. `suspends` empty means: idle and every removal, never max runtime."""
+
+    by: str
+    at: datetime
+    until: datetime
+    reason: str = ""
+    admin: bool = False
+    suspends: tuple[str, ...] = ()
+
+
+class Stopped(msgspec.Struct, frozen=True, gc=False):
+    """Who stopped it. `by` is "gpukeeper" only when a journalled intent says so; otherwise a person did."""
+
+    by: str
+    rule: str
+    at: datetime
+    incarnation: str
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    first_start: datetime | None = None
+    state: str = ""  # as last noticed
+    incarnation: str = ""
+    started: datetime | None = None
+    ran: timedelta = timedelta()  # of earlier incarnations
+    warnings: tuple[Warned, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    stopped: Stopped | None = None
+    first_seen_ended: datetime | None = None
+    ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
+    last_end_failed: bool = False
+    active: datetime | Unknown | None = None  # newest proven use
+
+
+EMPTY = Memory()

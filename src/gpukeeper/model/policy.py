@@ -1,0 +1,224 @@
+"""The policy as a value: what `config` makes of the file, and the only thing the rules know of it.
+
+Spans are timedelta; None means "never" (idle, runtime) or "until somebody removes it" (retention), as each field says.
+Every default here is the built-in one; presets and the file change them, and config keeps where each value came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+class Mode(StrEnum):
+    PLAN = "plan"  # look and show; a person at a terminal may still confirm `apply`
+    ENFORCE = "enforce"  # act unattended
+
+
+class AtFinish(StrEnum):
+    """What becomes of children when the root finishes. Upstream's words: Running takes only what still runs."""
+
+    ALL = "All"
+    RUNNING = "Running"
+    NONE = "None"
+
+
+class OnIdle(StrEnum):
+    STOP = "stop"
+    REPORT = "report"
+
+
+class AfterIdle(StrEnum):
+    REMOVE = "remove"
+    KEEP = "keep"
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen policy value."""
+
+
+class PlaceScope(Value, frozen=True, kw_only=True):
+    """Which places and namespaces of one platform the policy covers. Patterns as in a shell: team-*."""
+
+    places: tuple[str, ...] = ("*",)
+    namespaces: tuple[str, ...] = ("*",)  # only meaningful where a platform has namespaces
+
+
+class Retention(Value, frozen=True, kw_only=True):
+    """How long what ended is kept, by how it ended. None: until somebody removes it."""
+
+    succeeded: timedelta | None = DAY
+    failed: timedelta | None = 7 * DAY
+    stopped: timedelta | None = DAY  # the platform-wide TTL: for what ended as neither
+    max: timedelta = 30 * DAY  # a workload's own TTL cannot ask for more
+
+
+class ClassSettings(Value, frozen=True, kw_only=True):
+    idle: timedelta | None = None  # None: no idle rule
+    on_idle: OnIdle = OnIdle.STOP
+    after_idle: AfterIdle = AfterIdle.REMOVE
+    max_runtime: timedelta | None = None  # None: no limit
+    start_grace: timedelta = 30 * MINUTE  # once per workload, not once per restart
+    never_started: timedelta | None = 30 * MINUTE
+    stop_grace: timedelta = MINUTE
+    hold: timedelta = DAY  # longest hold a user may take
+    hold_after_stop: timedelta = 15 * MINUTE  # the GPU stays the owner's after a manual stop
+    untouchable: bool = False  # infrastructure: no rule acts on it
+
+
+class Group(Value, frozen=True, kw_only=True):
+    """People who get other limits. None: as the class says."""
+
+    members: tuple[str, ...] = ()
+    unix_group: str | None = None  # its members were added to `members` when the policy was read
+    idle: timedelta | None = None
+    max_runtime: timedelta | None = None
+    hold_after_stop: timedelta | None = None
+    gpu_shares: float | None = None
+
+
+class Match(Value, frozen=True, kw_only=True):
+    """Assigns a class. Every given pattern must fit."""
+
+    class_: str
+    platform: str | None = None
+    namespace: str | None = None
+    kind: str | None = None
+    name: str | None = None
+    owner: str | None = None
+    image: str | None = None
+    label: str | None = None  # key=value or key
+
+
+class Exemption(Value, frozen=True, kw_only=True):
+    """Suspends rules for an owner, class or workload. A broken one (Unknown until) keeps, and complains."""
+
+    reason: str
+    owner: str | None = None
+    workload: str | None = None  # a path or its ending; patterns allowed
+    class_: str | None = None
+    rules: tuple[str, ...] = ()  # empty: every rule
+    until: datetime | Unknown | None = None  # None: until it is taken out of the policy
+    refused: bool = False  # an admin says no to a workload whose label asks to be left alone
+
+
+class Warnings(Value, frozen=True, kw_only=True):
+    idle: tuple[float, ...] = (0.80, 0.95)  # of the idle time
+    runtime: tuple[float, ...] = (0.75, 0.90)  # of the maximum runtime
+    lead: timedelta = 10 * MINUTE  # least time between the first warning and the stop
+    undelivered: timedelta = 10 * MINUTE  # more, when nobody could be told
+
+
+class Activity(Value, frozen=True, kw_only=True):
+    """When a minute counts as quiet."""
+
+    gpu: float = 5.0  # percent
+    gpu_slice: float = 0.5  # percent, for a part of a GPU
+    cpu: float = 2.0  # percent of one core
+    network: int = 1024 * 1024  # bytes per idle window
+    disk: float = 100_000.0  # bytes per second
+    signals: tuple[str, ...] = ("cpu", "network", "disk", "terminal")  # each of these can veto
+    coverage: float = 0.80  # share of the window that must have been measured
+    settle: timedelta = 5 * MINUTE  # quiet this long before it counts as quiet at all
+    tick: timedelta = timedelta(seconds=30)
+
+
+class Demand(Value, frozen=True, kw_only=True):
+    """High demand: when GPUs are scarce, idle time shrinks. Warnings keep their lead."""
+
+    above: float = 0.80
+    below: float = 0.70
+    settle: timedelta = 5 * MINUTE
+    idle_factor: float = 0.5
+
+
+class Amount(Value, frozen=True, kw_only=True):
+    """A count or a share of what is there; a share is never less than one."""
+
+    count: int | None = None
+    share: float | None = None
+
+    def of(self, total: int) -> int:
+        limits = [] if self.count is None else [self.count]
+        if self.share is not None:
+            limits.append(max(1, int(total * self.share)))
+        return min(limits) if limits else total
+
+
+class Budget(Value, frozen=True, kw_only=True):
+    per_pass: Amount = Amount(count=20)
+    per_hour: Amount = Amount(count=100)
+
+
+class Breaker(Value, frozen=True, kw_only=True):
+    """Opens when the world looks broken. `floor`: this many are always believed."""
+
+    running: float = 0.20  # share of running work that is due at once
+    vanished: float = 0.50  # share of what was there in the last pass and is missing now
+    floor: int = 1
+
+
+class Temporary(Value, frozen=True, kw_only=True):
+    """A root below which trees of these names may be deleted."""
+
+    root: str
+    names: tuple[str, ...]
+    above: int = 5_000_000_000  # bytes; smaller trees are left
+    older_than: timedelta = HOUR
+
+
+class Capture(Value, frozen=True, kw_only=True):
+    to: str | None = None  # None: below the ledger's folder
+    what: tuple[str, ...] = ("manifest", "logs", "events", "reports")
+    keep: timedelta = 90 * DAY
+    quota: int = 20 * 1024**3
+
+
+class Schedule(Value, frozen=True, kw_only=True):
+    every: timedelta = 5 * MINUTE
+    at: str | None = None  # cron words; acts only then, looks at every pass
+
+
+class LedgerKeep(Value, frozen=True, kw_only=True):
+    keep: timedelta = 365 * DAY
+    archive_after: timedelta = 30 * DAY
+    signals: timedelta = 7 * DAY
+
+
+class Policy(Value, frozen=True, kw_only=True):
+    """Everything somebody decided about a fleet."""
+
+    preset: str = "development"
+    mode: Mode = Mode.PLAN
+    scope: Mapping[str, PlaceScope] = {}  # by platform; a platform that is not named is out of scope
+    retention: Retention = Retention()
+    environments: Mapping[str, Retention] = {}
+    at_finish: AtFinish = AtFinish.NONE
+    own_ttl: bool = True  # the workload's own TTL counts
+    foreign_ttl: tuple[str, ...] = ()  # markers of other tools that count too
+    classes: Mapping[str, ClassSettings] = {}
+    groups: Mapping[str, Group] = {}
+    admins: tuple[str, ...] = ("root",)
+    match: tuple[Match, ...] = ()
+    exemptions: tuple[Exemption, ...] | Unknown = ()
+    warnings: Warnings = Warnings()
+    activity: Activity = Activity()
+    demand: Demand = Demand()
+    budget: Budget = Budget()
+    breaker: Breaker = Breaker()
+    temporary: tuple[Temporary, ...] = ()
+    orphans: bool = True  # proven remainders of ended workloads are ended
+    loops: int = 2  # ends seen under one uid, while it runs again, that make it a loop
+    hold_total: timedelta = DAY  # a user's holds on one workload add up to no more ...
+    hold_within: timedelta = 3 * DAY  # ... than this within this time
+    capture: Capture = Capture()
+    schedule: Schedule = Schedule()
+    ledger: LedgerKeep = LedgerKeep()
+    digest: str = ""  # of the effective values; says which policy decided

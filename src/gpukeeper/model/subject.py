@@ -1,0 +1,85 @@
+"""What gpukeeper looks at: a workload, or something a workload left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.unknown import Unknown
+
+
+class Shape(StrEnum):
+    """Workloads run or ran; the other shapes are leftovers."""
+
+    WORKLOAD = "workload"
+    ORPHAN = "orphan"  # a running remainder of a workload that ended
+    TREE = "tree"  # files below a root that the policy names
+    IMAGE = "image"
+    CACHE = "cache"
+    DEVICE = "device"  # a GPU itself: shown, never acted on
+
+
+class State(StrEnum):
+    CREATED = "created"  # never started, failed starts included
+    RUNNING = "running"
+    PAUSED = "paused"  # quiet by every sign, yet holds its GPUs
+    SUSPENDED = "suspended"  # stopped in a way that can be undone
+    ENDED = "ended"
+    REMOVING = "removing"  # someone asked for its removal already
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # ended by a person or by gpukeeper: neither success nor failure
+
+
+class Marks(msgspec.Struct, frozen=True, gc=False):
+    """What the workload says about itself. Claims, never permission to remove sooner than retention.max allows."""
+
+    ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
+    hold_until: datetime | Unknown | None = None
+    asks_exemption: str | None = None  # the words of a label that asks to be left alone
+    managed_elsewhere: str | None = None  # another actor owns its life
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the rules may know of one thing, as of `seen.at`."""
+
+    seen: Seen
+    shape: Shape = Shape.WORKLOAD
+    root: str | Unknown | None = None  # path of what it is part of; None: it is a root, and only roots are acted on
+    state: State | Unknown
+    owner: str | Unknown | None = None  # None: looked for and nobody found
+    class_: str | Unknown = "unknown"
+    environment: str | Unknown | None = None
+    created: datetime | Unknown
+    started: datetime | Unknown | None = None  # start of this incarnation
+    ended: datetime | Unknown | None = None
+    previous_end: datetime | Unknown | None = None  # end of the incarnation before this one
+    ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
+    outcome: Outcome | Unknown | None = None
+    devices: tuple[str, ...] | Unknown = ()
+    live_children: int | Unknown = 0  # descendants that run and hold GPUs
+    size: int | Unknown = Unknown("not measured")  # bytes
+    last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree
+    together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
+    in_use: bool | Unknown = False  # open files, locks, processes inside a tree
+    proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
+    marks: Marks = Marks()
+    labels: Mapping[str, str] = {}
+
+    @property
+    def ref(self) -> Ref:
+        return self.seen.ref
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """Looked for by uid and provably not there."""
+
+    ref: Ref
+    at: datetime

@@ -1,0 +1,1 @@
+"""Telling people: terminals now; chat and mail come later."""

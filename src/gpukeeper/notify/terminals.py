@@ -1,0 +1,66 @@
+"""Writes to the terminals of one user on this machine. No file is made anywhere.
+
+A terminal is the user's when its device belongs to the user's uid. Writing never blocks: a terminal that is stopped
+or full simply does not get the message, and that is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+PTS = Path("/dev/pts")
+TERMINAL_MAJORS = range(136, 144)  # Unix98 pseudo terminals
+
+
+class Terminals:
+    channel = "terminal"
+
+    def __init__(self, devices: Path = PTS) -> None:
+        self._devices = devices
+
+    async def tell(self, owner: str | None, message: str) -> bool:
+        """True when at least one terminal took the message."""
+        if owner is None:
+            return False
+        return await asyncio.to_thread(self._tell, owner, message)
+
+    def _tell(self, owner: str, message: str) -> bool:
+        try:
+            uid = pwd.getpwnam(owner).pw_uid
+        except KeyError:
+            return False
+        text = f"\r\n\a[gpukeeper] {plain(message)}\r\n".encode()
+        return sum(_write(path, uid, text) for path in self._terminals()) > 0  # every terminal, not only the first
+
+    def _terminals(self) -> Iterator[Path]:
+        try:
+            yield from (path for path in self._devices.iterdir() if path.name.isdigit())
+        except OSError:
+            return
+
+
+def plain(message: str) -> str:
+    """Names and labels are other people's words: control characters in them could drive a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
+
+
+def _write(path: Path, uid: int, text: bytes) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        # Asked of what was opened: the name may have got another owner in the meantime.
+        facts = os.fstat(fd)
+        if facts.st_uid != uid or not stat.S_ISCHR(facts.st_mode) or os.major(facts.st_rdev) not in TERMINAL_MAJORS:
+            return False
+        return os.write(fd, text) == len(text)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

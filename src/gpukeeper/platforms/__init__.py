@@ -1,0 +1,1 @@
+"""Where work runs. The same file names in each: connect, translate (pure), adapter, errors."""

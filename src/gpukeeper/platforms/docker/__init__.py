@@ -1,0 +1,1 @@
+"""Docker hosts. This version finds them; looking at them comes next."""

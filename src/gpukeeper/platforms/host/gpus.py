@@ -1,0 +1,106 @@
+"""The GPUs of this machine, and the processes outside containers that hold them. Looks only.
+
+What is not here: whether a GPU is idle (a meter tells that), and containers (their own platform shows them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import TypeAlias
+
+from gpukeeper.devices import holders
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.host import errors, translate
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, in_thread, user_name
+
+Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
+Inventory: TypeAlias = Callable[[timedelta], Facts]
+HOLDERS = "processes that hold GPUs"
+HIDEPID = "this machine hides other people's processes (hidepid); run as root to see them"
+
+
+class Gpus:
+    def __init__(self, at: Callable[[], translate.At], inventory: Inventory, proc: str, patience: Patience) -> None:
+        self._at, self._inventory, self._proc, self._patience = at, inventory, proc, patience
+
+    async def observe(self) -> AsyncIterator[Page]:
+        gpus = await self._ask()
+        devices, unseen = translate.gpu_subjects(() if isinstance(gpus, Unknown) else gpus, self._at())
+        if isinstance(gpus, Unknown):
+            unseen = (Unseen("GPUs", gpus.why),)
+        # Without a driver nobody can hold a GPU, and what we may not read does not matter.
+        processes, unread = ((), ()) if gpus == () else await self._holders(gpus)
+        subjects = (*devices, *processes)
+        yield subjects[:PAGE], (*unseen, *unread)
+        for start in range(PAGE, len(subjects), PAGE):
+            yield subjects[start : start + PAGE], ()
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        gpus = await self._ask()
+        if isinstance(gpus, Unknown):
+            return gpus
+        subjects, unseen = translate.gpu_subjects(gpus, self._at())
+        for subject in subjects:
+            if subject.ref.uid == ref.uid:
+                return subject
+        return Unknown(f"{unseen[0].what}: {unseen[0].why}") if unseen else Gone(ref, self._at().now)
+
+    async def look_at_holder(self, ref: Ref) -> Subject | Gone | Unknown:
+        gpus = await self._ask()
+        deadline = self._patience.processes
+        try:
+            return await in_thread(lambda: self._find(ref, gpus), deadline)
+        except TimeoutError:
+            return Unknown(errors.too_slow(ref.name, deadline).why)
+        except OSError as error:
+            return Unknown(errors.unreadable(ref.name, error).why)
+
+    async def _ask(self) -> Facts:
+        deadline = self._patience.gpus
+        try:
+            return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)
+        except TimeoutError:
+            return Unknown(errors.too_slow("GPUs", deadline).why)
+
+    async def _holders(self, gpus: Facts) -> Page:
+        deadline = self._patience.processes
+        try:
+            return await in_thread(lambda: self._scan(gpus), deadline)
+        except TimeoutError:
+            return (), (errors.too_slow(HOLDERS, deadline),)
+        except OSError as error:
+            return (), (errors.unreadable(HOLDERS, error),)
+
+    def _scan(self, gpus: Facts) -> Page:
+        found = holders.scan(self._proc)
+        boot, now = holders.boot_time(self._proc), self._at().now
+        bare = [one for one in found.found if translate.is_bare(one, holders.started(one.starttime, boot), now)]
+        return tuple(self._subject(holder, gpus) for holder in bare), self._unread(found.hidden)
+
+    def _unread(self, hidden: tuple[int, ...]) -> tuple[Unseen, ...]:
+        if hidden:
+            why = f"the open files of {len(hidden)} other processes could not be read, of pid {hidden[0]} for one"
+            return (Unseen(HOLDERS, f"{why}; that needs root (CAP_SYS_PTRACE)"),)
+        return () if holders.shows_everyone(self._proc) else (Unseen(HOLDERS, HIDEPID),)
+
+    def _find(self, ref: Ref, gpus: Facts) -> Subject | Gone | Unknown:
+        wanted = translate.two_numbers(ref.uid, "@")
+        if wanted is None:
+            return Unknown(f"{ref.uid!r} names no process")
+        holder = holders.look_up(wanted[0], self._proc)
+        if holder is not None and holder.starttime == wanted[1]:
+            return self._subject(holder, gpus)
+        if holder is None and not holders.shows_everyone(self._proc):
+            return Unknown(HIDEPID)
+        return Gone(ref, self._at().now)
+
+    def _subject(self, holder: holders.Holder, gpus: Facts) -> Subject:
+        devices = translate.devices_of(holder, gpus, holders.mig_minors(self._proc))
+        started = holders.started(holder.starttime, holders.boot_time(self._proc))
+        boot = holders.boot_id(self._proc)
+        return translate.process_subject(holder, devices, user_name(holder.uid), started, boot, self._at())

@@ -1,0 +1,198 @@
+"""From what this machine says to subjects. Pure: no reading, no clock."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown, is_known
+
+PLATFORM = "host"
+GPU, SLICE, PROCESS, TREE = "gpu", "slice", "process", "tree"
+FIRST_PERSON_UID = 1000  # below are the system's own users, the driver's services among them
+SETTLED = timedelta(seconds=60)  # what is younger may end by itself before anybody reads about it
+NOT_MEASURED = "not measured"
+HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
+NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
+# Names that others rely on, with root's trust: whoever could re-create them after a removal would own that trust.
+WELL_KNOWN = (
+    *("lost+found", "ray", "_ray_lockfiles", ".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
+    *(".snap", "snap-private-tmp", "systemd-private-*"),
+)
+
+
+class At(msgspec.Struct, frozen=True):
+    """Where and when it was seen."""
+
+    place: str
+    now: datetime
+
+    def seen(self, kind: str, name: str, uid: str, incarnation: str, version: str) -> Seen:
+        return Seen(Ref(PLATFORM, self.place, kind, name, uid), incarnation, version, self.now)
+
+
+# GPUs
+
+
+def gpu_subjects(gpus: Iterable[GpuFacts], at: At) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+    """Each GPU and each of its slices."""
+    subjects, unseen = [], []
+    for gpu in gpus:
+        if isinstance(gpu.uuid, Unknown):
+            unseen.append(Unseen(f"GPU {gpu.index}", gpu.uuid.why))
+            continue
+        whole = _gpu_subject(gpu, gpu.uuid, at)
+        subjects.append(whole)
+        if isinstance(gpu.slices, Unknown):
+            unseen.append(Unseen(f"slices of GPU {gpu.index}", gpu.slices.why))
+        else:
+            subjects += [_slice_subject(part, gpu, whole.ref, at) for part in gpu.slices]
+    return tuple(subjects), tuple(unseen)
+
+
+def _gpu_subject(gpu: GpuFacts, uuid: str, at: At) -> Subject:
+    labels = {"index": gpu.index, "model": gpu.name, "minor": gpu.minor, "utilisation_percent": gpu.utilisation}
+    return _device(at.seen(GPU, f"gpu-{gpu.index}", uuid, uuid, ""), None, labels | _memory(gpu))
+
+
+def _slice_subject(part: SliceFacts, gpu: GpuFacts, root: Ref, at: At) -> Subject:
+    labels = {"index": part.index, "model": part.name, "gpu": gpu.index}
+    seen = at.seen(SLICE, f"gpu-{gpu.index}-slice-{part.index}", part.uuid, part.uuid, "")
+    return _device(seen, root.path, labels | _memory(part))
+
+
+def _device(seen: Seen, root: str | None, labels: Mapping[str, int | float | str | Unknown]) -> Subject:
+    return Subject(
+        seen=seen,
+        shape=Shape.DEVICE,
+        root=root,
+        state=HARDWARE,
+        class_="device",
+        created=HARDWARE,
+        devices=(seen.ref.uid,),
+        size=NOT_ON_DISK,
+        labels={key: str(value) for key, value in labels.items()},
+    )
+
+
+def _memory(device: GpuFacts | SliceFacts) -> dict[str, int | float | str | Unknown]:
+    return {"memory_total_mib": device.memory_total_mib, "memory_used_mib": device.memory_used_mib}
+
+
+# Processes on the bare host
+
+
+def is_bare(holder: Holder, started: datetime, now: datetime) -> bool:
+    """A person's, outside any container, and not just begun. Whether it is in a container may be Unknown: shown."""
+    in_container = isinstance(holder.container, str)
+    return not in_container and holder.uid >= FIRST_PERSON_UID and now - started > SETTLED
+
+
+def process_uid(holder: Holder) -> str:
+    return f"{holder.pid}@{holder.starttime}"
+
+
+def process_subject(
+    holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: At
+) -> Subject:
+    state = State.PAUSED if holder.stopped else State.RUNNING
+    name = f"{printable(holder.comm)}-{holder.pid}"
+    return Subject(
+        seen=at.seen(PROCESS, name, process_uid(holder), f"{boot}:{holder.starttime}", state),
+        state=state,
+        owner=owner,
+        class_=holder.container if isinstance(holder.container, Unknown) else "bare",
+        created=started,
+        started=started,
+        devices=devices,
+        size=NOT_ON_DISK,
+        labels={"pid": str(holder.pid), "command": printable(holder.comm)},
+    )
+
+
+def devices_of(
+    holder: Holder, gpus: Sequence[GpuFacts] | Unknown, mig_minors: Mapping[int, tuple[int, int, int]]
+) -> tuple[str, ...] | Unknown:
+    """The uuids of what it has open: slices where it opened slices, else the whole GPU."""
+    if isinstance(gpus, Unknown):
+        return Unknown(f"it holds {_nodes(holder)}, but which GPU that is: {gpus.why}") if holder.minors else ()
+    by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
+    opened = [mig_minors[number] for number in holder.capabilities if number in mig_minors]
+    found: list[str] = []
+    for minor in holder.minors:
+        gpu = by_minor.get(minor)
+        if gpu is None:
+            return Unknown(f"it holds {_nodes(holder)}, and the driver names no GPU for /dev/nvidia{minor}")
+        found += _opened_slices(gpu, opened) or (str(gpu.uuid),)
+    return tuple(found)
+
+
+def _opened_slices(gpu: GpuFacts, opened: Iterable[tuple[int, int, int]]) -> tuple[str, ...]:
+    if isinstance(gpu.slices, Unknown):
+        return ()
+    wanted = {(gi, ci) for minor, gi, ci in opened if minor == gpu.minor}
+    return tuple(part.uuid for part in gpu.slices if (part.gpu_instance, part.compute_instance) in wanted)
+
+
+def _nodes(holder: Holder) -> str:
+    return ", ".join(f"/dev/nvidia{minor}" for minor in holder.minors)
+
+
+# Trees
+
+
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """As in a shell: a hidden name needs a pattern that begins with a dot. A well-known name is never meant."""
+    if any(fnmatch.fnmatchcase(name, known) for known in WELL_KNOWN):
+        return False
+    return any(
+        fnmatch.fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+        for pattern in patterns
+    )
+
+
+def tree_uid(device: int, inode: int) -> str:
+    return f"{device}:{inode}"
+
+
+def tree_subject(
+    path: str, root: str, measured: Measured, in_use: bool | Unknown, held_by: int | None, owner: str, at: At
+) -> Subject:
+    newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
+    incarnation = f"{measured.inode}:{newest_change}"
+    uid = tree_uid(measured.device, measured.inode)
+    labels = {"root": root} | ({"held_by": f"pid {held_by}"} if held_by else {})
+    return Subject(
+        seen=at.seen(TREE, printable(path), uid, incarnation, incarnation),
+        shape=Shape.TREE,
+        state=State.ENDED,
+        owner=owner,
+        class_=TREE,
+        created=Unknown("when a tree was made is not recorded everywhere", by_design=True),
+        size=measured.size,
+        last_used=measured.newest,
+        in_use=in_use,
+        labels=labels,
+    )
+
+
+def all_together(trees: Sequence[Subject]) -> int:
+    """At least this much: a tree that could not be measured adds nothing, so the sum never argues for acting."""
+    return sum(tree.size for tree in trees if is_known(tree.size))
+
+
+# Uids
+
+
+def two_numbers(uid: str, sign: str) -> tuple[int, int] | None:
+    first, _, second = uid.partition(sign)
+    return (int(first), int(second)) if first.isdecimal() and second.isdecimal() else None

@@ -1,0 +1,1 @@
+"""Kubernetes clusters. This version finds them; looking at them comes next."""

@@ -1,0 +1,1 @@
+"""Ray clusters. This version finds them; looking at them comes next."""

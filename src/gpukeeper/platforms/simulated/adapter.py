@@ -1,0 +1,241 @@
+"""The port over the simulated world, with its faults: late, partial, silent, lost, garbled, changed under our hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+    Unseen,
+)
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
+from gpukeeper.platforms.simulated.world import Place, World
+
+PAGE = 200
+BUSY_CPU = 40.0
+
+
+class SimulatedPlatform:
+    """One place of the world. It calls itself by the platform it plays."""
+
+    guards: Mapping[Action, Guard] = {
+        Action.STOP: Guard.LOOKED,
+        Action.TRIM: Guard.ATOMIC,
+        Action.REMOVE: Guard.ATOMIC,
+    }
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._world = world
+        self._place = place
+
+    @property
+    def name(self) -> str:
+        return self._place.platform
+
+    @property
+    def place(self) -> str:
+        return self._place.place
+
+    async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        await self._call()
+        world, faults = self._world, self._world.faults
+        if faults.silent and world.rng.random() < faults.silent:
+            raise PlatformError(f"{self.name}/{self.place} did not answer within 10 s (3 tries)")
+        here = [t for t in world.things[self._place.key].values() if self._covers(scope, t.ref)]
+        running = sum(t.state is State.RUNNING and t.root is None and t.shape is Shape.WORKLOAD for t in here)
+        world.note("listing", running=running, effect=f"{self.name}/{self.place}")
+        unseen: tuple[Unseen, ...] = ()
+        if here and faults.partial and world.rng.random() < faults.partial:
+            here = world.rng.sample(here, k=len(here) // 2)
+            unseen = (Unseen("a part of the list", "the server closed the connection"),)
+        now = world.clock.now()
+        pages = [here[i : i + PAGE] for i in range(0, len(here), PAGE)] or [[]]
+        for page in pages:
+            subjects = tuple(tell(thing, now, self._vague()) for thing in page)
+            yield Snapshot(self.name, self.place, now, subjects, unseen)
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        """A hint whenever people do something."""
+        world = self._world
+        seen = 0
+        while True:
+            await asyncio.sleep(60)
+            if len(world.log) > seen:
+                fresh, seen = world.log[seen:], len(world.log)
+                if any(entry.kind == "person" and entry.place == self.place for entry in fresh):
+                    yield None
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        await self._call()
+        world, faults = self._world, self._world.faults
+        if faults.blind and world.rng.random() < faults.blind:
+            return Unknown("the platform did not answer")
+        thing, now = world.find(ref), world.clock.now()
+        if thing is None:
+            world.note("look", uid=ref.uid, gone=True)
+            return Gone(ref, now)
+        vague = self._vague()
+        world.note("look", thing, vague=vague or "")
+        return tell(thing, now, vague)
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        await self._call()
+        world = self._world
+        if world.faults.uncaptured and world.rng.random() < world.faults.uncaptured:
+            return Unknown("its log could not be read")
+        if subject.shape is not Shape.WORKLOAD:
+            return NothingToCapture("it has no log and no manifest")
+        thing = world.find(subject.ref)
+        if thing is None:
+            return NothingToCapture("it no longer exists")
+        world.note("capture", thing)
+        manifest = msgspec.json.encode({"subject": subject, "what": list(what)})
+        return Evidence({"manifest.json": manifest, "log.txt": b"epoch 1 done\n"})
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        await self._call()
+        world, faults, action = self._world, self._world.faults, step.decision.action
+        thing = world.find(fresh.ref)
+        if thing is None:
+            world.note("act", uid=fresh.ref.uid, step=step.id, action=action.value, gone=True, effect="changed")
+            return Changed("it is gone")
+        if faults.refused and world.rng.random() < faults.refused:
+            world.note("act", thing, step=step.id, action=action.value, effect="refused")
+            return Refused("the platform said no")
+        if self.guards[action] is Guard.ATOMIC and not self.unchanged(thing, fresh):
+            world.note("act", thing, step=step.id, action=action.value, effect="changed")
+            return Changed("it is not the version that was looked at")
+        if faults.lost and world.rng.random() < faults.lost:
+            world.note("act", thing, step=step.id, action=action.value, effect="nothing")
+            return Accepted()
+        garbled = bool(faults.garbled) and world.rng.random() < faults.garbled
+        if garbled and world.rng.random() < 0.5:
+            world.note("act", thing, step=step.id, action=action.value, effect="nothing")
+            return Unknown("the answer was lost")
+        world.note("act", thing, step=step.id, action=action.value, effect="done")
+        self._do(thing, action)
+        return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size)
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        await self._call()
+        world, thing = self._world, self._world.find(ref)
+        if thing is not None:
+            thing.start(world.clock.true_now(), busy_for=timedelta())
+            return Accepted()
+        if evidence is None:
+            return Refused("it is gone and nothing was captured of it")
+        subject = msgspec.json.decode(evidence.files["manifest.json"], type=_Manifest).subject
+        again = Thing(msgspec.structs.replace(ref, uid=world.new_uid()), world.clock.true_now())
+        again.owner = subject.owner if isinstance(subject.owner, str) else None
+        world.add(again)
+        return Accepted()
+
+    @staticmethod
+    def unchanged(thing: Thing, fresh: Subject) -> bool:
+        """What a real platform checks for us: uid and version."""
+        return str(thing.version) == fresh.seen.version and thing.incarnation == fresh.seen.incarnation
+
+    def _do(self, thing: Thing, action: Action) -> None:
+        world = self._world
+        match action:
+            case Action.REMOVE:
+                world.remove(thing, by="gpukeeper")
+            case Action.STOP if thing.state is not State.ENDED:
+                thing.end(world.clock.true_now(), Outcome.STOPPED)
+            case Action.TRIM:
+                for child in world.children_of(thing):
+                    child.end(world.clock.true_now(), Outcome.STOPPED)
+                thing.children = 0
+                thing.touch()
+            case _:
+                pass
+
+    def _covers(self, scope: PlaceScope, ref: Ref) -> bool:
+        return not ref.namespace or any(fnmatchcase(ref.namespace, pattern) for pattern in scope.namespaces)
+
+    def _vague(self) -> str | None:
+        world = self._world
+        if world.faults.vague and world.rng.random() < world.faults.vague:
+            return world.rng.choice(UNKNOWABLE)
+        return None
+
+    async def _call(self) -> None:
+        world = self._world
+        world.pulse()
+        if world.faults.late and world.rng.random() < world.faults.late:
+            await asyncio.sleep(world.rng.uniform(0.1, 60))
+            world.pulse()
+
+
+class SimulatedMeter:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
+        world = self._world
+        world.pulse()
+        true_now, now = world.clock.true_now(), world.clock.now()
+        samples: list[Sample] = []
+        for subject in subjects:
+            thing = world.find(subject.ref)
+            if thing is None:
+                continue
+            failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
+            samples += _readings(thing, thing.use(true_now), now, failed)
+            if not failed:
+                given = world.samples.setdefault(thing.ref.uid, [])
+                given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
+        return samples
+
+
+class SimulatedNotifier:
+    channel = "terminal"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.told: list[tuple[str | None, str]] = []
+
+    async def tell(self, owner: str | None, message: str) -> bool:
+        world = self._world
+        world.pulse()
+        if owner is None or (world.faults.undelivered and world.rng.random() < world.faults.undelivered):
+            return False
+        self.told.append((owner, message))
+        world.on_warning(owner, message)
+        return True
+
+
+class _Manifest(msgspec.Struct):
+    subject: Subject
+
+
+def _readings(thing: Thing, use: float, now: datetime, failed: bool) -> list[Sample]:
+    key = thing.ref.key
+    if failed:
+        why = Unknown("the driver did not answer")
+        return [Sample(key, Signal.GPU, device, now, why) for device in thing.devices]
+    readings = [Sample(key, Signal.GPU, device, now, use) for device in thing.devices]
+    cpu = BUSY_CPU if use else 0.0
+    for signal, value in ((Signal.CPU, cpu), (Signal.NETWORK, 0.0), (Signal.DISK, 0.0)):
+        readings.append(Sample(key, signal, "", now, value))
+    readings.append(Sample(key, Signal.TERMINAL, "", now, Unknown("it has no terminal", by_design=True)))
+    return readings

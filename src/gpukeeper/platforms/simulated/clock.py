@@ -1,0 +1,64 @@
+"""Virtual time: an event loop that jumps to the next timer instead of waiting for it, and a clock that reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+BEGIN = datetime(2026, 3, 2, 8, 0, tzinfo=UTC)  # a Monday morning
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout:
+            self.loop.skip(timeout)
+        return super().select(None if timeout is None else 0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        selector = _JumpingSelector()
+        selector.loop = self
+        self._virtual = 0.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self._virtual
+
+    def skip(self, seconds: float) -> None:
+        self._virtual += seconds
+
+
+class VirtualClock:
+    """Reads the loop. `skew` is how wrong the clock is, which a simulated fault may change."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, begin: datetime = BEGIN) -> None:
+        self._loop = loop
+        self._begin = begin
+        self.skew = timedelta()
+
+    def true_now(self) -> datetime:
+        return self._begin + timedelta(seconds=self._loop.time())
+
+    def now(self) -> datetime:
+        return self.true_now() + self.skew
+
+
+def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
+    """Run to the end in virtual time and close the loop."""
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -1,0 +1,41 @@
+"""What can go wrong in the simulated world, as chances per call. All zero is a calm world."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    stir: float = 0.0  # somebody changes something just before a call
+    silent: float = 0.0  # the platform does not answer a listing at all
+    partial: float = 0.0  # a listing lacks a part and says so
+    blind: float = 0.0  # a look answers unknown
+    vague: float = 0.0  # one fact of a subject is unknown
+    lost: float = 0.0  # a command is accepted and nothing happens
+    garbled: float = 0.0  # a command's answer is lost; it happened or it did not
+    refused: float = 0.0
+    late: float = 0.0  # an answer takes up to a minute
+    uncaptured: float = 0.0  # evidence cannot be had
+    unmeasured: float = 0.0  # a meter reading fails
+    undelivered: float = 0.0  # a warning reaches nobody
+    crash: float = 0.0  # gpukeeper dies at this call
+    jump: float = 0.0  # the clock is wrong for some minutes
+
+
+CALM = Faults()
+ROUGH = Faults(
+    stir=0.02,
+    silent=0.01,
+    partial=0.02,
+    blind=0.03,
+    vague=0.02,
+    lost=0.05,
+    garbled=0.04,
+    refused=0.02,
+    late=0.05,
+    uncaptured=0.05,
+    unmeasured=0.03,
+    undelivered=0.1,
+    crash=0.003,
+    jump=0.0005,
+)

@@ -1,0 +1,156 @@
+"""A fleet in a folder: every file is a workload. It outlives the process, so it shows what a crash leaves behind.
+
+One JSON file a workload (owner, class_, state, ended, outcome, …); removing it unlinks the file, stopping it rewrites
+it. The file's inode is the uid and its change time the version, so the guards are real.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+    Unseen,
+)
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+SUFFIX = ".json"
+
+
+class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What such a file says."""
+
+    state: State
+    created: datetime
+    owner: str | None = None
+    class_: str = "docker"
+    started: datetime | None = None
+    ended: datetime | None = None
+    outcome: Outcome | None = None
+    devices: tuple[str, ...] = ()
+    size: int = 0
+    labels: dict[str, str] = {}
+
+
+class FolderPlatform:
+    """`halt` names the call at which this process kills itself with -9 ("before act 2"), to try out a crash."""
+
+    name = "docker"
+    guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
+
+    def __init__(self, folder: Path, halt: str = "") -> None:
+        self._folder = folder
+        self._halt = halt
+        self._acts = 0
+
+    @property
+    def place(self) -> str:
+        return self._folder.name
+
+    async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        now = datetime.now(UTC)
+        subjects, unseen = [], []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            found = self._read(path, now)
+            if isinstance(found, Subject):
+                subjects.append(found)
+            elif isinstance(found, Unknown):
+                unseen.append(Unseen(path.name, found.why))
+        yield Snapshot(self.name, self.place, now, tuple(subjects), tuple(unseen))
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        return
+        yield None
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        now = datetime.now(UTC)
+        found = self._read(self._folder / (ref.name + SUFFIX), now)
+        if found is None or (isinstance(found, Subject) and found.ref.uid != ref.uid):
+            return Gone(ref, now)
+        return found
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        try:
+            return Evidence({"workload.json": self._path(subject.ref).read_bytes()})
+        except FileNotFoundError:
+            return NothingToCapture("it no longer exists")
+        except OSError as error:
+            return Unknown(str(error))
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        self._acts += 1
+        self._die_at(f"before act {self._acts}")
+        path, now = self._path(fresh.ref), self._read(self._path(fresh.ref), datetime.now(UTC))
+        if not isinstance(now, Subject) or (now.ref.uid, now.seen.version) != (fresh.ref.uid, fresh.seen.version):
+            return Changed("its file is not the one that was looked at")
+        try:
+            answer = self._do(path, step.decision.action)
+        except OSError as error:
+            return Refused(str(error))
+        self._die_at(f"after act {self._acts}")
+        return answer
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        if evidence is None:
+            return Refused("nothing was captured of it")
+        try:
+            with self._path(ref).open("xb") as file:
+                file.write(evidence.files["workload.json"])
+        except FileExistsError:
+            return Refused("something of that name exists")
+        return Accepted()
+
+    def _do(self, path: Path, action: Action) -> Accepted:
+        size = path.stat().st_blocks * 512
+        if action is Action.REMOVE:
+            path.unlink()
+            return Accepted(bytes_back=size)
+        workload = msgspec.json.decode(path.read_bytes(), type=Workload)
+        workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
+        path.write_bytes(msgspec.json.encode(workload))
+        return Accepted()
+
+    def _read(self, path: Path, now: datetime) -> Subject | Unknown | None:
+        try:
+            facts = path.stat()
+            workload = msgspec.json.decode(path.read_bytes(), type=Workload)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            return Unknown(str(error))
+        return _tell(self._ref(path, facts), workload, facts, now)
+
+    def _ref(self, path: Path, facts: os.stat_result) -> Ref:
+        uid = f"{facts.st_dev}:{facts.st_ino}"
+        return Ref(self.name, self.place, "container", path.name.removesuffix(SUFFIX), uid)
+
+    def _path(self, ref: Ref) -> Path:
+        return self._folder / (ref.name + SUFFIX)
+
+    def _die_at(self, moment: str) -> None:
+        if self._halt == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
+    told: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
+    started = workload.started.isoformat() if workload.started else ""
+    return Subject(seen=Seen(ref, f"start {started}", str(facts.st_ctime_ns), now), marks=Marks(), **told)

@@ -1,0 +1,110 @@
+"""A thing of the simulated world as it truly is, and (pure) as the adapter tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+
+@dataclass
+class Thing:
+    ref: Ref
+    created: datetime
+    shape: Shape = Shape.WORKLOAD
+    owner: str | None = None
+    class_: str = "docker"
+    environment: str | None = None
+    state: State = State.CREATED
+    started: datetime | None = None
+    ended: datetime | None = None
+    previous_end: datetime | None = None
+    outcome: Outcome | None = None
+    devices: tuple[str, ...] = ()
+    root: Ref | None = None
+    children: int = 0  # that run
+    ends_for_good: bool = False
+    size: int = 0
+    last_used: datetime | None = None
+    in_use: bool = False
+    proof: str | None = None
+    marks: Marks = field(default_factory=Marks)
+    labels: dict[str, str] = field(default_factory=dict)
+    busy_until: datetime | None = None  # GPUs work until then, when it runs
+    removing: bool = False
+    gone: bool = False
+    run: int = 0  # counts starts
+    version: int = 0
+
+    def touch(self) -> None:
+        self.version += 1
+
+    def start(self, now: datetime, busy_for: timedelta) -> None:
+        self.previous_end = self.ended
+        self.state, self.started, self.ended, self.outcome = State.RUNNING, now, None, None
+        self.busy_until = now + busy_for
+        self.run += 1
+        self.touch()
+
+    def end(self, now: datetime, outcome: Outcome) -> None:
+        self.state, self.ended, self.outcome = State.ENDED, now, outcome
+        self.touch()
+
+    def use(self, now: datetime) -> float:
+        """GPU use in percent."""
+        working = self.state is State.RUNNING and self.busy_until is not None and now < self.busy_until
+        return 80.0 if working else 0.0
+
+    @property
+    def incarnation(self) -> str:
+        return f"run-{self.run}" if self.shape is not Shape.TREE else f"v{self.version}"
+
+
+UNKNOWABLE = (
+    "state",
+    "outcome",
+    "devices",
+    "live_children",
+    "in_use",
+    "owner",
+    "class_",
+    "started",
+    "size",
+    "proof",
+    "root",
+)
+
+
+def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
+    """As the adapter sees it. `vague` names the one fact that could not be learned."""
+    facts: dict[str, object] = {
+        "state": State.REMOVING if thing.removing else thing.state,
+        "owner": thing.owner,
+        "class_": thing.class_,
+        "environment": thing.environment,
+        "created": thing.created,
+        "started": thing.started,
+        "ended": thing.ended,
+        "previous_end": thing.previous_end,
+        "outcome": thing.outcome,
+        "devices": thing.devices,
+        "root": thing.root.path if thing.root is not None else None,
+        "live_children": thing.children,
+        "size": thing.size,
+        "last_used": thing.last_used,
+        "in_use": thing.in_use,
+        "proof": thing.proof,
+    }
+    if vague is not None:
+        facts[vague] = Unknown("the platform did not say")
+    return Subject(
+        seen=Seen(thing.ref, thing.incarnation, str(thing.version), now),
+        shape=thing.shape,
+        ends_for_good=thing.ends_for_good,
+        marks=thing.marks,
+        labels=thing.labels,
+        **facts,  # type: ignore[arg-type]
+    )

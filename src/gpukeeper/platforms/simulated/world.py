@@ -1,0 +1,160 @@
+"""The simulated world: what truly is, an agenda of what people will do, and a log of everything that happened.
+
+It changes whenever anybody calls: every port call first lets time and people move on. The log is in order over
+looks, acts and ledger lines, so that a checker can ask "what was true when".
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpukeeper.model.event import Event
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.platforms.simulated.clock import VirtualClock
+from gpukeeper.platforms.simulated.faults import CALM, Faults
+from gpukeeper.platforms.simulated.thing import Thing
+
+
+class Crashed(BaseException):  # a crash is not an error anybody may catch
+    """gpukeeper died here. Only the ledger survives."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """One entry of the log. `thing` is a copy of the truth in the facts that checkers ask for."""
+
+    kind: str  # look, listing, capture, act, line, person, crash
+    at: datetime
+    uid: str = ""
+    place: str = ""
+    step: str = ""
+    action: str = ""
+    incarnation: str = ""
+    version: int = 0
+    state: str = ""
+    root: bool = True
+    in_use: bool = False
+    children: int = 0
+    gone: bool = False
+    effect: str = ""  # of an act: done, nothing, changed, refused
+    vague: str = ""
+    running: int = 0  # of a listing: running roots at that place
+    line: Event | None = None
+
+
+@dataclass
+class Place:
+    platform: str
+    place: str
+    gpus: tuple[str, ...]
+    people: tuple[str, ...]
+    namespaces: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.platform, self.place)
+
+
+@dataclass
+class World:
+    seed: int
+    clock: VirtualClock
+    places: tuple[Place, ...] = ()
+    faults: Faults = CALM
+    log: list[Happened] = field(default_factory=list)
+    things: dict[tuple[str, str], dict[str, Thing]] = field(default_factory=dict)
+    samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
+    on_warning: Callable[[str, str], None] = lambda owner, message: None
+    stirrers: list[Callable[[Thing], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        for place in self.places:
+            self.things[place.key] = {}
+
+    # Time and people.
+
+    def after(self, span: timedelta, do: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self.clock.true_now() + span, next(self._numbers), do))
+
+    def pulse(self, *, may_crash: bool = True) -> None:
+        """Let the world move on; called before every answer it gives."""
+        now = self.clock.true_now()
+        while self._agenda and self._agenda[0][0] <= now:
+            heapq.heappop(self._agenda)[2]()
+        faults = self.faults
+        if faults is CALM:
+            return
+        if faults.stir and self.rng.random() < faults.stir:
+            self.stir()
+        if faults.jump and self.rng.random() < faults.jump:
+            self.jump_clock()
+        if may_crash and faults.crash and self.rng.random() < faults.crash:
+            self.note("crash")
+            raise Crashed
+
+    def next_event(self) -> datetime | None:
+        return self._agenda[0][0] if self._agenda else None
+
+    def stir(self) -> None:
+        """Somebody does something to something, right now."""
+        present = [t for things in self.things.values() for t in things.values() if t.shape is not Shape.DEVICE]
+        if present and self.stirrers:
+            thing, do = self.rng.choice(present), self.rng.choice(self.stirrers)
+            do(thing)
+
+    def jump_clock(self) -> None:
+        """The clock is hours off for some minutes."""
+        self.clock.skew = timedelta(hours=self.rng.choice((-5, 3, 30)))
+        self.note("person", effect="clock jumps")
+        self.after(timedelta(minutes=self.rng.randint(1, 10)), self._mend_clock)
+
+    def _mend_clock(self) -> None:
+        self.clock.skew = timedelta()
+
+    # Things.
+
+    def new_uid(self) -> str:
+        return f"u{next(self._numbers):05d}"
+
+    def add(self, thing: Thing) -> Thing:
+        self.things[thing.ref.platform, thing.ref.place][thing.ref.uid] = thing
+        self.note("person", thing, effect="created")
+        return thing
+
+    def remove(self, thing: Thing, by: str = "person") -> None:
+        thing.gone = True
+        thing.state = State.ENDED
+        here = self.things[thing.ref.platform, thing.ref.place]
+        here.pop(thing.ref.uid, None)
+        for child in [t for t in here.values() if t.root is not None and t.root.uid == thing.ref.uid]:
+            self.remove(child, by)
+        self.note("person", thing, effect=f"removed by {by}")
+
+    def find(self, ref: Ref) -> Thing | None:
+        return self.things[ref.platform, ref.place].get(ref.uid)
+
+    def children_of(self, thing: Thing) -> list[Thing]:
+        here = self.things[thing.ref.platform, thing.ref.place].values()
+        return [t for t in here if t.root is not None and t.root.uid == thing.ref.uid]
+
+    # The log.
+
+    def note(self, kind: str, thing: Thing | None = None, **facts: object) -> None:
+        entry = Happened(kind, self.clock.true_now())
+        if thing is not None:
+            entry.place = thing.ref.place
+            entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version
+            entry.state, entry.root, entry.in_use = thing.state.value, thing.root is None, thing.in_use
+            entry.children, entry.gone = thing.children, thing.gone
+        for name, value in facts.items():
+            setattr(entry, name, value)
+        self.log.append(entry)

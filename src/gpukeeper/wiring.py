@@ -1,0 +1,164 @@
+"""The only module that knows both ports and adapters: which platforms are here, and a Keeper over them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.config.load import Loaded, load_policy, load_text
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.ledger.evidence import FolderEvidence
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.paths import evidence_folder, ledger_path
+from gpukeeper.ledger.signals import SqliteSignals, open_signals
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.policy import Mode
+from gpukeeper.notify.terminals import Terminals
+from gpukeeper.platforms.docker import connect as docker
+from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.host.connect import hostname
+from gpukeeper.platforms.kubernetes import connect as kubernetes
+from gpukeeper.platforms.ray import connect as ray
+from gpukeeper.platforms.simulated import week
+from gpukeeper.platforms.simulated.folder import FolderPlatform
+from gpukeeper.platforms.simulated.week import Week
+
+FLEET = "GPUKEEPER_FLEET"  # folder:PATH plays with a fleet of files instead of this machine
+
+
+class SystemClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether a platform can be looked at from here, in a sentence."""
+
+    platform: str
+    place: str
+    reachable: bool
+    why: str
+
+
+@dataclass
+class Session:
+    """A Keeper over what is reachable, with the policy that applies and what should be said about both."""
+
+    keeper: Keeper
+    book: Rulebook
+    loaded: Loaded
+    reaches: list[Reach]
+    ledger: SqliteLedger
+    signals: SqliteSignals
+    evidence: FolderEvidence
+    user: str
+    notes: list[str] = field(default_factory=list)
+
+    def looking_only(self) -> Rulebook:
+        """The last good policy, without the right to act."""
+        return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.signals.close()
+
+
+def open_session(
+    policy: Path | None = None, *, write: bool, environ: Mapping[str, str] = os.environ, only: str | None = None
+) -> Session:
+    """`write`: the ledger will be written. `only` narrows to one platform, or one place of it."""
+    clock = SystemClock()
+    loaded = load_policy(policy, environ=environ)
+    platforms, reaches = _platforms(loaded, clock, environ)
+    if only is not None:
+        platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
+        if not platforms:
+            known = ", ".join(f"{r.platform}/{r.place}" for r in reaches if r.reachable)
+            raise UsageError(f'"{only}" is not a platform that can be reached from here. Reachable: {known}')
+    path = ledger_path(environ)
+    ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
+    capture = loaded.policy.capture
+    evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
+    keeper = Keeper(
+        platforms=platforms,
+        ledger=ledger,
+        signals=signals,
+        evidence=evidence,
+        notifier=Terminals(),
+        clock=clock,
+    )
+    return Session(keeper, Rulebook(loaded.policy), loaded, reaches, ledger, signals, evidence, user_name(os.getuid()))
+
+
+def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
+    """The demo: a week of the simulated fleet under the shared-host preset."""
+    return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
+
+
+DEMO_POLICY = """
+preset: shared-host
+mode: enforce
+scope: {docker: {}, kubernetes: {namespaces: ["*"]}, ray: {}}
+at_finish: Running
+temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, older_than: 1h}]
+breaker: {running: 50%}
+activity: {tick: 1m}
+schedule: {every: 15m}
+"""
+
+
+def reload_policy(session: Session, policy: Path | None) -> None:
+    """A changed policy file counts from the next pass on; a broken one stops acting (PolicyError)."""
+    loaded = load_policy(policy)
+    if loaded.policy.digest != session.book.policy.digest:
+        session.loaded, session.book = loaded, Rulebook(loaded.policy)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:
+    """What is here. The machine itself always is."""
+    found = [Reach("host", hostname(), True, "this machine")]
+    for name, find in (("docker", docker.find), ("kubernetes", kubernetes.find), ("ray", ray.find)):
+        where = find(environ)
+        if where is None:
+            found.append(Reach(name, "", False, _NOT_FOUND[name]))
+        else:
+            found.append(Reach(name, where, False, f"found at {where}, but this version cannot look at it yet"))
+    return found
+
+
+_NOT_FOUND = {
+    "docker": "no socket at /var/run/docker.sock and DOCKER_HOST is not set",
+    "kubernetes": "no kubeconfig and not inside a cluster",
+    "ray": "no Ray session here and RAY_ADDRESS is not set",
+}
+
+
+def _platforms(
+    loaded: Loaded, clock: SystemClock, environ: Mapping[str, str]
+) -> tuple[tuple[Platform, ...], list[Reach]]:
+    fleet = environ.get(FLEET)
+    if fleet:
+        kind, _, where = fleet.partition(":")
+        if kind != "folder" or not Path(where).is_dir():
+            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
+        platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
+        return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
+    host = HostPlatform(hostname(), loaded.policy.temporary, clock)
+    return (host,), discover(environ)

@@ -1,0 +1,99 @@
+"""House rules, each with its advice in the message."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.architecture.tree import ROOT, SOURCE, identifiers, modules, name_of, parsed
+
+DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
+CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
+CLOCKS |= {("time", "time"), ("time", "monotonic"), ("time", "sleep")}
+# The words of one platform. Elsewhere we say workload.
+PLATFORM_WORDS = {"pod", "pods", "container", "containers", "actor", "actors"}
+# "container" and "actor" are also plain words; these places mean a platform's kind of thing and read it from /proc.
+MAY_SAY_CONTAINER = {"src/gpukeeper/devices/holders.py"}
+_TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".cfg", ".sh", ""}
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_a_module_opens_with_what_it_is(path: Path) -> None:
+    if path.name == "__init__.py" and not path.read_text().strip():
+        pytest.skip("an empty package file")
+    assert ast.get_docstring(parsed(path)), f"{name_of(path)}: say in one to five lines what it is and what it is not"
+
+
+def test_every_folder_with_code_says_what_it_is() -> None:
+    silent = [
+        name_of(path)
+        for path in modules()
+        if path.name == "__init__.py"
+        and len(list(path.parent.rglob("*.py"))) > 1
+        and not ast.get_docstring(parsed(path))
+    ]
+    assert not silent, f"one line of docstring each: {silent}"
+
+
+def test_there_is_no_drawer() -> None:
+    drawers = [name_of(path) for path in modules() if path.stem in DRAWERS or path.parent.name in DRAWERS]
+    assert not drawers, f"name the thing instead: {drawers}"
+
+
+def test_the_core_and_the_engine_read_no_clock() -> None:
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules("model", "lifecycle", "engine")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) in CLOCKS
+    ]
+    assert not found, f"`now` is an argument, or the Clock port is asked: {found}"
+
+
+def test_platform_words_stay_below_platforms() -> None:
+    found = [
+        f"{name_of(path)}:{line} {name}"
+        for path in modules()
+        if SOURCE / "platforms" not in path.parents and name_of(path) not in MAY_SAY_CONTAINER
+        for line, name in identifiers(path)
+        if PLATFORM_WORDS.intersection(_words(name))
+    ]
+    assert not found, f"say workload: {found}"
+
+
+def test_a_todo_has_an_issue_number() -> None:
+    todo = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\))")
+    found = [f"{name_of(path)}:{n}" for path, n, line in _source_lines() if todo.search(line)]
+    assert not found, f"write TODO(#12), or do it: {found}"
+
+
+def test_no_path_of_somebodys_machine_is_in_the_tree() -> None:
+    home = re.compile(r"(?<![\w.<])/(?:home|Users)/(?!\*|\$|<|ann\b|bob\b|eve\b)\w+|/root/\w")
+    found = [f"{name_of(path)}:{n}" for path, n, line in _tracked_lines() if home.search(line)]
+    assert not found, f"absolute home paths: {found}"
+
+
+def _words(name: str) -> set[str]:
+    """The words of an identifier: snake_case and CamelCase."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def _source_lines() -> list[tuple[Path, int, str]]:
+    return [(path, n, line) for path in modules() for n, line in enumerate(path.read_text().splitlines(), start=1)]
+
+
+def _tracked_lines() -> list[tuple[Path, int, str]]:
+    """Of every text file that is, or may come, under version control."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    paths = [path for name in names if (path := ROOT / name).is_file() and path.suffix in _TEXT]
+    here = Path(__file__).resolve()
+    return [
+        (path, n, line)
+        for path in paths
+        if path != here
+        for n, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+    ]

@@ -1,0 +1,126 @@
+"""`gpukeeper policy`: what the user sees."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gpukeeper.interfaces.cli.policy import app
+from gpukeeper.model.errors import PolicyError
+
+GOOD = """\
+preset: shared-host
+scope: {docker: {}}
+groups: {researcher: {members: [ann]}}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_check_answers_a_valid_policy_with_its_sentence(policy: Path) -> None:
+    result = run("check", policy)
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"{policy} is valid (digest ")
+    assert second.startswith("Looks only (mode plan): on docker everywhere; ")
+    assert result.stderr == ""
+
+
+def test_check_raises_every_problem_with_exit_code_10(policy: Path) -> None:
+    policy.write_text("mod: plan\nscope: {docker: {}}\nloops: 0\n")
+    result = run("check", policy)
+    assert isinstance(result.exception, PolicyError)
+    assert result.exception.exit_code == 10
+    assert result.exception.problems == (
+        f'{policy}:1: unknown setting "mod". Did you mean "mode"?',
+        f"{policy}:3: loops: 0 is less than 1. Write 1 or more.",
+    )
+
+
+def test_check_gives_problems_to_programs(policy: Path) -> None:
+    policy.write_text("scope: {docker: {}}\nloops: 0\n")
+    result = run("check", policy, "--json")
+    assert isinstance(result.exception, PolicyError)
+    assert json.loads(result.stdout) == {
+        "schema": "gpukeeper/policy-check/v1",
+        "valid": False,
+        "problems": [f"{policy}:2: loops: 0 is less than 1. Write 1 or more."],
+    }
+
+
+def test_warnings_are_talk_and_go_to_stderr(policy: Path) -> None:
+    policy.write_text('mode: enforce\nscope: {kubernetes: {namespaces: ["*"]}}\n')
+    result = run("check", policy)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: scope.kubernetes covers every namespace")
+    assert "warning:" not in result.stdout
+
+
+def test_check_for_programs(policy: Path) -> None:
+    answer = json.loads(run("check", "--policy", policy, "--json").stdout)
+    assert (answer["schema"], answer["valid"], answer["problems"]) == ("gpukeeper/policy-check/v1", True, [])
+    assert answer["source"] == str(policy)
+
+
+def test_show_prints_plain_columns_when_nobody_watches(policy: Path) -> None:
+    lines = run("show", "--policy", policy).stdout.splitlines()
+    assert lines[0].split() == ["setting", "value", "from"]
+    assert ["mode", "plan", "built-in"] in [line.split() for line in lines]
+    assert ["groups.researcher.members", "ann", f"{policy}:3"] in [line.split() for line in lines]
+
+
+def test_show_for_programs(policy: Path) -> None:
+    answer = json.loads(run("show", "--policy", policy, "--json").stdout)
+    assert answer["schema"] == "gpukeeper/policy-show/v1"
+    assert {"setting": "loops", "value": 2, "origin": "built-in"} in answer["settings"]
+
+
+def test_show_one_owner(policy: Path) -> None:
+    """C8.10"""
+    out = run("show", "--policy", policy, "--owner", "ann").stdout
+    lines = [line.split() for line in out.splitlines()]
+    assert out.startswith("ann is in researcher.\n")
+    assert ["managed", "idle", "1h", "group", "researcher,", "preset", "shared-host"] in lines
+    assert ["managed", "idle_in_demand", "30m", "built-in"] in lines
+    assert ["infrastructure", "untouchable", "true", "built-in"] in lines
+    assert "No exemption is for ann." in out
+    assert ["demand.above", "80%", "built-in"] in lines
+    assert ["holds.total", "1d", "built-in"] in lines
+
+
+def test_show_one_owner_for_programs(policy: Path) -> None:
+    answer = json.loads(run("show", "--policy", policy, "--owner", "ann", "--json").stdout)
+    assert answer["schema"] == "gpukeeper/policy-show/v1"
+    assert (answer["owner"], answer["groups"], answer["exemptions"]) == ("ann", ["researcher"], [])
+    assert answer["classes"]["devcontainer"][0] == {"setting": "idle", "value": "none", "origin": "built-in"}
+
+
+def test_schema_is_json_for_editors() -> None:
+    assert json.loads(run("schema").stdout)["title"] == "gpukeeper policy"
+
+
+def test_sentence(policy: Path) -> None:
+    out = run("sentence", "--policy", policy).stdout
+    assert out.startswith("Looks only")
+    answer = json.loads(run("sentence", "--policy", policy, "--json").stdout)
+    assert answer["schema"] == "gpukeeper/policy-sentence/v1"
+    assert answer["sentence"] + "\n" == out
+
+
+def test_the_commands_are_listed_without_loading_what_they_need() -> None:
+    """`gpukeeper --help` must start fast."""
+    program = "import sys, gpukeeper.interfaces.cli.policy; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"pydantic", "ruamel.yaml", "msgspec"} & set(done.stdout.split())

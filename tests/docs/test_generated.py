@@ -1,0 +1,50 @@
+"""What the reference says is what the code says."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs import generate
+from tests.docs.markdown import ROOT
+
+from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.model import errors
+
+EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
+# The codes of DESIGN's list; that of each error class comes from the class itself.
+DOCUMENTED = {0, 1, 2, 3, 4, 5, 10, 11, 12, 130}
+
+
+def test_the_page_of_rules_is_what_the_code_says() -> None:
+    advice = "docs/reference/rules.md is stale. Write it anew: python -m tests.docs.generate"
+    assert generate.RULES_PAGE.read_text() == generate.rules_page(), advice
+
+
+def test_every_rule_says_what_it_is() -> None:
+    for rule in RULES:
+        assert rule.__name__.rsplit(".", 1)[-1] == rule.NAME
+        assert rule.__doc__, f"{rule.NAME} has no docstring"
+        assert rule.SAYS.endswith("."), f"SAYS of {rule.NAME} is not a sentence"
+
+
+def test_every_exit_code_is_documented_once() -> None:
+    codes = [int(code) for code in re.findall(r"^\| (\d+) \|", EXIT_CODES.read_text(), re.MULTILINE)]
+    assert codes == sorted(DOCUMENTED)
+
+
+def test_the_exit_code_of_every_error_is_documented_with_its_name() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \|(.+)\|$", EXIT_CODES.read_text(), re.MULTILINE))
+    for error in _error_classes():
+        row = rows.get(str(error.exit_code), "")
+        assert f"`{error.__name__}`" in row, f"{error.__name__} ({error.exit_code}) is not in {EXIT_CODES.name}"
+
+
+def test_the_error_tree_in_the_docstring_shows_the_real_codes() -> None:
+    drawn = dict(re.findall(r"(\w+)\s{2,}(\d+)(?:\s|$)", errors.__doc__ or ""))
+    assert drawn == {error.__name__: str(error.exit_code) for error in _error_classes()}
+
+
+def _error_classes() -> list[type[errors.KeeperError]]:
+    found = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.KeeperError)]
+    assert errors.KeeperError in found
+    return found

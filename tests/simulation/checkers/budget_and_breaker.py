@@ -1,0 +1,45 @@
+"""Promise 4: never more than the budget in one pass or one hour; nothing when the world looks broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+from gpukeeper.model.event import Intended, Passed
+from tests.simulation.harness import Run
+
+
+def violations(run: Run) -> Iterator[str]:
+    intents = [h for h in run.world.log if isinstance(h.line, Intended)]
+    per_pass, per_hour = run.policy.budget.per_pass.count or 0, run.policy.budget.per_hour.count or 0
+    for pass_id, count in Counter(h.line.pass_id for h in intents).items():  # type: ignore[union-attr]
+        if count > per_pass:
+            yield f"pass {pass_id} acted {count} times, the budget is {per_pass}"
+    for i, entry in enumerate(intents):
+        hour = [h for h in intents[i:] if h.at - entry.at < timedelta(minutes=59)]
+        if len(hour) > per_hour and not _clock_was_wrong(run):
+            yield f"{len(hour)} acts within an hour of {entry.at:%H:%M}, the budget is {per_hour}"
+            break
+    broken = {x.pass_id for x in run.lines if isinstance(x, Passed) and x.breaker}
+    for entry in intents:
+        if entry.line.pass_id in broken:  # type: ignore[union-attr]
+            yield f"pass {entry.line.pass_id} acted although its breaker was open"  # type: ignore[union-attr]
+    yield from _running_at_once(run)
+
+
+def _running_at_once(run: Run) -> Iterator[str]:
+    running, stopped = 0, 0
+    for entry in run.world.log:
+        if entry.kind == "listing":
+            running, stopped = entry.running, 0
+        elif entry.kind == "act" and entry.state == "running" and entry.effect in ("done", "nothing"):
+            stopped += 1
+            allowed = max(run.policy.breaker.floor, int(running * run.policy.breaker.running))
+            # Workloads may end or begin between the list and the act; one is allowed for.
+            if stopped > allowed + 1:
+                yield f"{stopped} of {running} running workloads were acted on in one pass"
+
+
+def _clock_was_wrong(run: Run) -> bool:
+    return any(h.effect == "clock jumps" for h in run.world.log)

@@ -1,0 +1,48 @@
+"""Promise 7: what is due and reachable is reclaimed in bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpukeeper.model.event import Held, Passed
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.platforms.simulated.thing import Thing
+from tests.simulation.harness import Run
+
+SLACK = timedelta(hours=1)
+
+
+def violations(run: Run) -> Iterator[str]:
+    passes = [x for x in run.lines if isinstance(x, Passed)]
+    if not passes or run.end - passes[-1].at > timedelta(minutes=15):
+        yield "no pass happened in the last 15 minutes"
+        return
+    if any(x.breaker for x in passes[-6:]) or any(x.deferred for x in passes[-3:]):
+        return  # refused or deferred on purpose; the ledger says so
+    for here in run.world.things.values():
+        for thing in here.values():
+            due = _due(run, thing)
+            if due is not None and run.end > due + SLACK and not _held_lately(run, thing):
+                yield f"{thing.ref.path} ({thing.ref.uid}) was due {run.end - due} ago and is still there"
+
+
+def _due(run: Run, thing: Thing) -> datetime | None:
+    """A plain second opinion on the clearest cases: ended work and forgotten containers."""
+    scope = run.policy.scope[thing.ref.platform]
+    if thing.root is not None or (thing.ref.namespace and thing.ref.namespace not in scope.namespaces):
+        return None
+    if thing.shape is not Shape.WORKLOAD or thing.marks.ttl is not None:
+        return None
+    if thing.state is State.ENDED and thing.ended is not None and thing.outcome is not None:
+        return thing.ended + getattr(run.policy.retention, thing.outcome.value)
+    limits = run.policy.classes[thing.class_]
+    if thing.state is State.RUNNING and limits.max_runtime is not None and thing.started is not None:
+        return thing.started + max(limits.max_runtime, timedelta(hours=4))
+    return None
+
+
+def _held_lately(run: Run, thing: Thing) -> bool:
+    """Held within the last hours, by what was written; holds delay and are allowed to."""
+    uids = {x.ref.uid for x in run.lines if isinstance(x, Held) and x.ref and x.hold.until > run.end - 2 * SLACK}
+    return thing.ref.uid in uids

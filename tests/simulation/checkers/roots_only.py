@@ -1,0 +1,26 @@
+"""Promise 8: only roots, only proven remainders, only closed files below a root that the policy names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from tests.simulation.harness import Run
+
+
+def violations(run: Run) -> Iterator[str]:
+    for i, act in run.acts():
+        intent = run.intent(act.step)
+        look = run.last_look(act.uid, i)
+        if intent is None or look is None or intent.ref is None:
+            continue
+        if not look[1].root:
+            yield f"{act.action} on {intent.ref.path}, which is part of another"
+        if intent.ref.kind == "tree":
+            name = intent.ref.name.removeprefix("/tmp/")
+            if not any(fnmatchcase(name, pattern) for entry in run.policy.temporary for pattern in entry.names):
+                yield f"{intent.ref.name} was deleted and no pattern names it"
+            if look[1].in_use:
+                yield f"{intent.ref.name} was deleted while in use"
+        if intent.ref.kind == "process" and "cgroup" not in intent.reason:
+            yield f"{intent.ref.path} was ended without proof"

@@ -1,0 +1,54 @@
+"""Promise 1: nothing that could not be measured is treated as idle, finished or healthy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpukeeper.model.event import WarningSent
+
+from tests.simulation.harness import Run
+
+HOUR = timedelta(hours=1)
+NEEDED = {
+    "idle": {"state", "root", "devices", "started", "class_", "owner"},
+    "max_runtime": {"state", "root", "started", "class_", "owner"},
+    "retention": {"state", "root", "outcome", "live_children"},
+    "own_ttl": {"state", "root", "live_children"},
+    "live_children": {"state", "root", "live_children"},
+    "never_started": {"state", "root", "class_", "owner"},
+    "temporary_tree": {"state", "root", "in_use", "size"},
+    "orphan": {"state", "root", "proof"},
+    "restart_loop": {"state", "root"},
+}
+
+
+def violations(run: Run) -> Iterator[str]:
+    for i, act in run.acts():
+        intent = run.intent(act.step)
+        look = run.last_look(act.uid, i)
+        if intent is None or look is None:
+            continue  # other promises speak of that
+        if look[1].vague in NEEDED.get(intent.rule, set()):
+            yield f"{act.action} by {intent.rule} on {act.uid} although its {look[1].vague} was not known"
+        if intent.rule == "idle" and act.action == "stop":
+            yield from _measured_and_quiet(run, act.uid, act.at)
+
+
+def _measured_and_quiet(run: Run, uid: str, at: datetime) -> Iterator[str]:
+    warned = [x for x in run.lines if isinstance(x, WarningSent) and x.ref and (x.ref.uid, x.rule) == (uid, "idle")]
+    window = warned[-1].limit if warned else HOUR
+    minutes = int(window / timedelta(minutes=1))
+    by_device: dict[str, dict[int, float]] = defaultdict(dict)
+    for when, device, value in run.world.samples.get(uid, []):
+        back = int((at - when) / timedelta(minutes=1))
+        if 0 <= back < minutes:
+            by_device[device][back] = max(value, by_device[device].get(back, 0.0))
+    if not by_device:
+        yield f"idle stop of {uid} without any measurement"
+    for device, buckets in by_device.items():
+        if len(buckets) < minutes * 0.7:
+            yield f"idle stop of {uid}: only {len(buckets)} of {minutes} minutes of {device} were measured"
+        if max(buckets.values()) >= run.policy.activity.gpu:
+            yield f"idle stop of {uid}: {device} was measured busy within its window"

@@ -1,0 +1,30 @@
+"""Promise 9: running work is stopped only after warnings, with enough time to act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpukeeper.model.event import WarningSent
+from tests.simulation.harness import Run
+
+STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1}
+
+
+def violations(run: Run) -> Iterator[str]:
+    for i, act in run.acts():
+        intent = run.intent(act.step)
+        if intent is None or intent.rule not in STAGES or not intent.running:
+            continue
+        sent = [
+            h
+            for h in run.world.log[:i]
+            if h.uid == act.uid and isinstance(h.line, WarningSent) and h.line.rule == intent.rule
+        ]
+        if len(sent) < STAGES[intent.rule]:
+            yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings"
+        elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
+            yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
+
+
+def _clock_was_wrong(run: Run) -> bool:
+    return any(h.effect == "clock jumps" for h in run.world.log)

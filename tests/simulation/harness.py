@@ -1,0 +1,195 @@
+"""Runs the real engine for some hours in a seeded, moving, failing world, in virtual time, and hands out what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpukeeper.engine import requests
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.event import Event, Intended
+from gpukeeper.model.policy import (
+    Activity,
+    Amount,
+    AtFinish,
+    Breaker,
+    Budget,
+    ClassSettings,
+    Exemption,
+    Group,
+    Mode,
+    PlaceScope,
+    Policy,
+    Retention,
+    Schedule,
+    Temporary,
+)
+from gpukeeper.model.subject import State
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
+from gpukeeper.platforms.simulated.people import People
+from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+ROUGH_HOURS, CALM_HOURS = 6, 4
+PEOPLE = ("ann", "bob", "eve")
+
+POLICY = Policy(
+    mode=Mode.ENFORCE,
+    scope={
+        "docker": PlaceScope(),
+        "kubernetes": PlaceScope(namespaces=("research",)),
+        "ray": PlaceScope(places=("ray-*",)),
+    },
+    retention=Retention(succeeded=HOUR, failed=2 * HOUR, stopped=HOUR, max=4 * HOUR),
+    at_finish=AtFinish.RUNNING,
+    classes={
+        "managed": ClassSettings(idle=30 * MINUTE, max_runtime=3 * HOUR, hold=2 * HOUR),
+        "docker": ClassSettings(idle=30 * MINUTE, max_runtime=2 * HOUR, hold=2 * HOUR),
+        "compose": ClassSettings(idle=45 * MINUTE, max_runtime=4 * HOUR, hold=2 * HOUR),
+        "devcontainer": ClassSettings(max_runtime=3 * HOUR, hold=2 * HOUR),
+        "unknown": ClassSettings(idle=20 * MINUTE, max_runtime=2 * HOUR, hold=2 * HOUR),
+        "cluster": ClassSettings(hold=2 * HOUR),
+        "ray": ClassSettings(hold=2 * HOUR),
+    },
+    groups={"researcher": Group(members=("bob",), idle=40 * MINUTE, max_runtime=4 * HOUR)},
+    exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + 5 * HOUR),),
+    activity=Activity(signals=("cpu",), tick=MINUTE),
+    budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8)),
+    breaker=Breaker(running=0.5, vanished=0.5, floor=1),
+    temporary=(Temporary(root="/tmp", names=("ray_tmp_*", "pip-*", "tmp*"), above=5 * 1024**3, older_than=HOUR),),
+    hold_total=2 * HOUR,
+    hold_within=6 * HOUR,
+    schedule=Schedule(every=5 * MINUTE),
+)
+
+PLACES = (
+    Place("docker", "node-1", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), PEOPLE),
+    Place("kubernetes", "prod", tuple(f"GPU-{n}" for n in range(8)), PEOPLE, ("research", "private")),
+    Place("ray", "ray-1", ("GPU-0", "GPU-1"), PEOPLE),
+)
+
+
+class LoggedLedger(InMemoryLedger):
+    """Writes every line into the world's log too, so that lines, looks and acts have one order. May die before or after."""
+
+    def __init__(self, world: World, lines: Sequence[Event] = ()) -> None:
+        super().__init__(lines)
+        self._world = world
+
+    async def append(self, lines: Sequence[Event]) -> None:
+        self._world.pulse()
+        await super().append(lines)
+        now = self._world.clock.true_now()
+        self._world.log += (
+            Happened("line", now, line.ref.uid if line.ref else "", step=getattr(line, "step", ""), line=line) for line in lines
+        )
+        self._world.pulse()
+
+
+@dataclass
+class Run:
+    """Everything a checker may ask."""
+
+    seed: int
+    world: World
+    policy: Policy = POLICY
+    lines: list[Event] = field(default_factory=list)
+    crashes: int = 0
+    end: datetime = BEGIN
+
+    def acts(self) -> list[tuple[int, Happened]]:
+        return [(i, h) for i, h in enumerate(self.world.log) if h.kind == "act"]
+
+    def intent(self, step: str) -> Intended | None:
+        return next((x for x in self.lines if isinstance(x, Intended) and x.step == step), None)
+
+    def last_look(self, uid: str, before: int) -> tuple[int, Happened] | None:
+        for i in range(before - 1, -1, -1):
+            entry = self.world.log[i]
+            if entry.kind == "look" and entry.uid == uid:
+                return i, entry
+        return None
+
+
+def simulate(seed: int, faults: Faults = ROUGH, policy: Policy = POLICY) -> Run:
+    loop = VirtualLoop()
+    clock = VirtualClock(loop)
+    world = World(seed, clock, (PLACES[seed % 3],), faults)
+    People(world, pace=25 * MINUTE).settle_in()
+    run = Run(seed, world, policy)
+    run_virtually(_live(run, loop), loop)
+    run.end = clock.true_now()
+    return run
+
+
+async def _live(run: Run, loop: VirtualLoop) -> None:
+    world = run.world
+    signals, evidence = InMemorySignals(), InMemoryEvidence()
+    rough_end = loop.time() + ROUGH_HOURS * 3600
+    end = rough_end + CALM_HOURS * 3600
+    loop.call_at(rough_end, _calm_down, world)
+    ledger = LoggedLedger(world)
+    while loop.time() < end:
+        keeper = Keeper(
+            platforms=tuple(SimulatedPlatform(world, place) for place in world.places),
+            ledger=ledger,
+            signals=signals,
+            evidence=evidence,
+            notifier=SimulatedNotifier(world),
+            clock=world.clock,
+            meter=SimulatedMeter(world),
+        )
+        try:
+            await _one_life(keeper, run, end - loop.time())
+        except* Crashed:
+            run.crashes += 1
+            await asyncio.sleep(world.rng.uniform(1, 600))
+            ledger = LoggedLedger(world, ledger.lines)  # all state is rebuilt from the journal
+    run.lines = ledger.lines
+
+
+def _calm_down(world: World) -> None:
+    world.faults = CALM
+    world.clock.skew = timedelta()
+
+
+async def _one_life(keeper: Keeper, run: Run, seconds: float) -> None:
+    stop = asyncio.Event()
+    book = Rulebook(run.policy)
+    asyncio.get_running_loop().call_later(seconds, stop.set)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch(Watch(keeper, lambda: book, stop)))
+        group.create_task(_people_ask(keeper, run.world, book, stop))
+
+
+async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asyncio.Event) -> None:
+    """Owners hold and release; now and then an admin pauses everything for a while."""
+    rng = world.rng
+    while not stop.is_set():
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), rng.uniform(300, 1500))
+        running = [t for here in world.things.values() for t in here.values() if t.state is State.RUNNING and t.owner]
+        with suppress(KeeperError):
+            dice = rng.random()
+            if dice < 0.5 and running:
+                thing = rng.choice(running)
+                span = rng.choice((30 * MINUTE, HOUR, 3 * HOUR))
+                await requests.hold(keeper, book, thing.ref.uid, rng.choice((thing.owner, "ann")), span)
+            elif dice < 0.6 and running:
+                thing = rng.choice(running)
+                await requests.release(keeper, book, thing.ref.uid, thing.owner or "")
+            elif dice < 0.7 and world.faults is not CALM:
+                await requests.pause(keeper, book, "root", "maintenance")
+                await asyncio.sleep(rng.uniform(60, 1200))
+                await requests.resume(keeper, book, "root")
+    with suppress(KeeperError):
+        await requests.resume(keeper, book, "root")

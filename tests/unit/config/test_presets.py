@@ -1,0 +1,125 @@
+"""The defaults that the replaced systems' users know, as tables."""
+
+from datetime import timedelta
+
+import pytest
+
+from gpukeeper.config.load import builtin_policy, load_text
+from gpukeeper.model.policy import AfterIdle, AtFinish, Mode, OnIdle, Policy, Retention
+
+M, H, D = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+def preset(name: str) -> Policy:
+    return load_text(f"preset: {name}\nscope: {{docker: {{}}}}\n").policy
+
+
+@pytest.mark.parametrize(
+    ("name", "succeeded", "failed"),
+    [
+        ("development", D, 7 * D),
+        ("ci", timedelta(), D),
+        ("production", 7 * D, 30 * D),
+        ("shared-host", D, 7 * D),
+    ],
+)
+def test_retention_of_the_presets(name: str, succeeded: timedelta, failed: timedelta) -> None:
+    """C5.1, and C5.2: the platform-wide TTL is 24h in every preset."""
+    assert preset(name).retention == Retention(succeeded=succeeded, failed=failed, stopped=24 * H, max=30 * D)
+
+
+def test_development_is_the_default_preset() -> None:
+    assert load_text("scope: {docker: {}}\n").policy == preset("development")
+
+
+def test_a_workloads_own_ttl_counts_and_foreign_markers_do_not() -> None:
+    """C5.2"""
+    policy = preset("production")
+    assert policy.own_ttl
+    assert policy.foreign_ttl == ()
+
+
+def test_what_is_ended_at_the_finish() -> None:
+    """C5.3: ci Running, production None, upstream's words."""
+    assert {name: preset(name).at_finish for name in ("development", "ci", "production")} == {
+        "development": AtFinish.NONE,
+        "ci": AtFinish.RUNNING,
+        "production": AtFinish.NONE,
+    }
+
+
+CLASSES = {
+    "managed": (30 * M, OnIdle.STOP, 24 * H),
+    "devcontainer": (None, OnIdle.STOP, 168 * H),
+    "compose": (30 * M, OnIdle.STOP, 72 * H),
+    "docker": (30 * M, OnIdle.STOP, 48 * H),
+    "api": (None, OnIdle.STOP, 24 * H),
+    "serving": (30 * M, OnIdle.REPORT, None),
+    "unknown": (15 * M, OnIdle.STOP, 24 * H),
+    "infrastructure": (None, OnIdle.STOP, None),
+    "cluster": (30 * M, OnIdle.REPORT, None),
+    "ray": (30 * M, OnIdle.REPORT, None),
+}
+
+
+@pytest.mark.parametrize("name", ["development", "ci", "production", "shared-host"])
+def test_the_class_table_is_the_same_in_every_preset(name: str) -> None:
+    """C8.4 (dev containers: no idle rule, 168h), C8.8 (idle 30m), C8.9, C9.1"""
+    classes = preset(name).classes
+    assert {name: (one.idle, one.on_idle, one.max_runtime) for name, one in classes.items()} == CLASSES
+    assert [name for name, one in classes.items() if one.untouchable] == ["infrastructure"]
+
+
+def test_the_times_around_start_and_stop() -> None:
+    """C8.3 (30m after start), C9.2 (60s), C9.3, C9.4 (15m), C9.5 (30m), C8.5 (holds of 24h)"""
+    for name, one in preset("shared-host").classes.items():
+        assert one.start_grace == 30 * M
+        assert one.stop_grace == timedelta(seconds=60)
+        assert one.after_idle is AfterIdle.REMOVE
+        assert one.hold_after_stop == 15 * M
+        assert one.never_started == (None if name == "infrastructure" else 30 * M)
+        assert one.hold == 24 * H
+
+
+def test_the_group_table() -> None:
+    """C8.9: who belongs to a group is the site's to say."""
+    groups = preset("shared-host").groups
+    assert {n: (g.idle, g.max_runtime, g.hold_after_stop, g.gpu_shares) for n, g in groups.items()} == {
+        "student": (30 * M, 24 * H, None, 2.0),
+        "researcher": (H, 48 * H, None, 4.0),
+        "faculty": (2 * H, 72 * H, None, 4.0),
+        "admin": (None, None, H, None),
+    }
+    assert all(group.members == () for group in groups.values())
+
+
+def test_the_signs_of_activity() -> None:
+    """C8.1 (GPU 5 %, 30 s ticks), C8.8 (CPU 2.0 %, network 1 MiB per window)"""
+    activity = preset("shared-host").activity
+    assert (activity.gpu, activity.cpu, activity.network) == (5.0, 2.0, 1024 * 1024)
+    assert activity.tick == timedelta(seconds=30)
+
+
+def test_high_demand_halves_idle_time() -> None:
+    """C8.6"""
+    demand = preset("shared-host").demand
+    assert (demand.above, demand.idle_factor) == (0.8, 0.5)
+
+
+def test_warnings() -> None:
+    """C14.2: idle at 80 % and 95 %, runtime at 75 % and 90 %, 10m lead at least."""
+    warnings = preset("shared-host").warnings
+    assert (warnings.idle, warnings.runtime, warnings.lead) == ((0.80, 0.95), (0.75, 0.90), 10 * M)
+
+
+def test_without_a_file_everything_found_is_looked_at_and_nothing_changed() -> None:
+    """C10.3: the named trees below the named root, older than 1h; C10.1: above 5,000 MB."""
+    policy = builtin_policy(["host", "kubernetes"])
+    assert (policy.preset, policy.mode) == ("shared-host", Mode.PLAN)
+    assert {name: (s.places, s.namespaces) for name, s in policy.scope.items()} == {
+        "host": (("*",), ("*",)),
+        "kubernetes": (("*",), ("*",)),
+    }
+    (entry,) = policy.temporary
+    assert (entry.root, entry.names) == ("/tmp", ("ray_tmp_*", "pip-*", "tmp*"))
+    assert (entry.above, entry.older_than) == (5_000_000_000, H)

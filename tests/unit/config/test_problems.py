@@ -1,0 +1,381 @@
+"""One mistake, one sentence with the right line and what to write instead."""
+
+import pytest
+
+from gpukeeper.config.load import load_text
+from gpukeeper.model.errors import PolicyError
+
+SCOPE = "scope: {docker: {}}\n"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(PolicyError) as caught:
+        load_text(text)
+    return list(caught.value.problems)
+
+
+SPAN = "Write it like 30m, 2h or 7d"
+NO_SCOPE = (
+    "the policy says nothing of what it covers, so it would cover nothing."
+    " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
+)
+
+MISTAKES = {
+    "not a duration": (
+        'classes: {managed: {idle: "2 hour"}}',
+        f'classes.managed.idle: "2 hour" is not a duration. {SPAN}, or none for no limit.',
+    ),
+    "no unit": ("warnings: {lead: 10}", f"warnings.lead: 10 has no unit. {SPAN}."),
+    "negative": ("schedule: {every: -5m}", f'schedule.every: "-5m" is negative. {SPAN}.'),
+    "overflow": (
+        "retention: {failed: 99999999999d}",
+        'retention.failed: "99999999999d" is longer than 100 years.'
+        f" {SPAN}, or manual to keep it until somebody removes it.",
+    ),
+    "never is no retention": (
+        "retention: {failed: never}",
+        f'retention.failed: "never" is not a duration. {SPAN}, or manual to keep it until somebody removes it.',
+    ),
+    "a group has no none": (
+        "groups: {student: {idle: none}}",
+        f'groups.student.idle: "none" is not a duration. {SPAN}, or as class for what the class says.',
+    ),
+    "a pass without pause": (
+        "schedule: {every: 0}",
+        "schedule.every: 0 is no time at all. Write it like 30s, 5m or 1h.",
+    ),
+    "unknown setting": ("mod: plan", 'unknown setting "mod". Did you mean "mode"?'),
+    "unknown setting in a class": (
+        "classes: {managed: {max_runtme: 1h}}",
+        'unknown setting "max_runtme". Did you mean "max_runtime"?',
+    ),
+    "unknown setting in a class that is called like a setting": (
+        "classes: {hold: {idl: 1h}}",
+        'unknown setting "idl". Did you mean "idle"?',
+    ),
+    "a word from elsewhere": (
+        "classes: {managed: {stop_grace: 1m}}",
+        'unknown setting "stop_grace". Did you mean "grace"?',
+    ),
+    "unknown setting, nothing near": (
+        "holds: {colour: red}",
+        'unknown setting "colour". Known here: total, within.',
+    ),
+    "a platform that is not one": ("scope.x: 1", 'unknown setting "scope.x". Did you mean "scope"?'),
+    "wrong word": ("mode: enfroce", 'mode: "enfroce" is not a word for this. Did you mean "enforce"?'),
+    "wrong preset": ("preset: developmnt", 'preset: there is no preset "developmnt". Did you mean "development"?'),
+    "text without quotes": ("admins: [1000]", 'admins[0]: 1000 is not text. Put it in quotes: "1000".'),
+    "not a list": ("admins: root", 'admins: "root" is not a list. Write it in brackets, like [a, b].'),
+    "not a mapping": (
+        "retention: 7d",
+        'retention: "7d" is not a mapping. Write its settings as {name: value}.',
+    ),
+    "YAML 1.1 truth": ("orphans: yes", 'orphans: "yes" is neither true nor false. Write true or false.'),
+    "no value": ("holds:", "holds: has no value. Write one, or take the line out."),
+    "no value in a list": ("admins: [root, ~]", "admins[1]: has no value. Write one, or take the line out."),
+    "a name that is a number": (
+        "classes: {1: {idle: 1h}}",
+        'classes.1: a setting\'s name must be text. Put it in quotes: "1".',
+    ),
+    "a tag": (
+        "preset: !secret x",
+        "preset: the tag !secret is not known here. Write a plain value.",
+    ),
+    "idle below two ticks": (
+        "classes: {managed: {idle: 50s}}\nwarnings: {lead: 30s}",
+        "classes.managed.idle: an idle time of 50s is shorter than two measurements (activity.tick is 30s)."
+        " Write at least 1m, or none for no idle rule.",
+    ),
+    "idle below settle": (
+        "classes: {managed: {idle: 4m}}\nwarnings: {lead: 1m}",
+        "classes.managed.idle: an idle time of 4m is shorter than activity.settle (5m), so it could never pass."
+        " Write at least 5m.",
+    ),
+    "a tick that is too long for the built-in classes": (
+        "activity: {tick: 10m}",
+        "activity.tick: an idle time of 15m is shorter than two measurements (activity.tick is 10m)."
+        " Write at least 20m, or none for no idle rule.",
+    ),
+    "a warning at the stop": (
+        "warnings: {idle: [80%, 100%]}",
+        "warnings.idle: a warning at 100% comes with the stop. Write shares below 100%, like [80%, 95%].",
+    ),
+    "warnings that fall": (
+        "warnings: {runtime: [90%, 75%]}",
+        "warnings.runtime: [90%, 75%] does not rise. Write [75%, 90%].",
+    ),
+    "no warning": (
+        "warnings: {idle: []}",
+        "warnings.idle: nobody would be warned. Write at least one share, like [80%].",
+    ),
+    "a lead longer than a limit": (
+        "warnings: {lead: 45m}",
+        "warnings.lead: classes.unknown.idle is 15m and warnings.lead is 45m, so the first warning would come after"
+        " the stop. Write a longer limit or a shorter lead.",
+    ),
+    "a limit shorter than the lead": (
+        "classes: {managed: {idle: 9m}}",
+        "classes.managed.idle: classes.managed.idle is 9m and warnings.lead is 10m, so the first warning would come"
+        " after the stop. Write a longer limit or a shorter lead.",
+    ),
+    "failures kept shorter": (
+        "retention: {succeeded: 10d}",
+        "retention.succeeded: succeeded work would be kept 10d and failed work only 7d."
+        " Failures are always kept longer: raise failed or lower succeeded.",
+    ),
+    "successes kept for ever": (
+        "retention: {succeeded: manual}",
+        "retention.succeeded: succeeded work would be kept for ever and failed work only 7d."
+        " Failures are always kept longer: raise failed or lower succeeded.",
+    ),
+    "an environment with failures kept shorter": (
+        "environments: {ci: {failed: 1h}}",
+        "environments.ci.failed: succeeded work would be kept 1d and failed work only 1h."
+        " Failures are always kept longer: raise failed or lower succeeded.",
+    ),
+    "more than max": (
+        "retention: {failed: 60d}",
+        "retention.failed: failed is 60d, more than max allows (30d). Write at most 30d, or raise retention.max.",
+    ),
+    "demand that never ends": (
+        "demand: {below: 80%}",
+        "demand.below: below is 80% and above is 80%, so demand would be high and not high at once."
+        " Write below smaller than above, like 70% and 80%.",
+    ),
+    "a budget of nothing": (
+        "budget: {per_pass: 0}",
+        "budget.per_pass: 0 would let nothing happen at all. Write 1 or more; to look only, write mode: plan.",
+    ),
+    "a budget above everything": (
+        "budget: {per_hour: 120%}",
+        'budget.per_hour: "120%" is not above 0% and at most 100%. Write it like 80%.',
+    ),
+    "a budget that is no amount": (
+        "budget: {per_pass: many}",
+        'budget.per_pass: "many" is not an amount. Write it like 20, 10% or {count: 20, share: 10%}.',
+    ),
+    "a breaker that is always open": (
+        "breaker: {running: 0%}",
+        'breaker.running: "0%" is not above 0% and at most 100%. Write it like 80%.',
+    ),
+    "a breaker that never opens": (
+        "breaker: {vanished: 150%}",
+        'breaker.vanished: "150%" is not above 0% and at most 100%. Write it like 80%.',
+    ),
+    "a relative root": (
+        "temporary: [{root: tmp, names: [a]}]",
+        'temporary[0].root: "tmp" is not an absolute path. Write it from / on, without ..',
+    ),
+    "a root that climbs": (
+        "temporary: [{root: /tmp/.., names: [a]}]",
+        'temporary[0].root: "/tmp/.." is not an absolute path. Write it from / on, without ..',
+    ),
+    "the whole disk": (
+        "temporary: [{root: /, names: [a]}]",
+        'temporary[0].root: "/" is too much to be temporary. Name a folder such as /tmp or /scratch/tmp.',
+    ),
+    "the whole disk, disguised": (
+        "temporary: [{root: //, names: [a]}]",
+        'temporary[0].root: "//" is too much to be temporary. Name a folder such as /tmp or /scratch/tmp.',
+    ),
+    "a pattern with a folder": (
+        "temporary: [{root: /tmp, names: [a/b]}]",
+        'temporary[0].names[0]: "a/b" contains /. Write the name alone; the folder belongs in root.',
+    ),
+    "an empty pattern": (
+        'temporary: [{root: /tmp, names: [""]}]',
+        'temporary[0].names[0]: "" is not a pattern for a name. Write it like tmp* or pip-*.',
+    ),
+    "no pattern": (
+        "temporary: [{root: /tmp, names: []}]",
+        'temporary[0].names: no name is given, so nothing would ever go. Write some, like ["tmp*"].',
+    ),
+    "no names": (
+        "temporary: [{root: /tmp}]",
+        'temporary[0]: "names" is missing. Only trees of these names, directly below the root.',
+    ),
+    "not a cron line": (
+        "schedule: {at: 02:00}",
+        'schedule.at: "02:00" is not a cron line (wrong number of fields). Write it like "0 2 * * *" (daily at 02:00).',
+    ),
+    "not a whole number": ("loops: 1.5", "loops: 1.5 is not a whole number. Write it like 20."),
+    "too small a number": ("loops: 0", "loops: 0 is less than 1. Write 1 or more."),
+    "not a signal": (
+        "activity: {signals: [cpu, netwrk]}",
+        'activity.signals[1]: "netwrk" is not a word for this. Did you mean "network"?',
+    ),
+    "GPU use beyond everything": (
+        "activity: {gpu: 120%}",
+        "activity.gpu: GPU use is above 0% and at most 100%. Write it like 5%.",
+    ),
+    "no room for evidence": (
+        "capture: {quota: 0}",
+        "capture.quota: without room for evidence nothing could ever be removed. Write it like 20GiB.",
+    ),
+    "runtime of nothing": (
+        "classes: {managed: {max_runtime: 0}}",
+        "classes.managed.max_runtime: 0 would stop everything as soon as it starts."
+        " Write it like 24h, or none for no limit.",
+    ),
+    "holds beyond their time": (
+        "holds: {within: 12h}",
+        "holds.within: nobody can hold 1d within 12h. Write a total that is not longer than within.",
+    ),
+    "a hold that is never granted": (
+        "classes: {managed: {hold: 2d}}",
+        "classes.managed.hold: a hold of 2d is more than holds.total allows (1d)."
+        " Write at most 1d, or raise holds.total.",
+    ),
+    "shares without end": (
+        "groups: {student: {gpu_shares: .inf}}",
+        "groups.student.gpu_shares: inf is not a number of GPU shares. Write it like 2 or 0.5, or unlimited.",
+    ),
+    "no such Unix group": (
+        "groups: {student: {unix_group: no-such-group}}",
+        'groups.student.unix_group: this machine has no Unix group "no-such-group".'
+        " Write one that `getent group` lists, or the names under members.",
+    ),
+    "no such class": (
+        "match: [{class: srving, name: a}]",
+        'match[0].class: there is no class "srving". Did you mean "serving"?',
+    ),
+    "a match for everything": (
+        "match: [{class: serving}]",
+        'match[0]: no pattern is given, so it would fit everything. Write one, like name: "triton-*".',
+    ),
+    "a match without class": ("match: [{name: a}]", 'match[0]: "class" is missing. The class to assign.'),
+    "no such platform": (
+        "match: [{class: serving, platform: kubrnetes}]",
+        'match[0].platform: there is no platform "kubrnetes". Did you mean "kubernetes"?',
+    ),
+    "a label without key": (
+        "match: [{class: serving, label: =x}]",
+        'match[0].label: "=x" has no key. Write it like app=triton, or app alone.',
+    ),
+    "an exemption for nobody": (
+        "exemptions: [{reason: x}]",
+        "exemptions[0]: it names nobody. Write owner, workload or class.",
+    ),
+    "an exemption without reason": (
+        "exemptions: [{owner: ann}]",
+        'exemptions[0]: "reason" is missing. Why, in words for the next admin.',
+    ),
+    "an exemption from no rule": (
+        "exemptions: [{owner: ann, reason: x, rules: [idl]}]",
+        'exemptions[0].rules: there is no rule "idl" to suspend. Did you mean "idle"?',
+    ),
+    "not a date": (
+        "exemptions: [{owner: ann, reason: x, until: soon}]",
+        'exemptions[0].until: "soon" is not a date.'
+        " Write it like 2026-09-01 (that whole day, UTC) or 2026-09-01T18:00Z.",
+    ),
+    "a time without zone": (
+        "exemptions: [{owner: ann, reason: x, until: 2026-09-01T18:00}]",
+        'exemptions[0].until: "2026-09-01T18:00" has no time zone.'
+        " Write it like 2026-09-01 (that whole day, UTC) or 2026-09-01T18:00Z.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_with_what_to_write_instead(text: str, told: str) -> None:
+    """C8.8 (`"24h"` once parsed to unlimited), C8.9 (absent is not zero), C5.1 (failures are kept longer)."""
+    assert problems(SCOPE + text + "\n") == [f"policy.yaml:2: {told}"]
+
+
+def test_an_empty_file_says_what_to_write() -> None:
+    assert problems("") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
+    assert problems("# nothing yet\n") == [f"policy.yaml:1: the file is empty: {NO_SCOPE}"]
+
+
+@pytest.mark.parametrize("text", ["mode: plan\n", "scope: {}\n"])
+def test_a_policy_that_covers_nothing_is_refused(text: str) -> None:
+    assert problems(text) == [f"policy.yaml:1: scope: {NO_SCOPE}"]
+
+
+def test_all_namespaces_must_be_written() -> None:
+    """C6.1"""
+    assert problems("scope:\n  kubernetes: {}\n") == [
+        'policy.yaml:2: scope.kubernetes: "namespaces" is missing.'
+        ' Which namespaces: [research, "team-*"], or ["*"] for every one.'
+    ]
+
+
+def test_an_empty_list_of_namespaces_is_refused() -> None:
+    assert problems("scope:\n  kubernetes: {namespaces: []}\n") == [
+        'policy.yaml:2: scope.kubernetes.namespaces: an empty list covers nothing. Name some, or write ["*"] for all.'
+    ]
+
+
+def test_an_unknown_platform_is_refused() -> None:
+    assert problems("scope:\n  docker: {}\n  kubrnetes: {}\n") == [
+        'policy.yaml:3: unknown setting "kubrnetes". Did you mean "kubernetes"?'
+    ]
+
+
+def test_a_setting_given_twice_is_refused_and_its_first_line_named() -> None:
+    assert problems("mode: plan\nscope: {docker: {}}\nmode: enforce\n") == [
+        "policy.yaml:3: mode: given twice, first in line 1. Keep one of them."
+    ]
+
+
+def test_what_is_not_yaml_is_told_with_its_line() -> None:
+    (told,) = problems("mode: plan\nscope: {docker: {}\n")
+    assert told.startswith("policy.yaml:3: this is not YAML: ")
+    assert told.endswith(". Mend it first, then check again.")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "just words\n", "&a [*a]\n"])
+def test_what_is_not_a_mapping_is_refused(text: str) -> None:
+    (told,) = problems(text)
+    assert told.startswith("policy.yaml:1: this is not ")
+
+
+def test_every_problem_is_told_in_one_run_in_the_order_of_the_file() -> None:
+    text = """\
+mode: enfroce
+scope:
+  docker: {}
+  kubernetes: {}
+retention:
+  succeeded: 2 hour
+  failed: 60d
+idle_aftr: 2h
+classes:
+  managed:
+    idle: 30
+    max_runtme: 1h
+  mine: {idle: 1m}
+match:
+  - {class: nothing-like-it, name: x}
+budget: {per_pass: 0}
+warnings: {idle: [95%, 80%]}
+mode: plan
+"""
+    told = problems(text)
+    assert [line.split(":")[1] for line in told] == [
+        "1",
+        "4",
+        "6",
+        "7",
+        "8",
+        "11",
+        "12",
+        "13",
+        "13",
+        "15",
+        "16",
+        "17",
+        "18",
+    ]
+    with pytest.raises(PolicyError, match=r"13 problems\. Nothing was changed\. All settings: gpukeeper policy schema"):
+        load_text(text)
+
+
+def test_a_mistake_does_not_cause_another_to_be_told() -> None:
+    """`succeeded` cannot be read, so nobody can say that it is longer than `failed`."""
+    assert len(problems(SCOPE + "retention: {succeeded: 2 days, failed: 1h}\n")) == 1
+
+
+def test_a_mistake_that_an_environment_inherits_is_told_once() -> None:
+    assert len(problems(SCOPE + "retention: {succeeded: soon}\nenvironments: {ci: {failed: 2d}}\n")) == 1

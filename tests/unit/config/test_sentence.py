@@ -1,0 +1,63 @@
+"""C5.1: one sentence per policy, for the runbook."""
+
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.config.load import load_file, load_text
+from gpukeeper.config.sentence import sentence
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "policies").glob("*.yaml"))
+
+
+def test_a_small_lab() -> None:
+    policy = load_text('scope:\n  docker: {}\n  kubernetes: {namespaces: [research, "team-*"]}\n').policy
+    assert sentence(policy) == (
+        "Looks only (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
+        " finished work goes 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
+        " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown);"
+        " idle work is only reported after 30m (serving, cluster, ray);"
+        " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
+        " infrastructure is never touched;"
+        " at most 20 steps a pass and 100 an hour;"
+        " nothing at all when more than 20% of the running work is due at once."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mode: enforce", "Acts unattended (mode enforce): "),
+        ("retention: manual", "finished work goes only when somebody removes it;"),
+        ("retention: {failed: manual}", "1d after it succeeded, never by itself if it failed and"),
+        ("preset: ci", "goes as soon as its evidence is captured if it succeeded, 1d after it failed"),
+        ("preset: ci", "; parts that still run are ended when the whole finishes;"),
+        (
+            "environments: {ci: {succeeded: 0}}",
+            "; in environment ci as soon as its evidence is captured if it succeeded,",
+        ),
+        ("groups: {student: {members: [ben]}}", "; members of student have limits of their own;"),
+        (
+            "temporary: [{root: /tmp, names: [a*, b*]}]",
+            "; temporary trees a* and b* below /tmp go when unused for 1h and together above 5GB;",
+        ),
+        ("exemptions: [{owner: ann, reason: x}]", "; 1 exemption sets rules aside;"),
+        ("exemptions_from: missing.yaml", "; everything is kept for now, because the exemptions could not be read;"),
+        ("budget: {per_pass: 10%}", "; at most 10% steps a pass and"),
+        ("budget: {per_pass: {count: 5, share: 10%}}", "; at most 5 or 10%, whichever is less, steps a pass"),
+    ],
+)
+def test_what_a_setting_adds(text: str, said: str) -> None:
+    assert said in sentence(load_text(f"scope: {{docker: {{}}}}\n{text}\n").policy)
+
+
+def test_named_places_are_said() -> None:
+    policy = load_text('scope: {kubernetes: {places: [prod-a], namespaces: ["*"]}, ray: {places: [lab]}}\n').policy
+    assert ": on kubernetes at prod-a in every namespace and ray at lab;" in sentence(policy)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_one_sentence(path: Path) -> None:
+    words = sentence(load_file(path).policy)
+    assert words.endswith(".")
+    assert "\n" not in words

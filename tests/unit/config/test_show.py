@@ -1,0 +1,108 @@
+"""Every effective value with its origin, and what applies to one owner."""
+
+from pathlib import Path
+
+from gpukeeper.config.load import Loaded, load_file, load_text
+from gpukeeper.config.show import Row, for_owner, rows
+
+POLICY = """\
+preset: shared-host
+scope: {docker: {}}
+groups:
+  student: {members: [ann, ben]}
+  researcher:
+    members: [ann]
+    idle: 90m
+  admin: {members: [dana]}
+classes:
+  managed: {idle: 40m}
+exemptions:
+  - {owner: ann, rules: [idle], until: 2026-09-01, reason: thesis}
+  - {owner: ben, reason: mistake, refused: true}
+  - {class: api, reason: always on}
+budget: {per_pass: {count: 5, share: 10%}}
+"""
+
+
+def loaded() -> Loaded:
+    return load_text(POLICY)
+
+
+def value_of(found: list[Row], setting: str) -> tuple[str, str]:
+    (row,) = [row for row in found if row.setting == setting]
+    return row.text, row.origin
+
+
+def test_every_value_is_shown_with_its_origin() -> None:
+    found = rows(loaded())
+    assert value_of(found, "preset") == ("shared-host", "policy.yaml:1")
+    assert value_of(found, "scope.docker.places") == ("*", "built-in")
+    assert value_of(found, "retention.succeeded") == ("1d", "preset shared-host")
+    assert value_of(found, "retention.max") == ("30d", "built-in")
+    assert value_of(found, "classes.managed.idle") == ("40m", "policy.yaml:10")
+    assert value_of(found, "classes.devcontainer.idle") == ("none", "built-in")
+    assert value_of(found, "groups.researcher.idle") == ("1h30m", "policy.yaml:7")
+    assert value_of(found, "groups.student.members") == ("ann, ben", "policy.yaml:4")
+    assert value_of(found, "warnings.idle") == ("80%, 95%", "built-in")
+    assert value_of(found, "budget.per_pass") == ("count 5, share 10%", "policy.yaml:15")
+    assert value_of(found, "orphans") == ("true", "built-in")
+    assert value_of(found, "match") == ("(none)", "built-in")
+    assert value_of(found, "exemptions[0]") == (
+        "owner ann: idle until 2026-09-01 23:59 UTC (thesis)",
+        "policy.yaml:12",
+    )
+    assert value_of(found, "exemptions[1]") == ("owner ben: refused (mistake)", "policy.yaml:13")
+
+
+def test_an_owner_sees_the_most_generous_group_and_where_it_is_written() -> None:
+    """C8.10: idle, runtime, holds, exemption and demand values of one owner."""
+    view = for_owner(loaded(), "ann")
+    assert view.groups == ["student", "researcher"]
+    managed = view.classes["managed"]
+    assert value_of(managed, "idle") == ("1h30m", "group researcher, policy.yaml:7")
+    assert value_of(managed, "idle_in_demand") == ("45m", "built-in")
+    assert value_of(managed, "max_runtime") == ("2d", "group researcher, preset shared-host")
+    assert value_of(managed, "hold") == ("1d", "built-in")
+    assert [row.text for row in view.exemptions] == [
+        "owner ann: idle until 2026-09-01 23:59 UTC (thesis)",
+        "class api: every rule (always on)",
+    ]
+    assert value_of(view.demand, "demand.above") == ("80%", "built-in")
+    assert value_of(view.holds, "holds.total") == ("1d", "built-in")
+
+
+def test_a_class_without_idle_rule_stays_without_and_infrastructure_is_untouchable() -> None:
+    view = for_owner(loaded(), "ann")
+    assert value_of(view.classes["devcontainer"], "idle") == ("none", "built-in")
+    assert [row.setting for row in view.classes["infrastructure"]] == ["untouchable"]
+
+
+def test_an_owner_without_group_has_the_limits_of_the_class() -> None:
+    view = for_owner(loaded(), "eve")
+    assert view.groups == []
+    assert value_of(view.classes["managed"], "idle") == ("40m", "policy.yaml:10")
+
+
+def test_an_admin_keeps_the_gpu_longer_after_a_stop() -> None:
+    """C8.9: admin, GPU hold 1h"""
+    managed = for_owner(loaded(), "dana").classes["managed"]
+    assert value_of(managed, "hold_after_stop") == ("1h", "group admin, preset shared-host")
+
+
+def test_exemptions_that_cannot_be_read_are_shown_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("scope: {docker: {}}\nexemptions_from: none.yaml\n")
+    broken = load_file(path)
+    (row,) = for_owner(broken, "ann").exemptions
+    assert row.text.startswith("not known: ")
+    assert row.origin == f"{path}:2"
+    assert rows(broken)[-1] == row
+
+
+def test_a_broken_exemption_is_shown_with_its_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("scope: {docker: {}}\nexemptions_from: e.yaml\n")
+    (tmp_path / "e.yaml").write_text("- {owner: ann, until: soon}\n")
+    row = rows(load_file(path))[-1]
+    assert row.text.startswith("owner ann: every rule, not known: ")
+    assert row.text.endswith("(no reason given)")

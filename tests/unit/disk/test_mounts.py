@@ -1,0 +1,39 @@
+"""Reading mountinfo."""
+
+from __future__ import annotations
+
+from gpukeeper.disk.mounts import Mount, has_mount_inside, own_mounts, parse_mounts, source_of
+
+TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 254:1 /scratch /tmp rw shared:3 - ext4 /dev/vdb rw
+41 40 0:44 / /tmp/with\040blank/point rw - tmpfs tmpfs rw
+42 27 254:0 /srv/one.conf /tmp/tree/one.conf rw - ext4 /dev/vda rw
+"""
+
+
+def test_blanks_in_names_are_read_back() -> None:
+    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point")
+
+
+def test_a_mount_inside_a_tree_is_seen_even_of_a_single_file() -> None:
+    mounts = parse_mounts(TEXT)
+    assert has_mount_inside("/tmp/with blank", mounts)
+    assert has_mount_inside("/tmp/tree", mounts)
+    assert not has_mount_inside("/tmp/tr", mounts)
+    assert not has_mount_inside("/tmp/tree/other", mounts)
+
+
+def test_a_folder_is_named_as_its_filesystem_names_it() -> None:
+    mounts = parse_mounts(TEXT)
+    assert source_of("/tmp/pip-1", mounts) == ("254:1", "/scratch/pip-1")
+    assert source_of("/var/tmp/pip-1", mounts) == ("254:0", "/var/tmp/pip-1")
+    assert source_of("/tmp", mounts) == ("254:1", "/scratch")
+    assert source_of("/tmp", ()) is None
+
+
+def test_of_two_mounts_on_one_point_the_later_counts() -> None:
+    assert source_of("/m/x", (Mount("1:1", "/", "/m"), Mount("2:2", "/", "/m"))) == ("2:2", "/x")
+
+
+def test_this_machine_has_a_root() -> None:
+    assert any(mount.point == "/" for mount in own_mounts())

@@ -1,0 +1,203 @@
+"""Which trees are in use: real children that hold a file open, mapped, or sit inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.disk.measure import Measured, measure, open_directory
+from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.open_files import (
+    FIRST_PID_NAMESPACE,
+    Below,
+    OpenFiles,
+    below,
+    is_in_use,
+    parse_backing_files,
+    parse_maps,
+    scan,
+    user_of,
+)
+from gpukeeper.model.unknown import Unknown
+
+HOLD_OPEN = "import sys; f = open(sys.argv[1] + '/tree/file'); print(flush=True); sys.stdin.read()"
+HOLD_MAPPED = """
+import mmap, sys
+with open(sys.argv[1] + '/tree/file', 'rb') as f: m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+print(flush=True); sys.stdin.read()
+"""
+SIT_INSIDE = "import os, sys; os.chdir(sys.argv[1] + '/tree/sub'); print(flush=True); sys.stdin.read()"
+HOLD_DELETED = """
+import os, sys
+f = open(sys.argv[1] + '/tree/gone', 'w'); os.unlink(f.name); print(flush=True); sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    (tmp_path / "tree/file").write_text("content")
+    (tmp_path / "tree-2").mkdir()
+    return tmp_path
+
+
+@contextmanager
+def child(program: str, root: Path, *before: str) -> Iterator[int]:
+    """Runs while the block does; it has said so when the block begins."""
+    command = [*before, sys.executable, "-c", program, str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"\n"
+        yield running.pid
+        running.stdin.close()
+
+
+def everything_seen(open_files: OpenFiles) -> OpenFiles:
+    """As root on the bare machine would see it, so that these tests say the same everywhere."""
+    return msgspec.structs.replace(open_files, hidden=None)
+
+
+def look(root: Path, name: str, proc: str = "/proc") -> tuple[Measured, Below]:
+    used = below(str(root), everything_seen(scan(proc)))
+    with open_directory(str(root)) as parent:
+        found = measure(name, parent, used.open_files.files)
+    assert found is not None
+    return found, used
+
+
+@pytest.mark.parametrize("program", [HOLD_OPEN, HOLD_MAPPED, SIT_INSIDE, HOLD_DELETED])
+def test_a_tree_that_a_process_uses_is_in_use(root: Path, program: str) -> None:
+    with child(program, root) as pid:
+        found, used = look(root, "tree")
+        assert is_in_use("tree", found, used) is True
+        assert user_of("tree", found, used) == pid
+        assert is_in_use("tree-2", *look(root, "tree-2")) is False
+    assert is_in_use("tree", *look(root, "tree")) is False
+
+
+@pytest.mark.parametrize("program", [HOLD_OPEN, HOLD_MAPPED])
+def test_a_process_that_knows_the_file_by_another_name_is_found_by_identity(root: Path, program: str) -> None:
+    """As in a container, where the same file has another path: here the folder was renamed by a hard link."""
+    (root / "elsewhere/tree").mkdir(parents=True)
+    os.link(root / "tree/file", root / "elsewhere/tree/file")
+    with child(program, root / "elsewhere") as pid:
+        found, used = look(root, "tree")
+        assert "tree" not in used.users
+        assert found.held_by == pid
+        assert is_in_use("tree", found, used) is True
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting needs root and unshare")
+def test_a_tree_that_a_container_has_mounted_is_in_use_although_nothing_is_open(root: Path) -> None:
+    program = """
+import subprocess, sys
+subprocess.run(["mount", "--bind", sys.argv[1] + "/tree", sys.argv[1] + "/tree-2"], check=True)
+print(flush=True); sys.stdin.read()
+"""
+    with child(program, root, "unshare", "--mount"):
+        found, used = look(root, "tree")
+        assert user_of("tree", found, used) is None
+        assert is_in_use("tree", found, used) is True
+
+
+def test_a_mount_of_the_folder_above_says_nothing_about_the_tree() -> None:
+    mounts = (Mount("8:1", "/", "/"),)
+    seen = OpenFiles({}, {}, mounts, frozenset({("8:1", "/tmp"), ("8:1", "/tmp/tree-2"), ("8:2", "/tmp/tree")}), None)
+    assert is_in_use("tree", PLAIN, below("/tmp", seen)) is False
+    assert is_in_use("tree-2", PLAIN, below("/tmp", seen)) is True
+
+
+PLAIN = Measured(device=1, inode=2, uid=0, size=0, entries=1, newest=Unknown(""), ctime_ns=0, problems=())
+NOBODY = OpenFiles({}, {}, (), frozenset(), None)
+
+
+def test_not_in_use_is_not_known_while_somebody_could_not_be_read() -> None:
+    hidden = msgspec.structs.replace(NOBODY, hidden="the open files of 3 processes could not be read")
+    assert is_in_use("tree", PLAIN, below("/tmp", hidden)) == Unknown("the open files of 3 processes could not be read")
+    busy = msgspec.structs.replace(hidden, paths={"/tmp/tree/x": 9})
+    assert is_in_use("tree", PLAIN, below("/tmp", busy)) is True
+
+
+def test_not_in_use_is_not_known_of_a_tree_that_was_not_walked_whole_or_holds_a_socket() -> None:
+    for given in ({"problems": ("closed could not be read",)}, {"sockets": 1}):
+        found = msgspec.structs.replace(PLAIN, **given)
+        assert isinstance(is_in_use("tree", found, below("/tmp", NOBODY)), Unknown)
+    assert is_in_use("tree", PLAIN, below("/tmp", NOBODY)) is False
+
+
+def test_the_root_itself_being_open_says_nothing_about_its_trees() -> None:
+    used = below("/tmp", msgspec.structs.replace(NOBODY, paths={"/tmp": 1, "/tmpfile": 2, "/": 3, "/tmp/a/b": 4}))
+    assert used.users == {"a": 4}
+
+
+def made_proc(proc: Path, namespace: str = FIRST_PID_NAMESPACE, first: bool = True) -> str:
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to(namespace)
+    (proc / "self/mountinfo").write_text("")
+    if first:
+        (proc / "1").mkdir()
+        (proc / "1/stat").write_text("1 (init) S 0 1 1 0 -1 2097152 " + "0 " * 20)
+    return str(proc)
+
+
+def test_a_scan_that_sees_everybody_hides_nothing(tmp_path: Path) -> None:
+    assert scan(made_proc(tmp_path), system=str(tmp_path)).hidden is None
+
+
+def test_a_scan_inside_a_container_is_never_complete(tmp_path: Path) -> None:
+    hidden = scan(made_proc(tmp_path, "pid:[4026532000]"), system=str(tmp_path)).hidden
+    assert hidden is not None
+    assert "container" in hidden
+
+
+def test_a_proc_that_hides_other_people_is_never_complete(tmp_path: Path) -> None:
+    hidden = scan(made_proc(tmp_path, first=False), system=str(tmp_path)).hidden
+    assert hidden is not None
+    assert "hidepid" in hidden
+
+
+def test_files_that_the_kernel_itself_uses_are_in_use(tmp_path: Path) -> None:
+    proc, system = made_proc(tmp_path / "proc"), tmp_path / "sys"
+    (tmp_path / "proc/swaps").write_text("Filename Type Size Used Priority\n/tmp/swap/file file 1 0 -2\n")
+    (system / "block/loop0/loop").mkdir(parents=True)
+    (system / "block/loop0/loop/backing_file").write_text("/tmp/image/disk.img\n")
+    used = below("/tmp", scan(proc, str(system)))
+    assert set(used.users) == {"swap", "image"}
+    assert is_in_use("image", PLAIN, used) is True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not read others")
+def test_who_may_not_read_others_says_so() -> None:
+    program = """
+import os
+from gpukeeper.disk.open_files import scan
+os.setgid(65534); os.setuid(65534)
+print(scan().hidden)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert "could not be read" in printed or "container" in printed
+
+
+def test_mapped_files_are_read_with_device_and_inode() -> None:
+    maps = (
+        "7f00-7f01 r--p 00000000 fe:0a 4711                       /tmp/tree/lib with blank.so (deleted)\n"
+        "7f01-7f02 rw-p 00000000 00:00 0                          [heap]\n"
+        "7f02-7f03 rw-s 00000000 00:01 1025                       /dev/zero (deleted)\n"
+    )
+    assert list(parse_maps(maps)) == [
+        ((os.makedev(0xFE, 0x0A), 4711), "/tmp/tree/lib with blank.so"),
+        ((os.makedev(0, 1), 1025), "/dev/zero"),
+    ]
+
+
+def test_swap_partitions_are_devices_and_stay_what_they_are() -> None:
+    assert list(parse_backing_files("Filename\n/dev/sda2 partition 1 0 -2\n")) == ["/dev/sda2"]

@@ -1,0 +1,195 @@
+"""Opening a ledger: what is ours is opened, what is not is left alone, and the sentence says what to do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.unit.ledger.examples import NOW, intended, noticed, run
+
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+from gpukeeper.ledger.signals import open_signals
+from gpukeeper.model.errors import LedgerError
+
+
+def test_a_missing_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "ledger.db"
+    open_ledger(path, write=True).close()
+    root = os.geteuid() == 0
+    assert path.parent.stat().st_mode & 0o777 == (0o750 if root else 0o700)
+    assert path.stat().st_mode & 0o777 == (0o640 if root else 0o600)
+
+
+def test_the_file_says_whose_it_is_and_survives_power_cuts(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path / "ledger.db", write=True)
+
+    async def pragma(name: str) -> object:
+        return await ledger.read(lambda c: c.execute(f"PRAGMA {name}").fetchone()[0])
+
+    assert run(pragma("application_id")) == APPLICATION_ID
+    assert run(pragma("user_version")) == len(MIGRATIONS)
+    assert run(pragma("journal_mode")) == "wal"
+    assert run(pragma("synchronous")) == 2  # FULL
+    ledger.close()
+
+
+def _no_sqlite(path: Path) -> None:
+    path.write_text("idle_after: 30m\n" * 100)
+
+
+def _foreign(path: Path) -> None:
+    with sqlite3.connect(path) as c:
+        c.execute("CREATE TABLE songs (name)")
+    c.close()
+
+
+def _foreign_id(path: Path) -> None:
+    with sqlite3.connect(path) as c:
+        c.execute("PRAGMA application_id = 77")
+        c.execute("CREATE TABLE songs (name)")
+    c.close()
+
+
+def _newer(path: Path) -> None:
+    open_ledger(path, write=True).close()
+    with sqlite3.connect(path) as c:
+        c.execute("PRAGMA user_version = 99")
+    c.close()
+
+
+def _damaged_header(path: Path) -> None:
+    open_ledger(path, write=True).close()
+    content = bytearray(path.read_bytes())
+    content[100:4096] = os.urandom(3996)
+    path.write_bytes(content)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("write", [True, False], ids=["writing", "reading"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_no_sqlite, "is not a ledger: it is no SQLite file"),
+        (_foreign, "is a database of another program"),
+        (_foreign_id, "is a database of another program"),
+        (_newer, "written by a newer gpukeeper"),
+        (_damaged_header, "is damaged"),
+        (_folder, "Is a directory"),
+    ],
+)
+def test_what_is_no_ledger_of_ours_is_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], words: str, write: bool
+) -> None:
+    path = tmp_path / "ledger.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    for opening in (open_ledger, open_signals):
+        with pytest.raises(LedgerError, match=words) as raised:
+            opening(path, write=write)
+        assert str(path) in str(raised.value)
+        assert "Nothing was" in str(raised.value)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_damage_inside_is_a_sentence_wherever_it_is_met(tmp_path: Path) -> None:
+    async def story() -> None:
+        path = tmp_path / "ledger.db"
+        ledger = open_ledger(path, write=True)
+        await ledger.append([noticed(at=NOW)] * 3000)
+        assert await ledger.damage() == []
+        ledger.close()
+        content = bytearray(path.read_bytes())
+        content[4096 * 20 : 4096 * 60] = os.urandom(4096 * 40)
+        path.write_bytes(content)
+        ledger = open_ledger(path, write=True)
+        assert await ledger.damage() != []
+        with pytest.raises(LedgerError, match=r"damaged|cannot be read"):
+            await ledger.lines(last=None)
+        with pytest.raises(LedgerError, match=r"damaged|cannot be read"):
+            await ledger.rebuild()
+        ledger.close()
+
+    run(story())
+
+
+def test_a_line_of_an_unknown_type_is_a_sentence_with_its_number(tmp_path: Path) -> None:
+    async def story() -> None:
+        ledger = open_ledger(tmp_path / "ledger.db", write=True)
+        row = "INSERT INTO journal (at, type, error, line) VALUES (1, 'dance', 0, '{\"type\":\"dance\"}')"
+        await ledger.change(lambda c: c.execute(row))
+        with pytest.raises(LedgerError, match="Line 1 of"):
+            await ledger.lines()
+        ledger.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("empty_file", [True, False])
+def test_a_ledger_that_is_not_there_reads_as_an_empty_one_and_is_not_made(tmp_path: Path, empty_file: bool) -> None:
+    async def story() -> None:
+        path = tmp_path / "no" / "ledger.db"
+        if empty_file:
+            path.parent.mkdir()
+            path.touch()
+        ledger = open_ledger(path, write=False)
+        assert await ledger.lines() == []
+        assert await ledger.last_line_at() is None
+        assert await ledger.present("docker", "node-3") == {}
+        with pytest.raises(LedgerError, match="opened for reading"):
+            await ledger.append([intended()])
+        ledger.close()
+        assert path.exists() == empty_file
+
+    run(story())
+
+
+def test_many_can_make_a_new_ledger_at_the_same_moment(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    program = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from gpukeeper.ledger.journal import open_ledger\n"
+        "ledger = open_ledger(Path(sys.argv[1]), write=True)\n"
+        "print(asyncio.run(ledger.next_pass())); ledger.close()\n"
+    )
+
+    def child(_: int) -> int:
+        done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    with ThreadPoolExecutor(6) as many:
+        assert sorted(many.map(child, range(6))) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can become somebody else")
+def test_someone_who_may_only_read_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "ledger.db"
+    ledger = open_ledger(path, write=True)
+    run(ledger.append([noticed()]))
+    ledger.close()
+    for folder in (path.parent, *list(tmp_path.parents)[:3], tmp_path):
+        folder.chmod(0o755)
+    path.chmod(0o644)
+    program = (
+        "import asyncio, os, sys; from pathlib import Path\n"
+        "from gpukeeper.ledger.journal import open_ledger\n"
+        "from gpukeeper.model.errors import LedgerError\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "ledger = open_ledger(Path(sys.argv[1]), write=False)\n"
+        "print(len(asyncio.run(ledger.lines()))); ledger.close()\n"
+        "try: open_ledger(Path(sys.argv[1]), write=True)\n"
+        "except LedgerError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    count, sentence = done.stdout.splitlines()
+    assert count == "1"
+    assert "Nothing was changed. Check the rights" in sentence
