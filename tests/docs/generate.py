@@ -1,8 +1,14 @@
-"""Writes the reference pages that come from code: `python -m tests.docs.generate`. A test compares them."""
+"""Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
+
+The page of rules, and the output of the demo in the tutorial.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +17,10 @@ from gpukeeper.model.subject import Shape
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES_PAGE = DOCS / "reference" / "rules.md"
+TUTORIAL = DOCS / "tutorial" / "first-plan.md"
+DEMO = ("demo", "--seed", "7", "--days", "1", "--once")
 
+_DEMO_BLOCK = re.compile(r"(<!-- demo: [^\n]*-->\n```text\n).*?(```\n)", re.DOTALL)
 _OPENING = """\
 # Rules
 
@@ -36,6 +45,14 @@ def rules_page() -> str:
     return _OPENING + "\n".join(rows) + "\n\n" + "\n".join(sections)
 
 
+def tutorial_page() -> str:
+    """The tutorial with the first two parts of what the demo prints now."""
+    program = Path(sys.executable).with_name("gpukeeper")
+    printed = subprocess.run([program, *DEMO], capture_output=True, text=True, check=True).stdout
+    first = "\n\n".join(printed.split("\n\n")[:2]).rstrip()
+    return _DEMO_BLOCK.sub(lambda found: f"{found[1]}{first}\n{found[2]}", TUTORIAL.read_text())
+
+
 def _asked_about(rule: ModuleType) -> str:
     shapes = [shape for shape in Shape if rule.NAME in dict(_ASK[shape])]
     return "everything" if len(shapes) == len(Shape) else ", ".join(f"{shape}s" for shape in shapes)
@@ -47,4 +64,5 @@ def _docstring(rule: ModuleType) -> str:
 
 if __name__ == "__main__":
     RULES_PAGE.write_text(rules_page())
-    print(f"wrote {RULES_PAGE.relative_to(DOCS.parent)}")
+    TUTORIAL.write_text(tutorial_page())
+    print("wrote docs/reference/rules.md and the demo in docs/tutorial/first-plan.md")

@@ -6,6 +6,7 @@ import re
 
 from tests.docs import generate
 from tests.docs.markdown import ROOT
+from tests.simulation.planted import PLANTED
 
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
@@ -42,6 +43,20 @@ def test_the_exit_code_of_every_error_is_documented_with_its_name() -> None:
 def test_the_error_tree_in_the_docstring_shows_the_real_codes() -> None:
     drawn = dict(re.findall(r"(\w+)\s{2,}(\d+)(?:\s|$)", errors.__doc__ or ""))
     assert drawn == {error.__name__: str(error.exit_code) for error in _error_classes()}
+
+
+def test_every_checker_and_every_planted_bug_is_named_by_a_promise() -> None:
+    page = (ROOT / "docs" / "explanation" / "promises.md").read_text()
+    checkers = [path.stem for path in (ROOT / "tests" / "simulation" / "checkers").glob("[a-z]*.py")]
+    assert checkers
+    assert not [name for name in [*checkers, *PLANTED] if f"`{name}`" not in page]
+
+
+def test_no_promise_names_a_planted_bug_that_is_not_there() -> None:
+    page = (ROOT / "docs" / "explanation" / "promises.md").read_text()
+    named = [bug for line in re.findall(r"^Planted: (.+)$", page, re.MULTILINE) for bug in re.findall(r"`(\w+)`", line)]
+    assert named
+    assert not set(named) - set(PLANTED)
 
 
 def _error_classes() -> list[type[errors.KeeperError]]:

@@ -1,4 +1,4 @@
-"""Runs the real engine for some hours in a seeded, moving, failing world, in virtual time, and hands out what happened."""
+"""Runs the real engine for hours of virtual time in a seeded, moving, failing world; hands out what happened."""
 
 from __future__ import annotations
 
@@ -39,8 +39,18 @@ from gpukeeper.platforms.simulated.people import People
 from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-ROUGH_HOURS, CALM_HOURS = 6, 4
+ROUGH_HOURS, CALM_HOURS = 3, 2
 PEOPLE = ("ann", "bob", "eve")
+
+
+def _class(idle: int | None, max_runtime: int | None) -> ClassSettings:
+    return ClassSettings(
+        idle=None if idle is None else idle * MINUTE,
+        max_runtime=None if max_runtime is None else max_runtime * MINUTE,
+        start_grace=10 * MINUTE,
+        hold=HOUR,
+    )
+
 
 POLICY = Policy(
     mode=Mode.ENFORCE,
@@ -49,25 +59,25 @@ POLICY = Policy(
         "kubernetes": PlaceScope(namespaces=("research",)),
         "ray": PlaceScope(places=("ray-*",)),
     },
-    retention=Retention(succeeded=HOUR, failed=2 * HOUR, stopped=HOUR, max=4 * HOUR),
+    retention=Retention(succeeded=30 * MINUTE, failed=HOUR, stopped=30 * MINUTE, max=2 * HOUR),
     at_finish=AtFinish.RUNNING,
     classes={
-        "managed": ClassSettings(idle=30 * MINUTE, max_runtime=3 * HOUR, hold=2 * HOUR),
-        "docker": ClassSettings(idle=30 * MINUTE, max_runtime=2 * HOUR, hold=2 * HOUR),
-        "compose": ClassSettings(idle=45 * MINUTE, max_runtime=4 * HOUR, hold=2 * HOUR),
-        "devcontainer": ClassSettings(max_runtime=3 * HOUR, hold=2 * HOUR),
-        "unknown": ClassSettings(idle=20 * MINUTE, max_runtime=2 * HOUR, hold=2 * HOUR),
-        "cluster": ClassSettings(hold=2 * HOUR),
-        "ray": ClassSettings(hold=2 * HOUR),
+        "managed": _class(idle=20, max_runtime=90),
+        "docker": _class(idle=20, max_runtime=60),
+        "compose": _class(idle=25, max_runtime=120),
+        "devcontainer": _class(idle=None, max_runtime=90),
+        "unknown": _class(idle=15, max_runtime=60),
+        "cluster": _class(idle=None, max_runtime=None),
+        "ray": _class(idle=None, max_runtime=None),
     },
-    groups={"researcher": Group(members=("bob",), idle=40 * MINUTE, max_runtime=4 * HOUR)},
-    exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + 5 * HOUR),),
+    groups={"researcher": Group(members=("bob",), idle=22 * MINUTE, max_runtime=100 * MINUTE)},
+    exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + 2 * HOUR),),
     activity=Activity(signals=("cpu",), tick=MINUTE),
     budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8)),
     breaker=Breaker(running=0.5, vanished=0.5, floor=1),
-    temporary=(Temporary(root="/tmp", names=("ray_tmp_*", "pip-*", "tmp*"), above=5 * 1024**3, older_than=HOUR),),
-    hold_total=2 * HOUR,
-    hold_within=6 * HOUR,
+    temporary=(Temporary(root="/tmp", names=("ray_tmp_*", "pip-*", "tmp*"), above=5 * 1024**3, older_than=HOUR / 2),),
+    hold_total=HOUR,
+    hold_within=3 * HOUR,
     schedule=Schedule(every=5 * MINUTE),
 )
 
@@ -79,7 +89,7 @@ PLACES = (
 
 
 class LoggedLedger(InMemoryLedger):
-    """Writes every line into the world's log too, so that lines, looks and acts have one order. May die before or after."""
+    """Writes every line into the world's log too: lines, looks and acts have one order. May die before or after."""
 
     def __init__(self, world: World, lines: Sequence[Event] = ()) -> None:
         super().__init__(lines)
@@ -90,7 +100,8 @@ class LoggedLedger(InMemoryLedger):
         await super().append(lines)
         now = self._world.clock.true_now()
         self._world.log += (
-            Happened("line", now, line.ref.uid if line.ref else "", step=getattr(line, "step", ""), line=line) for line in lines
+            Happened("line", now, line.ref.uid if line.ref else "", step=getattr(line, "step", ""), line=line)
+            for line in lines
         )
         self._world.pulse()
 
@@ -124,7 +135,7 @@ def simulate(seed: int, faults: Faults = ROUGH, policy: Policy = POLICY) -> Run:
     loop = VirtualLoop()
     clock = VirtualClock(loop)
     world = World(seed, clock, (PLACES[seed % 3],), faults)
-    People(world, pace=25 * MINUTE).settle_in()
+    People(world, pace=15 * MINUTE, hurry=3).settle_in()
     run = Run(seed, world, policy)
     run_virtually(_live(run, loop), loop)
     run.end = clock.true_now()
@@ -182,7 +193,7 @@ async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asynci
             dice = rng.random()
             if dice < 0.5 and running:
                 thing = rng.choice(running)
-                span = rng.choice((30 * MINUTE, HOUR, 3 * HOUR))
+                span = rng.choice((20 * MINUTE, HOUR, 3 * HOUR))
                 await requests.hold(keeper, book, thing.ref.uid, rng.choice((thing.owner, "ann")), span)
             elif dice < 0.6 and running:
                 thing = rng.choice(running)

@@ -43,6 +43,11 @@ class Watch:
     wall: dict[str, datetime] = field(default_factory=dict)
     doubt_until: float = float("-inf")
     missed: set[str] = field(default_factory=set)
+    bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
+
+    def bell(self) -> asyncio.Event:
+        self.bells.append(asyncio.Event())
+        return self.bells[-1]
 
 
 async def watch(w: Watch) -> None:
@@ -54,17 +59,20 @@ async def watch(w: Watch) -> None:
             group.create_task(_watch_place(w, platform))
         group.create_task(_tick(w))
         group.create_task(_look_for_missed_passes(w))
+        await w.stop.wait()
+        for bell in w.bells:
+            bell.set()
 
 
 async def _watch_place(w: Watch, platform: Platform) -> None:
-    woken = asyncio.Event()
+    woken, ended = w.bell(), w.bell()
     listener = asyncio.create_task(_listen(platform, woken))
     try:
         while not w.stop.is_set():
             woken.clear()
             pause = await _pass(w, platform)
-            await _wait(w.stop, GAP)
-            await _wait(w.stop, pause - GAP, woken)
+            await _wait(ended, GAP)
+            await _wait(woken, pause - GAP)
     finally:
         listener.cancel()
         with suppress(asyncio.CancelledError):
@@ -131,17 +139,19 @@ async def _listen(platform: Platform, woken: asyncio.Event) -> None:
 
 
 async def _tick(w: Watch) -> None:
+    ended = w.bell()
     while not w.stop.is_set():
-        await _wait(w.stop, w.book().policy.activity.tick)
+        await _wait(ended, w.book().policy.activity.tick)
         live = [subject for subjects in w.live.values() for subject in subjects]
         if w.keeper.meter is not None and live:
             await w.keeper.signals.add(await w.keeper.meter.read(live))
 
 
 async def _look_for_missed_passes(w: Watch) -> None:
+    ended = w.bell()
     while not w.stop.is_set():
         every = w.book().policy.schedule.every
-        await _wait(w.stop, every)
+        await _wait(ended, every)
         steady = asyncio.get_running_loop().time()
         for platform in w.keeper.platforms:
             place = _place(platform)
@@ -152,15 +162,11 @@ async def _look_for_missed_passes(w: Watch) -> None:
                 await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
 
 
-async def _wait(stop: asyncio.Event, span: timedelta, woken: asyncio.Event | None = None) -> None:
-    """Until the span is over, something woke us, or we stop."""
-    events = [stop] if woken is None else [stop, woken]
-    waiting = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waiting, timeout=max(span.total_seconds(), 0.0), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waiting:
-            one.cancel()
+async def _wait(bell: asyncio.Event, span: timedelta) -> None:
+    """Until the span is over or the bell rings."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(span.total_seconds(), 0.0)):
+            await bell.wait()
 
 
 def _place(platform: Platform) -> str:

@@ -148,9 +148,10 @@ def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) ->
 
 def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
     """What is not there any more, has no line left and no hold that still counts needs no memory."""
+    # NOT IN and not a join: SQLite makes one index of each list instead of searching `present` for every memory.
     silent = c.execute(
-        "SELECT key, memory FROM memories AS m WHERE NOT EXISTS (SELECT 1 FROM present AS p WHERE p.key = m.key) "
-        "AND NOT EXISTS (SELECT 1 FROM journal AS j WHERE j.key = m.key AND j.seq NOT BETWEEN ? AND ?)",
+        "SELECT key, memory FROM memories WHERE key NOT IN (SELECT key FROM present) AND key NOT IN "
+        "(SELECT key FROM journal WHERE key IS NOT NULL AND seq NOT BETWEEN ? AND ?)",
         (header.first, header.last),
     ).fetchall()
     for key, stored in silent:

@@ -144,12 +144,14 @@ class InMemorySignals:
         self._absent: dict[str, dict[Signal, Unknown]] = defaultdict(dict)
 
     async def add(self, samples: Sequence[Sample]) -> None:
+        minute, at = 0, None
         for sample in samples:
             if isinstance(sample.value, Unknown):
                 if sample.value.by_design:
                     self._absent[sample.key][sample.signal] = sample.value
                 continue
-            minute = int(sample.at.timestamp()) // 60
+            if sample.at is not at:  # a tick has one time for all its samples
+                at, minute = sample.at, int(sample.at.timestamp()) // 60
             rows, which = self._rows[sample.key], (sample.signal, sample.device, sample.slice)
             if which not in rows:
                 rows[which] = _Row(minute)

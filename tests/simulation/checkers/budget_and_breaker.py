@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
-from gpukeeper.model.event import Intended, Passed
 from tests.simulation.harness import Run
+
+from gpukeeper.model.event import Intended, Passed
 
 
 def violations(run: Run) -> Iterator[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from tests.simulation.harness import Run
+
 from gpukeeper.model.event import Held, Passed
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.platforms.simulated.thing import Thing
-from tests.simulation.harness import Run
 
-SLACK = timedelta(hours=1)
+SLACK = timedelta(minutes=40)
 
 
 def violations(run: Run) -> Iterator[str]:
@@ -38,7 +39,7 @@ def _due(run: Run, thing: Thing) -> datetime | None:
         return thing.ended + getattr(run.policy.retention, thing.outcome.value)
     limits = run.policy.classes[thing.class_]
     if thing.state is State.RUNNING and limits.max_runtime is not None and thing.started is not None:
-        return thing.started + max(limits.max_runtime, timedelta(hours=4))
+        return thing.started + max(limits.max_runtime, timedelta(minutes=100))
     return None
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpukeeper.model.event import Captured
 from tests.simulation.harness import Run
+
+from gpukeeper.model.event import Captured
 
 
 def violations(run: Run) -> Iterator[str]:
@@ -16,6 +17,5 @@ def violations(run: Run) -> Iterator[str]:
         recorded = [h for h in before if isinstance(h.line, Captured) and h.step == act.step]
         if not recorded:
             yield f"{act.uid} was removed without a line about its evidence"
-        elif recorded[-1].line.evidence:  # type: ignore[union-attr]
-            if not any(h.kind == "capture" and h.uid == act.uid for h in before):
-                yield f"{act.uid} was removed; its evidence is recorded but was never taken"
+        elif recorded[-1].line.evidence and not any(h.kind == "capture" and h.uid == act.uid for h in before):
+            yield f"{act.uid} was removed; its evidence is recorded but was never taken"

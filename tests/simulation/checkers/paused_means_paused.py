@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpukeeper.model.event import Intended, Paused, Resumed
 from tests.simulation.harness import Run
+
+from gpukeeper.model.event import Intended, Paused, Resumed
 
 
 def violations(run: Run) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpukeeper.model.event import WarningSent
 from tests.simulation.harness import Run
+
+from gpukeeper.model.event import WarningSent
 
 STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1}
 

@@ -6,7 +6,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -170,26 +171,36 @@ def test_many_can_make_a_new_ledger_at_the_same_moment(tmp_path: Path) -> None:
         assert sorted(many.map(child, range(6))) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everyone can reach. Not below tmp_path: its parents are private, and not ours to change."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+_READER = """
+import asyncio, os, sys
+from pathlib import Path
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.model.errors import LedgerError
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+ledger = open_ledger(Path(sys.argv[1]), write=False)
+print(len(asyncio.run(ledger.lines()))); ledger.close()
+try: open_ledger(Path(sys.argv[1]), write=True)
+except LedgerError as error: print(error)
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can become somebody else")
-def test_someone_who_may_only_read_can_read(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "ledger.db"
+def test_someone_who_may_only_read_can_read(open_folder: Path) -> None:
+    path = open_folder / "state" / "ledger.db"
     ledger = open_ledger(path, write=True)
     run(ledger.append([noticed()]))
     ledger.close()
-    for folder in (path.parent, *list(tmp_path.parents)[:3], tmp_path):
-        folder.chmod(0o755)
+    path.parent.chmod(0o755)
     path.chmod(0o644)
-    program = (
-        "import asyncio, os, sys; from pathlib import Path\n"
-        "from gpukeeper.ledger.journal import open_ledger\n"
-        "from gpukeeper.model.errors import LedgerError\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "ledger = open_ledger(Path(sys.argv[1]), write=False)\n"
-        "print(len(asyncio.run(ledger.lines()))); ledger.close()\n"
-        "try: open_ledger(Path(sys.argv[1]), write=True)\n"
-        "except LedgerError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _READER, path], capture_output=True, text=True, check=True)
     count, sentence = done.stdout.splitlines()
     assert count == "1"
     assert "Nothing was changed. Check the rights" in sentence

@@ -23,7 +23,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if ends < settings.policy.loops:
         return Answer(NAME, Verdict.REPORT, condition)
     warnings = settings.policy.warnings
-    begin = subject.started if isinstance(subject.started, datetime) else now
+    # Not counted from this run's start: a run may be shorter than the lead and would never be old enough.
+    begin = now - warnings.lead
     return staged(
         NAME,
         view,
@@ -34,5 +35,5 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         stages=(0.0,),
         action=Action.REMOVE,
         condition=condition,
-        since=begin,
+        since=subject.started if isinstance(subject.started, datetime) else now,
     )

@@ -115,6 +115,9 @@ class SimulatedPlatform:
         await self._call()
         world, faults, action = self._world, self._world.faults, step.decision.action
         thing = world.find(fresh.ref)
+        if thing is not None and faults.snatch and world.rng.random() < faults.snatch:
+            world.rng.choice(world.stirrers)(thing)
+            thing = world.find(fresh.ref)
         if thing is None:
             world.note("act", uid=fresh.ref.uid, step=step.id, action=action.value, gone=True, effect="changed")
             return Changed("it is gone")

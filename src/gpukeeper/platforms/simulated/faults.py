@@ -7,6 +7,7 @@ import msgspec
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
     stir: float = 0.0  # somebody changes something just before a call
+    snatch: float = 0.0  # somebody changes the very thing, between our last look and our act
     silent: float = 0.0  # the platform does not answer a listing at all
     partial: float = 0.0  # a listing lacks a part and says so
     blind: float = 0.0  # a look answers unknown
@@ -25,6 +26,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 CALM = Faults()
 ROUGH = Faults(
     stir=0.02,
+    snatch=0.05,
     silent=0.01,
     partial=0.02,
     blind=0.03,

@@ -1,0 +1,54 @@
+"""`make simulate HOURS=8`: seed after seed until the time is over or a promise breaks; SEED=n repeats one."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+
+from tests.simulation.harness import CALM_HOURS, ROUGH_HOURS, simulate
+from tests.simulation.promises import broken_promises
+
+BATCH = 64
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int)
+    wanted = parser.parse_args()
+    if wanted.seed is not None:
+        return _report(wanted.seed, check(wanted.seed)[1])
+    return _many(time.monotonic() + wanted.hours * 3600)
+
+
+def check(seed: int) -> tuple[int, list[str]]:
+    return seed, broken_promises(simulate(seed))
+
+
+def _many(end: float) -> int:
+    begun, first = time.monotonic(), int(time.time())  # other seeds each time; the failing one is printed
+    done = 0
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        while time.monotonic() < end:
+            for seed, broken in pool.imap_unordered(check, range(first + done, first + done + BATCH)):
+                if broken:
+                    return _report(seed, broken)
+            done += BATCH
+            pace = done * (ROUGH_HOURS + CALM_HOURS) / (time.monotonic() - begun)
+            print(f"\r{done} seeds, every promise kept; {pace:.0f} simulated hours a second", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return 0
+
+
+def _report(seed: int, broken: list[str]) -> int:
+    print(f"\nseed {seed}: " + ("\n  ".join(["", *broken]) if broken else "every promise kept"))
+    if broken:
+        print(f"Repeat it: make simulate SEED={seed}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

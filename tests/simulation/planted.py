@@ -1,0 +1,317 @@
+"""Bugs on purpose. Each is planted into the real engine, and the simulation must catch it: a test of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from tests.simulation.harness import LoggedLedger
+
+from gpukeeper.engine import act as engine_act
+from gpukeeper.engine import observe as engine_observe
+from gpukeeper.engine import reclaim as engine_reclaim
+from gpukeeper.lifecycle import activity, budget, decide, warnings
+from gpukeeper.lifecycle.rules import hold, idle, live_children, max_runtime, orphan, retention, target, temporary_tree
+from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
+from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+
+Bug = Callable[[], Any]
+PLANTED: dict[str, tuple[str, Bug]] = {}
+
+
+def planted(caught_by: str) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Registers a bug and the checker that must notice it."""
+
+    def register(bug: Callable[[], Iterator[None]]) -> None:
+        PLANTED[bug.__name__] = (caught_by, contextmanager(bug))
+
+    return register
+
+
+@contextmanager
+def swapped(place: Any, name: str, other: Any) -> Iterator[None]:
+    original = place.__dict__[name] if isinstance(place, type) else getattr(place, name)
+    setattr(place, name, other)
+    try:
+        yield
+    finally:
+        setattr(place, name, original)
+
+
+@contextmanager
+def rule_swapped(rule: Any, ask: Any) -> Iterator[None]:
+    original = dict(decide._ASK)
+    for shape, rules in original.items():
+        decide._ASK[shape] = tuple((n, ask if n == rule.NAME else a) for n, a in rules)
+    try:
+        yield
+    finally:
+        decide._ASK.update(original)
+
+
+@planted("only_what_was_seen")
+def act_without_looking_again() -> Iterator[None]:
+    seen: dict[str, Subject] = {}
+    views = engine_observe.views
+
+    async def remembering(keeper: Any, platform: Any, subjects: Any, *rest: Any) -> list[View]:
+        seen.update((s.ref.uid, s) for s in subjects)
+        return await views(keeper, platform, subjects, *rest)
+
+    async def from_the_plan(keeper: Any, platform: Any, step: Step, book: Any) -> Any:
+        return (await views(keeper, platform, [seen[step.decision.seen.ref.uid]], book, [], keeper.clock.now()))[0]
+
+    with swapped(engine_observe, "views", remembering), swapped(engine_act, "look_again", from_the_plan):
+        yield
+
+
+@planted("only_what_was_seen")
+def drop_the_condition() -> Iterator[None]:
+    with (
+        swapped(engine_act, "still_holds", lambda *_: None),
+        swapped(SimulatedPlatform, "unchanged", staticmethod(lambda thing, fresh: True)),
+    ):
+        yield
+
+
+@planted("only_what_was_seen")
+def remove_without_an_atomic_guard() -> Iterator[None]:
+    """An adapter that does not pass uid and version on to its platform."""
+    with swapped(SimulatedPlatform, "unchanged", staticmethod(lambda thing, fresh: True)):
+        yield
+
+
+@planted("ledger_tells_the_truth")
+def record_the_wish() -> Iterator[None]:
+    async def believed(*_: Any) -> tuple[Result, str]:
+        return Result.RECLAIMED, "the command was accepted"
+
+    with swapped(engine_act, "verify", believed):
+        yield
+
+
+@planted("unknown_keeps")
+def treat_unmeasured_as_idle() -> Iterator[None]:
+    judge = activity.judge
+
+    def careless(series: Any, devices: Any, thresholds: Any, window: timedelta, now: Any, horizon: Any) -> Any:
+        found = judge(series, devices, thresholds, window, now, horizon)
+        if found.use is activity.Use.UNKNOWN:
+            return activity.Judged(activity.Use.QUIET, "no use seen", now - window)
+        return found
+
+    with swapped(idle, "judge", careless):
+        yield
+
+
+@planted("unknown_keeps")
+def treat_an_unknown_outcome_as_success() -> Iterator[None]:
+    def careless(view: View, settings: Any, now: Any) -> Answer:
+        if isinstance(view.subject.outcome, Unknown):
+            view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, outcome=None))
+        return retention.ask(view, settings, now)
+
+    with rule_swapped(retention, careless):
+        yield
+
+
+@planted("unknown_keeps")
+def treat_unknown_children_as_none() -> Iterator[None]:
+    def careless(view: View, settings: Any, now: Any) -> Answer:
+        if isinstance(view.subject.live_children, Unknown):
+            return Answer(live_children.NAME, Verdict.SILENT, "no living children")
+        return live_children.ask(view, settings, now)
+
+    with rule_swapped(live_children, careless):
+        yield
+
+
+@planted("holds_and_scope")
+def ignore_a_hold() -> Iterator[None]:
+    with rule_swapped(hold, lambda *_: Answer(hold.NAME, Verdict.SILENT, "nobody holds it")):
+        yield
+
+
+@planted("holds_and_scope")
+def ignore_the_scope() -> Iterator[None]:
+    with swapped(target, "in_scope", lambda *_: True), swapped(SimulatedPlatform, "_covers", lambda *_: True):
+        yield
+
+
+@planted("budget_and_breaker")
+def exceed_the_budget() -> Iterator[None]:
+    with swapped(budget, "room_left", lambda *_: 10**6):
+        yield
+
+
+@planted("budget_and_breaker")
+def forget_the_last_hour() -> Iterator[None]:
+    async def none(self: Any, since: Any) -> int:
+        return 0
+
+    with _added(LoggedLedger, "acts_since", none):
+        yield
+
+
+@planted("budget_and_breaker")
+def ignore_the_breaker() -> Iterator[None]:
+    with swapped(budget, "open_breaker", lambda *_: None), swapped(budget, "room_left", lambda *_: 10**6):
+        yield
+
+
+@planted("ledger_tells_the_truth")
+def forget_the_intent() -> Iterator[None]:
+    append = LoggedLedger.append
+
+    async def forgetful(self: LoggedLedger, lines: Any) -> None:
+        await append(self, [line for line in lines if not isinstance(line, Intended)])
+
+    with swapped(LoggedLedger, "append", forgetful):
+        yield
+
+
+@planted("ledger_tells_the_truth")
+def replay_an_intent() -> Iterator[None]:
+    """After a crash: do it again without looking, as a queue would."""
+
+    async def replay(keeper: Any, platform: Any) -> list[Closed]:
+        for intent in await keeper.ledger.open_intents(platform.name, platform.place):
+            found = await platform.look(intent.ref)
+            if isinstance(found, Subject):
+                step = Step(intent.step, _decision_of(intent, found))
+                await platform.act(step, found)
+        return []
+
+    with swapped(engine_reclaim, "settle", replay):
+        yield
+
+
+@planted("evidence_first")
+def remove_before_capture() -> Iterator[None]:
+    async def skip(*_: Any) -> None:
+        return None
+
+    with swapped(engine_act, "_save_evidence", skip):
+        yield
+
+
+@planted("evidence_first")
+def remove_although_capture_failed() -> Iterator[None]:
+    save = engine_act._save_evidence
+
+    async def careless(*args: Any) -> None:
+        await save(*args)
+
+    with swapped(engine_act, "_save_evidence", careless):
+        yield
+
+
+@planted("warned_first")
+def warn_after_the_stop() -> Iterator[None]:
+    def at_once(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
+        if now >= given["begin"] + given["limit"]:
+            return Answer(rule, Verdict.DUE, given["condition"], given["action"], now, given["since"])
+        return Answer(rule, Verdict.WAIT, given["condition"], due=given["begin"] + given["limit"])
+
+    with swapped(idle, "staged", at_once), swapped(max_runtime, "staged", at_once):
+        yield
+
+
+@planted("warned_first")
+def warn_and_stop_in_one_breath() -> Iterator[None]:
+    with swapped(warnings, "_stop_at", lambda sent, settings, pressure, earliest, now: earliest):
+        yield
+
+
+@planted("paused_means_paused")
+def act_while_paused() -> Iterator[None]:
+    async def never(self: Any) -> None:
+        return None
+
+    with _added(LoggedLedger, "paused", never):
+        yield
+
+
+@planted("ledger_tells_the_truth")
+def count_a_deferred_step_as_done() -> Iterator[None]:
+    take_steps = engine_reclaim._take_steps
+
+    async def generous(keeper: Any, platform: Any, book: Any, report: Any, progress: Any) -> None:
+        await take_steps(keeper, platform, book, report, progress)
+        for i, d in enumerate(report.plan.deferred):
+            line = Closed(
+                at=keeper.clock.now(),
+                ref=d.seen.ref,
+                step=f"{report.pass_id}.d{i}",
+                action=d.action,
+                rule=d.rule,
+                result=Result.RECLAIMED,
+                reason=d.reason,
+            )
+            await keeper.ledger.append([line])
+
+    with swapped(engine_reclaim, "_take_steps", generous):
+        yield
+
+
+@planted("roots_only")
+def act_on_children() -> Iterator[None]:
+    def careless(view: View, settings: Any, now: Any) -> Answer:
+        if view.subject.root is not None:
+            view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, root=None))
+        return target.ask(view, settings, now)
+
+    with rule_swapped(target, careless):
+        yield
+
+
+@planted("roots_only")
+def delete_files_in_use() -> Iterator[None]:
+    def careless(view: View, settings: Any, now: Any) -> Answer:
+        view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, in_use=False))
+        return temporary_tree.ask(view, settings, now)
+
+    with rule_swapped(temporary_tree, careless):
+        yield
+
+
+@planted("roots_only")
+def end_foreign_processes() -> Iterator[None]:
+    def careless(view: View, settings: Any, now: Any) -> Answer:
+        if view.subject.shape is Shape.ORPHAN and view.subject.proof is None:
+            return Answer(orphan.NAME, Verdict.DUE, "it holds a GPU", Action.REMOVE, now)
+        return orphan.ask(view, settings, now)
+
+    with rule_swapped(orphan, careless):
+        yield
+
+
+@planted("due_is_reclaimed")
+def never_get_to_the_oldest() -> Iterator[None]:
+    """Retention that waits for ever: unsafe in the other direction."""
+
+    def late(view: View, settings: Any, now: Any) -> Answer:
+        answer = retention.ask(view, settings, now)
+        return Answer(answer.rule, Verdict.WAIT, answer.reason, due=now) if answer.verdict is Verdict.DUE else answer
+
+    with rule_swapped(retention, late):
+        yield
+
+
+@contextmanager
+def _added(place: type, name: str, other: Any) -> Iterator[None]:
+    setattr(place, name, other)
+    try:
+        yield
+    finally:
+        delattr(place, name)
+
+
+def _decision_of(intent: Intended, found: Subject) -> Decision:
+    return Decision(found.seen, intent.action, intent.rule, intent.reason)

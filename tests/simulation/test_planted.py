@@ -1,0 +1,28 @@
+"""A test of the tests: every planted bug is caught, by the checker of the promise it breaks."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.harness import simulate
+from tests.simulation.planted import PLANTED
+from tests.simulation.promises import broken_promises
+
+ENOUGH = 150  # seeds; most bugs show within the first ten
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", sorted(PLANTED))
+def test_planted_bug_is_caught(bug: str) -> None:
+    caught_by, plant = PLANTED[bug]
+    with plant():
+        for seed in range(ENOUGH):
+            if any(said.startswith(caught_by) for said in broken_promises(simulate(seed))):
+                return
+    pytest.fail(f"{bug} ran through {ENOUGH} seeds and {caught_by} noticed nothing")
+
+
+def test_planted_bugs_cover_every_checker() -> None:
+    from tests.simulation.promises import CHECKERS, name_of
+
+    assert {caught_by for caught_by, _ in PLANTED.values()} == {name_of(checker) for checker in CHECKERS}
+    assert len(PLANTED) >= 12

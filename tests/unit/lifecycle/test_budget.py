@@ -1,0 +1,128 @@
+"""The budget defers, oldest first; the breaker refuses everything when the world looks broken."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from gpukeeper.lifecycle.budget import Fleet, make_plan, open_breaker, room_left
+from gpukeeper.model.decision import Action, Decision, Plan
+from gpukeeper.model.policy import Amount, Breaker, Budget, Policy
+from tests.unit.lifecycle.examples import NOW, decision
+
+
+def fleet(**more: Any) -> Fleet:
+    return Fleet(**({"seen": 100, "running": 50, "before": 100, "vanished": 0, "acts_last_hour": 0} | more))
+
+
+def policy(per_pass: Amount = Amount(count=2), per_hour: Amount = Amount(count=5), **breaker: Any) -> Policy:
+    return Policy(budget=Budget(per_pass=per_pass, per_hour=per_hour), breaker=Breaker(**breaker), digest="d1")
+
+
+def plan(decisions: list[Decision], rules: Policy, **more: Any) -> Plan:
+    allow = more.pop("allow", None)
+    return make_plan(decisions, rules, fleet(**more), NOW, pass_id=7, allow=allow)
+
+
+def names(decisions: Any) -> list[str]:
+    return [d.seen.ref.name for d in decisions]
+
+
+def test_the_oldest_go_first_and_the_rest_is_deferred() -> None:
+    made = plan([decision(1), decision(3), decision(2)], policy())
+    assert names(step.decision for step in made.steps) == ["job-3", "job-2"]
+    assert names(made.deferred) == ["job-1"]
+
+
+def test_what_has_no_due_time_counts_as_oldest() -> None:
+    made = plan([decision(1), decision(2), decision(3, due=None)], policy())
+    assert names(step.decision for step in made.steps) == ["job-3", "job-2"]
+
+
+def test_steps_are_numbered_within_their_pass() -> None:
+    made = plan([decision(1), decision(2)], policy())
+    assert [step.id for step in made.steps] == ["7.1", "7.2"]
+    assert (made.policy_digest, made.at, made.breaker) == ("d1", NOW, None)
+
+
+def test_warnings_come_first_and_cost_no_budget() -> None:
+    warnings = [decision(n, Action.WARN) for n in (4, 5, 6)]
+    made = plan([decision(1), *warnings], policy(Amount(count=1)))
+    assert [step.decision.action for step in made.steps] == [Action.WARN] * 3 + [Action.REMOVE]
+    assert made.deferred == ()
+
+
+def test_keeping_is_no_step() -> None:
+    assert plan([decision(1, Action.KEEP)], policy()).steps == ()
+
+
+def test_a_share_of_the_fleet_allows_at_least_one() -> None:
+    rules = policy(Amount(share=0.05))
+    assert room_left(rules, fleet(seen=100)) == 5
+    assert room_left(rules, fleet(seen=3)) == 1
+
+
+def test_what_was_done_in_the_last_hour_counts() -> None:
+    assert room_left(policy(), fleet(acts_last_hour=4)) == 1
+    assert room_left(policy(), fleet(acts_last_hour=9)) == 0
+
+
+def test_nothing_is_taken_when_the_hour_is_used_up() -> None:
+    made = plan([decision(1)], policy(), acts_last_hour=5)
+    assert made.steps == ()
+    assert names(made.deferred) == ["job-1"]
+
+
+def test_the_breaker_opens_when_too_much_running_work_is_due() -> None:
+    due = [decision(n, Action.STOP, running=True) for n in range(11)]
+    made = plan(due, policy())
+    assert made.steps == ()
+    assert made.breaker == (
+        "The plan would stop 11 of 50 running workloads at once; the breaker opens above 20%. Nothing was touched."
+    )
+
+
+def test_the_breaker_stays_closed_at_its_mark() -> None:
+    due = [decision(n, Action.STOP, running=True) for n in range(10)]
+    assert open_breaker(due, policy(), fleet()) is None
+
+
+def test_what_does_not_run_does_not_open_the_breaker() -> None:
+    assert open_breaker([decision(n) for n in range(60)], policy(), fleet()) is None
+
+
+def test_a_small_fleet_believes_as_many_as_the_floor() -> None:
+    two = [decision(n, Action.STOP, running=True) for n in (1, 2)]
+    assert open_breaker(two[:1], policy(), fleet(running=1)) is None
+    assert open_breaker(two, policy(), fleet(running=2)) is not None
+    assert open_breaker(two, policy(floor=2), fleet(running=2)) is None
+
+
+def test_the_breaker_opens_when_too_much_vanished() -> None:
+    broken = open_breaker([decision(1)], policy(), fleet(vanished=51))
+    assert broken is not None
+    assert "51 of 100 things seen in the last pass are missing" in broken
+    assert open_breaker([], policy(), fleet(vanished=50)) is None
+
+
+def test_a_clock_in_doubt_opens_the_breaker() -> None:
+    assert open_breaker([], policy(), fleet(clock="The clock jumped")) == "The clock jumped. Nothing was touched."
+
+
+def test_an_open_breaker_sends_no_warnings_either() -> None:
+    made = plan([decision(1, Action.WARN)], policy(), clock="The clock jumped")
+    assert made.steps == ()
+
+
+def test_a_person_who_read_the_plan_may_allow_more_once() -> None:
+    due = [decision(n, Action.STOP, running=True) for n in range(41)]
+    made = plan(due, policy(), allow=40, clock=None)
+    assert len(made.steps) == 40
+    assert made.breaker is None
+    assert names(made.deferred) == ["job-0"]
+
+
+def test_equally_old_things_keep_a_stable_order() -> None:
+    same = NOW - timedelta(hours=1)
+    made = plan([decision(n, due=same) for n in (3, 1, 2)], policy(Amount(count=3)))
+    assert names(step.decision for step in made.steps) == ["job-1", "job-2", "job-3"]

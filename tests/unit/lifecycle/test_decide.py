@@ -1,0 +1,162 @@
+"""The decision, the condition for acting on it, and every rule's answer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.lifecycle.decide import REQUEST, RULES, answers, decide, still_holds
+from gpukeeper.lifecycle.rules.hold import SUSPENDED
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Step, Verdict, View
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.policy import ClassSettings, Exemption
+from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.unknown import Unknown
+from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended_view, idle_view, quiet, subject
+
+LOST = Unknown("inspect timed out")
+
+
+def step(view: View, **changes: Any) -> Step:
+    return Step("1.1", msgspec.structs.replace(decide(view, BOOK, NOW), **changes))
+
+
+def asked(view: View, action: Action = Action.STOP) -> Step:
+    return Step("1.1", Decision(view.subject.seen, action, REQUEST, "asked for by ann", Verdict.DUE))
+
+
+def test_a_step_holds_when_nothing_changed() -> None:
+    assert decide(idle_view(), BOOK, NOW).action is Action.STOP
+    assert still_holds(step(idle_view()), idle_view(), BOOK, NOW) is None
+
+
+def test_a_longer_idle_time_is_no_change() -> None:
+    """Facts such as "idle for 31m" change every tick; the condition is the decision, not equality of facts."""
+    fresh = View(subject(), quiet(), idle_view().memory)
+    assert still_holds(step(idle_view()), fresh, BOOK, NOW + 30 * timedelta(seconds=1)) is None
+
+
+def test_another_thing_under_the_same_name_is_left_alone() -> None:
+    other = idle_view(ref=Ref("docker", "node-3", "container", "eval", "beef"))
+    assert still_holds(step(idle_view()), other, BOOK, NOW) == "it is not the same thing any more"
+
+
+def test_a_restarted_thing_is_left_alone() -> None:
+    fresh = idle_view(incarnation="run-2")
+    assert still_holds(step(idle_view()), fresh, BOOK, NOW) == "it was started anew since the plan was made"
+
+
+def test_what_is_used_again_is_left_alone() -> None:
+    busy = (Series(Signal.GPU, "GPU-0", NOW - MINUTE, (90.0, 90.0)), *quiet()[1:])
+    changed = still_holds(step(idle_view()), View(subject(), busy, idle_view().memory), BOOK, NOW)
+    assert changed == "GPU GPU-0 was in use just now"
+
+
+def test_what_was_held_meanwhile_is_left_alone() -> None:
+    memory = Memory(holds=(Hold("ann", NOW, NOW + HOUR),), warnings=idle_view().memory.warnings)
+    changed = still_holds(step(idle_view()), View(subject(), quiet(), memory), BOOK, NOW)
+    assert changed == "held by ann for 1h more"
+
+
+def test_another_rule_is_another_decision() -> None:
+    changed = still_holds(step(ended_view(), rule="own_ttl"), ended_view(), BOOK, NOW)
+    assert changed == "now remove by retention: succeeded 2d ago, kept for 1d"
+
+
+def test_another_stage_is_another_warning() -> None:
+    view = View(subject(), quiet(), Memory())
+    assert decide(view, BOOK, NOW).action is Action.WARN
+    assert still_holds(step(view, stage=2), view, BOOK, NOW) is not None
+
+
+def test_a_request_needs_no_rule_to_be_due() -> None:
+    busy = View(subject(), (), Memory())
+    assert still_holds(asked(busy), busy, BOOK, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"root": "kubernetes/prod/a/trainjob/x"}, "only the root is acted on"),
+        ({"class_": "infrastructure"}, "never touched"),
+        ({"state": LOST}, "state is not known"),
+        ({"state": State.REMOVING}, "under way"),
+    ],
+)
+def test_a_request_reaches_only_what_is_ours(facts: dict[str, Any], why: str) -> None:
+    view = View(subject(**facts))
+    changed = still_holds(asked(view), view, BOOK, NOW)
+    assert changed is not None
+    assert why in changed
+
+
+def test_a_decision_carries_what_acting_needs() -> None:
+    made = decide(idle_view(), BOOK, NOW)
+    assert (made.running, made.owner, made.gpus, made.grace) == (True, "ann", 1, MINUTE)
+    unknown = decide(idle_view(owner=LOST, devices=LOST, class_=LOST, size=5), BOOK, NOW)
+    assert (unknown.owner, unknown.gpus, unknown.grace, unknown.size) == (None, LOST, timedelta(), 5)
+
+
+def test_the_soonest_wait_is_named() -> None:
+    """max_runtime warns in 15h, idle is judged in 30m: the decision says the latter."""
+    made = decide(View(subject(started=NOW - MINUTE), quiet(), Memory()), BOOK, NOW)
+    assert (made.rule, made.verdict) == ("idle", Verdict.WAIT)
+    later = msgspec.structs.replace(POLICY, classes={"managed": ClassSettings(idle=30 * MINUTE, max_runtime=10 * MINUTE)})
+    made = decide(View(subject(started=NOW - MINUTE), quiet(), Memory()), Rulebook(later), NOW)
+    assert (made.rule, made.verdict) == ("max_runtime", Verdict.WAIT)
+
+
+def test_an_unknown_says_more_than_a_wait() -> None:
+    made = decide(View(subject(), (), Memory()), BOOK, NOW)
+    assert (made.rule, made.verdict) == ("idle", Verdict.UNKNOWN)
+
+
+def test_complaints_are_carried_even_when_something_is_due() -> None:
+    policy = msgspec.structs.replace(
+        POLICY, exemptions=(Exemption(reason="x", owner="ann", rules=("idle",), until=Unknown("no date")),)
+    )
+    made = decide(ended_view(), Rulebook(policy), NOW)
+    assert made.action is Action.REMOVE
+    assert "no date" in made.complaints[0]
+
+
+def test_every_rule_answers_for_every_shape() -> None:
+    for shape in Shape:
+        given = answers(View(subject(shape=shape)), BOOK, NOW)
+        assert [answer.rule for answer in given] == [rule.NAME for rule in RULES]
+        assert all(answer.reason for answer in given)
+
+
+def test_rules_of_another_shape_say_so() -> None:
+    given = {a.rule: a for a in answers(View(subject(shape=Shape.IMAGE)), BOOK, NOW)}
+    assert given["idle"].reason == "not for a image"
+    assert given["target"].verdict is Verdict.SILENT
+
+
+def test_a_rule_asked_about_another_shape_is_silent() -> None:
+    settings = BOOK.settings(subject())
+    for rule in RULES:
+        if rule.NAME in ("orphan", "temporary_tree"):
+            assert rule.ask(View(subject()), settings, NOW).verdict is Verdict.SILENT
+
+
+def test_every_rule_says_in_a_sentence_what_it_does() -> None:
+    for rule in RULES:
+        assert rule.SAYS.endswith(".")
+
+
+def test_a_hold_suspends_every_rule_that_acts_but_the_maximum_runtime() -> None:
+    protecting = {"target", "exemption", "hold", "stop_hold"}
+    assert {rule.NAME for rule in RULES} - protecting - {"max_runtime"} == SUSPENDED
+
+
+def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
+    """The words tell how long it is still held, which is not what was written."""
+    memory = Memory(holds=(Hold("ann", NOW - 23 * HOUR, NOW + 9 * DAY),))
+    assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"

@@ -1,0 +1,187 @@
+"""Which settings apply to a subject, and what the narrowing flags choose."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import NO_LIMITS, Rulebook, class_of, has_label, limits_for
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import ClassSettings, Group, Match, Retention
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.unknown import Unknown
+from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
+
+TRITON = {"app": "triton", "image": "registry.lab/triton:24"}
+RUN = Ref("kubernetes", "prod", "trainjob", "run-7", "u7", "research")
+LOST = Unknown("lookup failed")
+
+
+def with_(**changes: Any) -> Any:
+    return msgspec.structs.replace(POLICY, **changes)
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"label": "app=triton"},
+        {"label": "app"},
+        {"label": "app=tri*"},
+        {"image": "registry.lab/*"},
+        {"name": "ev*"},
+        {"owner": "ann"},
+        {"platform": "docker", "kind": "container"},
+    ],
+)
+def test_a_match_gives_the_class(match: dict[str, str]) -> None:
+    assert class_of(with_(match=(Match(class_="serving", **match),)), subject(labels=TRITON)) == "serving"
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"label": "app=vllm"},
+        {"label": "team"},
+        {"image": "docker.io/*"},
+        {"name": "eva"},
+        {"owner": "bob"},
+        {"platform": "docker", "namespace": "research"},
+        {"label": "app=triton", "owner": "bob"},
+    ],
+)
+def test_every_given_pattern_must_fit(match: dict[str, str]) -> None:
+    assert class_of(with_(match=(Match(class_="serving", **match),)), subject(labels=TRITON)) == "managed"
+
+
+def test_the_first_match_counts() -> None:
+    policy = with_(match=(Match(class_="api", name="eval"), Match(class_="serving", name="*")))
+    assert class_of(policy, subject()) == "api"
+
+
+def test_a_pattern_for_what_does_not_exist_does_not_fit() -> None:
+    policy = with_(match=(Match(class_="serving", image="*"),))
+    assert class_of(policy, subject()) == "managed"
+
+
+def test_a_label_may_be_asked_for_by_key_value_or_pattern() -> None:
+    one = subject(labels={"app": "triton"})
+    assert has_label(one, "app")
+    assert has_label(one, "app=t*")
+    assert not has_label(one, "app=")
+    assert not has_label(one, "team")
+
+
+def test_the_most_generous_group_wins() -> None:
+    groups = {
+        "student": Group(members=("ann",), idle=45 * MINUTE, max_runtime=30 * HOUR),
+        "faculty": Group(members=("ann", "bob"), idle=2 * HOUR, hold_after_stop=HOUR),
+        "admin": Group(members=("root",), idle=9 * HOUR),
+    }
+    limits = limits_for(with_(groups=groups), "managed", "ann")
+    assert (limits.idle, limits.max_runtime, limits.hold_after_stop) == (2 * HOUR, 30 * HOUR, HOUR)
+
+
+def test_a_class_without_idle_time_stays_without() -> None:
+    """C8.9: null idle became 15 min through a fallback."""
+    groups = {"student": Group(members=("ann",), idle=30 * MINUTE)}
+    assert limits_for(with_(groups=groups), "api", "ann").idle is None
+
+
+def test_groups_do_not_change_who_is_not_in_them() -> None:
+    groups = {"faculty": Group(members=("bob",), idle=2 * HOUR)}
+    for owner in ("ann", None):
+        assert limits_for(with_(groups=groups), "managed", owner) == POLICY.classes["managed"]
+
+
+def test_a_class_the_policy_does_not_name_has_no_limits() -> None:
+    assert limits_for(POLICY, "exotic", "ann") == NO_LIMITS == ClassSettings(never_started=None)
+
+
+def test_an_unknown_class_has_unknown_limits() -> None:
+    settings = Rulebook(POLICY).settings(subject(class_=LOST))
+    assert isinstance(settings.limits, Unknown)
+    assert settings.class_name == "unknown"
+
+
+def test_an_unknown_owner_matters_only_where_owners_differ() -> None:
+    assert Rulebook(POLICY).settings(subject(owner=LOST)).limits == POLICY.classes["managed"]
+    groups = {"faculty": Group(members=("bob",), idle=2 * HOUR)}
+    assert isinstance(Rulebook(with_(groups=groups)).settings(subject(owner=LOST)).limits, Unknown)
+
+
+def test_environments_have_their_own_retention() -> None:
+    book = Rulebook(with_(environments={"ci": Retention(succeeded=timedelta())}))
+    of = {env: book.settings(subject(environment=env)).retention for env in ("ci", "staging", None, LOST)}
+    assert of["ci"] == Retention(succeeded=timedelta())
+    assert of["staging"] == of[None] == POLICY.retention
+    assert isinstance(of[LOST], Unknown)
+    assert Rulebook(POLICY).settings(subject(environment=LOST)).retention == POLICY.retention
+
+
+def test_answers_are_remembered_for_the_same_class_owner_and_environment() -> None:
+    book = Rulebook(POLICY)
+    assert book.settings(subject()) is book.settings(ended())
+    assert book.settings(subject()) is not book.settings(subject(owner="bob"))
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {},
+        {"platform": "kubernetes"},
+        {"platform": "kubernetes/prod"},
+        {"platform": "kube*/*"},
+        {"namespace": "res*"},
+        {"kind": "trainjob"},
+        {"kind": "TrainJob"},
+        {"owner": "ann"},
+        {"outcome": "succeeded"},
+        {"label": "app=triton"},
+        {"name": "run-*"},
+        {"name": "trainjob/run-7"},
+        {"older_than": 2 * DAY},
+    ],
+)
+def test_a_narrowing_that_fits(narrow: dict[str, Any]) -> None:
+    assert Narrow(**narrow).fits(ended(ref=RUN, labels=TRITON), NOW)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {"platform": "docker"},
+        {"platform": "kubernetes/pro"},
+        {"namespace": "private"},
+        {"kind": "job"},
+        {"owner": "bob"},
+        {"outcome": "failed"},
+        {"label": "app=vllm"},
+        {"name": "run"},
+        {"older_than": 2 * DAY + MINUTE},
+    ],
+)
+def test_a_narrowing_that_does_not_fit(narrow: dict[str, Any]) -> None:
+    assert not Narrow(**narrow).fits(ended(ref=RUN, labels=TRITON), NOW)
+
+
+def test_an_unknown_fact_fits_no_narrowing_on_it() -> None:
+    assert not Narrow(owner="*").fits(ended(owner=LOST), NOW)
+    assert not Narrow(owner="*").fits(ended(owner=None), NOW)
+    assert not Narrow(outcome="*").fits(ended(outcome=LOST), NOW)
+
+
+def test_age_counts_from_the_end_else_the_start_else_the_creation() -> None:
+    older = Narrow(older_than=2 * HOUR)
+    assert older.fits(subject(), NOW)
+    assert older.fits(subject(started=None, state=State.CREATED), NOW)
+    assert not older.fits(ended(ago=HOUR, started=NOW - DAY), NOW)
+    assert not older.fits(subject(started=LOST, created=LOST), NOW)
+
+
+def test_an_unknown_end_is_not_older_than_anything() -> None:
+    """`--older-than 1d` asks for what ended a day ago; when this one ended is not known."""
+    assert not Narrow(older_than=2 * HOUR).fits(ended(ended=LOST, outcome=Outcome.SUCCEEDED), NOW)
