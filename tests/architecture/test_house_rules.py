@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.architecture.tree import ROOT, SOURCE, identifiers, modules, name_of, parsed
 
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "base"}

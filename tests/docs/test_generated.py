@@ -12,7 +12,7 @@ from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
 
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
-# The codes of DESIGN's list; that of each error class comes from the class itself.
+# Every code there is; that of each error class comes from the class itself.
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 10, 11, 12, 130}
 
 

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from tests.simulation.harness import LoggedLedger
 
 from gpukeeper.engine import act as engine_act
 from gpukeeper.engine import observe as engine_observe
@@ -20,6 +19,7 @@ from gpukeeper.model.event import Closed, Intended
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from tests.simulation.harness import LoggedLedger
 
 Bug = Callable[[], Any]
 PLANTED: dict[str, tuple[str, Bug]] = {}
@@ -123,12 +123,15 @@ def treat_an_unknown_outcome_as_success() -> Iterator[None]:
 
 @planted("unknown_keeps")
 def treat_unknown_children_as_none() -> Iterator[None]:
-    def careless(view: View, settings: Any, now: Any) -> Answer:
-        if isinstance(view.subject.live_children, Unknown):
-            return Answer(live_children.NAME, Verdict.SILENT, "no living children")
-        return live_children.ask(view, settings, now)
+    def careless(rule: Any) -> Any:
+        def ask(view: View, settings: Any, now: Any) -> Answer:
+            if isinstance(view.subject.live_children, Unknown):
+                view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, live_children=0))
+            return rule.ask(view, settings, now)
 
-    with rule_swapped(live_children, careless):
+        return ask
+
+    with rule_swapped(live_children, careless(live_children)), rule_swapped(retention, careless(retention)):
         yield
 
 
@@ -242,8 +245,8 @@ def act_while_paused() -> Iterator[None]:
 def count_a_deferred_step_as_done() -> Iterator[None]:
     take_steps = engine_reclaim._take_steps
 
-    async def generous(keeper: Any, platform: Any, book: Any, report: Any, progress: Any) -> None:
-        await take_steps(keeper, platform, book, report, progress)
+    async def generous(keeper: Any, platform: Any, book: Any, report: Any, *rest: Any) -> None:
+        await take_steps(keeper, platform, book, report, *rest)
         for i, d in enumerate(report.plan.deferred):
             line = Closed(
                 at=keeper.clock.now(),

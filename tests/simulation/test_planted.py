@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.simulation.harness import simulate
 from tests.simulation.planted import PLANTED
 from tests.simulation.promises import broken_promises

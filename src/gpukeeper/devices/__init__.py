@@ -1,0 +1,1 @@
+"""GPUs: what the driver says, and who has them open."""

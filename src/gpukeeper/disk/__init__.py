@@ -1,0 +1,1 @@
+"""Trees of files: how large, how old, in use or not. Looks only."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import views
+from gpukeeper.engine.observe import may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import verify
 from gpukeeper.lifecycle.decide import still_holds
@@ -25,20 +25,24 @@ from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
+HOUR = timedelta(hours=1)
 _LIVE = (State.RUNNING, State.PAUSED)
 
 
-async def take(keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int) -> Closed:
+async def take(
+    keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int, hourly: int | None = None
+) -> Closed:
     """One acting step from evidence to outcome. Whatever happens, exactly one outcome is written."""
     if step.decision.action is Action.REMOVE:
         problem = await _save_evidence(keeper, platform, step, book)
         if problem is not None:
             return await _close(keeper, step, *problem)
-    await keeper.ledger.append([_intent(step, pass_id, keeper.clock.now())])
+    if not await _intend(keeper, step, pass_id, hourly):
+        return await _close(keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass goes on")
     fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View):
         return await _close(keeper, step, *fresh)
-    changed = still_holds(step, fresh, book, keeper.clock.now())
+    changed = keeper.clock_watch.doubt() or still_holds(step, fresh, book, keeper.clock.now())
     if changed is not None:
         return await _close(keeper, step, Result.CHANGED, f"changed since the plan was made: {changed}")
     answer = await platform.act(step, fresh.subject)
@@ -59,7 +63,7 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     if not isinstance(fresh, View) or still_holds(step, fresh, book, keeper.clock.now()) is not None:
         return None
     decision = step.decision
-    message = f"{decision.seen.ref.path}: {decision.reason}. Keep it: gpukeeper workload hold {decision.seen.ref.path}"
+    message = f"{decision.seen.ref.path}: {decision.reason}"
     delivered = await keeper.notifier.tell(decision.owner, message)
     line = WarningSent(
         at=keeper.clock.now(),
@@ -82,7 +86,7 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
-    if keeper.meter is not None and found.state in _LIVE and found.devices != ():
+    if keeper.meter is not None and may_be_idle(found, book):
         await keeper.signals.add(await keeper.meter.read([found]))
     return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
 
@@ -117,6 +121,16 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
     return None
+
+
+async def _intend(keeper: Keeper, step: Step, pass_id: int, hourly: int | None) -> bool:
+    """Write the intent durably, unless the hour's budget has been used up since the plan was made."""
+    async with keeper.budget_lock:
+        now = keeper.clock.now()
+        if hourly is not None and await keeper.ledger.acts_since(now - HOUR) >= hourly:
+            return False
+        await keeper.ledger.append([_intent(step, pass_id, now)])
+        return True
 
 
 def _intent(step: Step, pass_id: int, now: datetime) -> Intended:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
+from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.ports import Clock, EvidenceStore, Ledger, Meter, Notifier, Platform, Signals
 from gpukeeper.model.decision import Action, Guard
 
-IRREVERSIBLE = frozenset({Action.REMOVE})
+IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM})
 
 
 @dataclass
@@ -19,9 +21,12 @@ class Keeper:
     notifier: Notifier
     clock: Clock
     meter: Meter | None = None
+    clock_watch: ClockWatch = field(init=False)
+    budget_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # places act at once; the hour is theirs together
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
 
     def __post_init__(self) -> None:
+        self.clock_watch = ClockWatch(self.clock)
         for platform in self.platforms:
             check_guards(platform)
 

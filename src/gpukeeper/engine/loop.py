@@ -25,8 +25,6 @@ from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
-JUMP = timedelta(minutes=2)  # wall clock against the steady one
-DOUBT = timedelta(minutes=15)  # after a jump nothing is acted on for this long
 MISSED = 3  # a pass is missed after this many intervals
 
 
@@ -41,7 +39,6 @@ class Watch:
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
-    doubt_until: float = float("-inf")
     missed: set[str] = field(default_factory=set)
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
 
@@ -53,6 +50,7 @@ class Watch:
 async def watch(w: Watch) -> None:
     """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
     begun = asyncio.get_running_loop().time()
+    w.keeper.clock_watch.settle_in(await w.keeper.ledger.last_line_at())
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
             w.finished[_place(platform)] = begun
@@ -83,12 +81,11 @@ async def _pass(w: Watch, platform: Platform) -> timedelta:
     """One pass; returns how long to wait for the next."""
     book, place = w.book(), _place(platform)
     every = book.policy.schedule.every
-    doubt = _clock_doubt(w, place)
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     w.wall[place] = now
     try:
-        report = await reclaim(w.keeper, platform, book, act=act, doubt=doubt)
+        report = await reclaim(w.keeper, platform, book, act=act)
     except (LeaseHeld, PlatformError) as problem:
         what = f"the pass on {place} did not happen: {problem}"
         await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
@@ -114,21 +111,6 @@ def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> boo
     if last is None:
         return False
     return bool(next(CronSim(schedule.at, last.astimezone())) <= now.astimezone())
-
-
-def _clock_doubt(w: Watch, place: str) -> str | None:
-    """The wall clock moved unlike the steady one: ages would be wrong, so nothing is acted on for a while."""
-    steady = asyncio.get_running_loop().time()
-    last = w.wall.get(place)
-    if last is not None:
-        wall_moved = w.keeper.clock.now() - last
-        moved = wall_moved - timedelta(seconds=steady - w.finished.get(place + " began", steady))
-        if abs(moved) > JUMP:
-            w.doubt_until = steady + DOUBT.total_seconds()
-    w.finished[place + " began"] = steady
-    if steady < w.doubt_until:
-        return "The clock jumped, so ages cannot be trusted yet"
-    return None
 
 
 async def _listen(platform: Platform, woken: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import ACTING, Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.decision import Action, Decision, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Noticed
 from gpukeeper.model.identity import Ref
@@ -38,7 +38,7 @@ class Survey:
     lines: list[Event] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     missing: list[Ref] = field(default_factory=list)
-    live: list[Subject] = field(default_factory=list)  # running with GPUs: what the meter reads
+    live: list[Subject] = field(default_factory=list)  # what the meter reads
     seen: int = 0
     running: int = 0
     before: int = 0
@@ -72,6 +72,8 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
                 before.pop(subject.ref.key, None)
                 devices += subject.shape is Shape.DEVICE
                 _count(found, subject, claimed)
+                if may_be_idle(subject, book):
+                    found.live.append(subject)
                 decision = _offered(decide(view, book, now), platform)
                 if subject.ref.key in unsettled and decision.action is not Action.KEEP:
                     decision = _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
@@ -91,7 +93,7 @@ async def views(
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
     keys = [s.ref.key for s in subjects if s.shape is not Shape.DEVICE]
     memories = await keeper.ledger.memories(keys)
-    live = [s.ref.key for s in subjects if s.state in _LIVE and s.devices != ()]
+    live = [s.ref.key for s in subjects if may_be_idle(s, book)]
     series = await keeper.signals.series(live, now - _look_back(book), now) if live else {}
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
     joined = []
@@ -105,6 +107,14 @@ async def views(
         # Scarce GPUs shorten idle times; they say nothing about a disk.
         joined.append(View(subject, series.get(key, ()), memory, pressure and subject.shape is Shape.WORKLOAD))
     return joined
+
+
+def may_be_idle(subject: Subject, book: Rulebook) -> bool:
+    """Runs, holds GPUs, and its class has an idle time: only of these are signals measured and asked for."""
+    if subject.state not in _LIVE or subject.devices == () or subject.root is not None:
+        return False
+    limits = book.settings(subject).limits
+    return isinstance(limits, Unknown) or limits.idle is not None
 
 
 def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
@@ -144,10 +154,11 @@ async def changed_decisions(keeper: Keeper, decisions: Sequence[Decision], now: 
 
 
 def _offered(decision: Decision, platform: Platform) -> Decision:
-    """What a platform has no verb for is reported, never done."""
-    if decision.action not in ACTING or decision.action in platform.guards:
+    """What a platform has no verb for is reported, never done; nor is anybody warned of it."""
+    wanted = Action.STOP if decision.action is Action.WARN else decision.action
+    if wanted is Action.KEEP or wanted in platform.guards:
         return decision
-    return _kept(decision, f"{decision.reason}; {platform.name} offers no {decision.action}, so it is reported only")
+    return _kept(decision, f"{decision.reason}; {platform.name} offers no {wanted}, so it is reported only")
 
 
 def _kept(decision: Decision, reason: str) -> Decision:
@@ -161,8 +172,6 @@ def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
         found.running += subject.shape is Shape.WORKLOAD
         if not isinstance(subject.devices, Unknown):
             claimed.update(subject.devices)
-            if subject.devices:
-                found.live.append(subject)
 
 
 def _update_demand(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.act import take, warn
+from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
@@ -20,7 +21,6 @@ from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
 MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
-BEHIND = timedelta(minutes=2)
 
 Confirm = Callable[[Plan], Awaitable[bool]]
 Progress = Callable[[Closed | WarningSent], None]
@@ -45,7 +45,11 @@ class PassReport:
 
     @property
     def failed(self) -> list[Closed]:
-        return [o for o in self.outcomes if o.result not in (Result.RECLAIMED, Result.CHANGED)]
+        return [o for o in self.outcomes if o.result not in (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)]
+
+    @property
+    def deferred(self) -> int:
+        return len(self.plan.deferred) + sum(o.result is Result.DEFERRED for o in self.outcomes)
 
 
 async def look_and_plan(
@@ -53,8 +57,7 @@ async def look_and_plan(
 ) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
     found = await survey(keeper, platform, book, narrow)
-    clock = clock_doubt(keeper.clock.now(), await keeper.ledger.last_line_at())
-    plan = await _plan(keeper, found, book, 0, allow, clock)
+    plan = await _plan(keeper, found, book, 0, allow, await _clock_doubt(keeper))
     return PassReport(0, found, plan, paused=await keeper.ledger.paused(), acted=False)
 
 
@@ -66,32 +69,28 @@ async def reclaim(
     narrow: Narrow | None = None,
     allow: int | None = None,
     act: bool = True,
-    doubt: str | None = None,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> PassReport:
     """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing."""
     async with keeper.ledger.lease(platform.name, platform.place):
-        began = keeper.clock.now()
-        doubt = doubt or clock_doubt(began, await keeper.ledger.last_line_at())
+        began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
         pass_id = await keeper.ledger.next_pass()
         settled = await settle(keeper, platform)
         found = await survey(keeper, platform, book, narrow)
         await keeper.ledger.append([*found.lines, *await changed_decisions(keeper, found.decisions, found.at)])
-        plan = await _plan(keeper, found, book, pass_id, allow, doubt)
+        plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
         await _record_vanished(keeper, platform, found)
         report = PassReport(pass_id, found, plan, settled, acted=act)
         if act and plan.steps and (confirm is None or await confirm(plan)):
-            await _take_steps(keeper, platform, book, report, progress)
+            hourly = None if allow is not None else book.policy.budget.per_hour.of(found.seen)
+            await _take_steps(keeper, platform, book, report, hourly, progress)
         await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
         return report
 
 
-def clock_doubt(now: datetime, last_line: datetime | None) -> str | None:
-    """A clock behind our own ledger has jumped; every age would be wrong."""
-    if last_line is not None and now < last_line - BEHIND:
-        return f"The clock says {now:%Y-%m-%d %H:%M}, yet the ledger ends at {last_line:%Y-%m-%d %H:%M}"
-    return None
+async def _clock_doubt(keeper: Keeper) -> str | None:
+    return keeper.clock_watch.doubt() or behind_the_ledger(keeper.clock.now(), await keeper.ledger.last_line_at())
 
 
 async def _plan(
@@ -103,10 +102,15 @@ async def _plan(
 
 
 async def _take_steps(
-    keeper: Keeper, platform: Platform, book: Rulebook, report: PassReport, progress: Progress | None
+    keeper: Keeper,
+    platform: Platform,
+    book: Rulebook,
+    report: PassReport,
+    hourly: int | None,
+    progress: Progress | None,
 ) -> None:
     for step in report.plan.steps:
-        report.paused = await keeper.ledger.paused()
+        report.paused = await keeper.ledger.paused() or keeper.clock_watch.doubt()
         if report.paused is not None:
             return
         line: Closed | WarningSent | None
@@ -115,7 +119,7 @@ async def _take_steps(
             if line is not None:
                 report.warnings.append(line)
         else:
-            line = await take(keeper, platform, step, book, report.pass_id)
+            line = await take(keeper, platform, step, book, report.pass_id, hourly)
             report.outcomes.append(line)
         if progress is not None and line is not None:
             progress(line)
@@ -139,7 +143,7 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         seen=found.seen,
         due=len(found.due),
         reclaimed=len(report.reclaimed),
-        deferred=len(report.plan.deferred),
+        deferred=report.deferred,
         failed=len(report.failed),
         unseen=tuple(f"{u.what}: {u.why}" for u in found.unseen),
         breaker=report.plan.breaker,

@@ -11,12 +11,13 @@ from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import views
 from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.event import Captured, Closed, Event, Held, Paused, Released, Restored, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold
@@ -88,20 +89,28 @@ class Found(msgspec.Struct, frozen=True):
 async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
     """The one thing whose path ends with these words, as it is now."""
     matches: list[Found] = []
+    silent: list[str] = []
     for platform in keeper.platforms:
-        scope = book.policy.scope.get(platform.name)
-        if scope is None:
-            continue
-        async for page in platform.observe(scope):
-            fitting = [s for s in page.subjects if s.ref.ends_with(words)]
-            joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
-            matches += (Found(platform, view) for view in joined)
+        try:
+            matches += await _find_at(keeper, platform, book, words)
+        except PlatformError as problem:
+            silent.append(str(problem))
     if not matches:
-        raise UsageError(f'nothing in the policy\'s scope is called "{words}". See: gpukeeper workload list')
+        unseen = f" Not everything could be seen: {'; '.join(silent)}." if silent else ""
+        raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
         paths = "\n  ".join(sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches))
         raise UsageError(f'"{words}" fits {len(matches)} things; write more of the path, or the uid:\n  {paths}')
     return matches[0]
+
+
+async def _find_at(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
+    scope = book.policy.scope.get(platform.name)
+    if scope is None:
+        return []
+    fitting = [s async for page in platform.observe(scope) for s in page.subjects if s.ref.ends_with(words)]
+    joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
+    return [Found(platform, view) for view in joined]
 
 
 async def hold(
@@ -139,6 +148,10 @@ async def act_now(keeper: Keeper, book: Rulebook, words: str, who: str, action: 
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
+        paused = await keeper.ledger.paused()
+        if paused is not None:
+            raise UsageError(f"everything is paused ({paused}); nothing was done. Go on with: gpukeeper resume")
+        await settle(keeper, found.platform)
         pass_id = await keeper.ledger.next_pass()
         step = Step(f"{pass_id}.1", _asked(found.view, book, who, action))
         return await take(keeper, found.platform, step, book, pass_id)

@@ -31,10 +31,10 @@ def make_plan(
     pass_id: int,
     allow: int | None = None,
 ) -> Plan:
-    """`allow`: a person read the plan and allows this many once, whatever budget and breaker say."""
+    """`allow`: a person read the plan and allows this many once, past budget and breaker; a wrong clock stays wrong."""
     warn = [d for d in decisions if d.action is Action.WARN]
     acting = sorted((d for d in decisions if d.action in ACTING), key=_oldest_first)
-    breaker = None if allow is not None else open_breaker(acting, policy, fleet)
+    breaker = doubted_clock(fleet) or (None if allow is not None else open_breaker(acting, policy, fleet))
     room = allow if allow is not None else room_left(policy, fleet)
     taken, deferred = acting[:room], acting[room:]
     steps = tuple(Step(f"{pass_id}.{number}", d) for number, d in enumerate([*warn, *taken], start=1))
@@ -47,10 +47,12 @@ def room_left(policy: Policy, fleet: Fleet) -> int:
     return max(0, min(per_pass, per_hour))
 
 
+def doubted_clock(fleet: Fleet) -> str | None:
+    return f"{fleet.clock}. Nothing was touched." if fleet.clock is not None else None
+
+
 def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
     """A sentence when the world looks broken, else None."""
-    if fleet.clock is not None:
-        return f"{fleet.clock}. Nothing was touched."
     due = sum(1 for decision in acting if decision.running)
     if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
         return (

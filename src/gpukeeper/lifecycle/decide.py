@@ -145,7 +145,7 @@ def _decision(subject: Subject, answer: Answer, complaints: tuple[str, ...], set
         answer.stage,
         answer.limit,
         NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
-        subject.state in _RUNNING,
+        subject.state in _RUNNING or (answer.action is Action.REMOVE and subject.live_children != 0),
         subject.owner if isinstance(subject.owner, str) else None,
         devices if isinstance(devices, Unknown) else len(devices),
         subject.size,

@@ -44,6 +44,8 @@ def may_hold(
     refused = may_touch(view, book, who)
     if refused is not None:
         return refused
+    if view.subject.root is not None:
+        return NotAllowed(f"{view.subject.ref.path} is part of {view.subject.root}, and only that can be held")
     limits = book.settings(view.subject).limits
     longest = limits.hold if not isinstance(limits, Unknown) else timedelta(days=1)
     span = asked if asked is not None else longest

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Warnings
+
+_ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
+HOLD = "Keep it: gpukeeper workload hold"  # the path follows
+AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
 
 def staged(
@@ -22,9 +28,11 @@ def staged(
     action: Action,
     condition: str,
     since: datetime,
+    remedy: str,
     only_after: datetime | None = None,
 ) -> Answer:
-    """What is due of warnings and stop. `only_after`: older warnings belong to an earlier episode."""
+    """What is due of warnings and stop. `remedy` tells the owner what can be done about it; `only_after`: older
+    warnings belong to an earlier episode."""
     sent = [
         w
         for w in view.memory.warnings
@@ -34,14 +42,34 @@ def staged(
     if done < len(stages):
         at = begin + stages[done] * limit
         stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
-        words = f"{condition}; will be stopped in {in_words(max(stop - now, timedelta()))} unless it is used or held"
+        words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
         if now >= at:
             return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit)
         return Answer(rule, Verdict.WAIT, f"{condition}; first warned at {in_words(stages[done] * limit)}", due=at)
     stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
     if now >= stop:
         return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)
-    return Answer(rule, Verdict.WAIT, f"{condition}; warned, stops in {in_words(stop - now)}", due=stop)
+    return Answer(rule, Verdict.WAIT, f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}", due=stop)
+
+
+def remove_with_children(rule: str, view: View, settings: Warnings, now: datetime, answer: Answer) -> Answer:
+    """A finished root that is due while its children still run: they are somebody's running work, so warn first."""
+    if answer.verdict is not Verdict.DUE or view.subject.live_children == 0:
+        return answer
+    warned = staged(
+        rule,
+        view,
+        settings,
+        now,
+        begin=now - settings.lead,
+        limit=settings.lead,
+        stages=AT_ONCE,
+        action=Action.REMOVE,
+        condition=f"{answer.reason}; {view.subject.live_children} of its children still run and go with it",
+        since=answer.since or now,
+        remedy=f"{HOLD} {view.subject.ref.path}",
+    )
+    return msgspec.structs.replace(warned, suspends=answer.suspends)
 
 
 def _stop_at(sent: list[Warned], settings: Warnings, pressure: bool, earliest: datetime, now: datetime) -> datetime:

@@ -126,6 +126,7 @@ class Result(StrEnum):
     RECLAIMED = "reclaimed"  # seen to be gone (or stopped, or trimmed)
     STILL_THERE = "still there"
     CHANGED = "changed"  # not what was decided on any more; left alone
+    DEFERRED = "deferred"  # the hour's budget was used up meanwhile, by a pass on another place
     NOT_CAPTURED = "not captured"  # evidence could not be saved, so it was kept
     REFUSED = "refused"  # the platform said no
     UNKNOWN = "unknown"  # could not look afterwards; the next pass looks first

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.event import Intended, Passed
+from tests.simulation.harness import Run
 
 
 def violations(run: Run) -> Iterator[str]:
@@ -30,16 +29,17 @@ def violations(run: Run) -> Iterator[str]:
 
 
 def _running_at_once(run: Run) -> Iterator[str]:
-    running, stopped = 0, 0
+    running: dict[str, int] = {}
+    stopped: dict[str, int] = {}
     for entry in run.world.log:
         if entry.kind == "listing":
-            running, stopped = entry.running, 0
+            running[entry.place], stopped[entry.place] = entry.running, 0
         elif entry.kind == "act" and entry.state == "running" and entry.effect in ("done", "nothing"):
-            stopped += 1
-            allowed = max(run.policy.breaker.floor, int(running * run.policy.breaker.running))
+            count = stopped[entry.place] = stopped.get(entry.place, 0) + 1
+            allowed = max(run.policy.breaker.floor, int(running.get(entry.place, 0) * run.policy.breaker.running))
             # Workloads may end or begin between the list and the act; one is allowed for.
-            if stopped > allowed + 1:
-                yield f"{stopped} of {running} running workloads were acted on in one pass"
+            if count > allowed + 1:
+                yield f"{count} of {running.get(entry.place)} running workloads were acted on in one pass"
 
 
 def _clock_was_wrong(run: Run) -> bool:

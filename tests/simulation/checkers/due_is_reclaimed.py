@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.event import Held, Passed
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.platforms.simulated.thing import Thing
+from tests.simulation.harness import Run
 
 SLACK = timedelta(minutes=40)
 

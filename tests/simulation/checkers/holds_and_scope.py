@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.event import Held, Released
+from tests.simulation.harness import Run
 
 NOT_BY_A_USER = {"max_runtime", "request"}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.decision import Result
 from gpukeeper.model.event import Closed, Intended
+from tests.simulation.harness import Run
 
 
 def violations(run: Run) -> Iterator[str]:

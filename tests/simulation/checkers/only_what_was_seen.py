@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.event import Intended
+from tests.simulation.harness import Run
 
 ATOMIC = {"remove", "trim"}
 

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from tests.simulation.harness import Run
-
 from gpukeeper.model.event import WarningSent
+from tests.simulation.harness import Run
 
 HOUR = timedelta(hours=1)
 NEEDED = {
@@ -30,20 +29,27 @@ def violations(run: Run) -> Iterator[str]:
         look = run.last_look(act.uid, i)
         if intent is None or look is None:
             continue  # other promises speak of that
-        if look[1].vague in NEEDED.get(intent.rule, set()):
+        needed = NEEDED[intent.rule] - ({"devices", "started"} if act.action == "remove" else set())
+        if look[1].vague in needed:
             yield f"{act.action} by {intent.rule} on {act.uid} although its {look[1].vague} was not known"
         if intent.rule == "idle" and act.action == "stop":
-            yield from _measured_and_quiet(run, act.uid, act.at)
+            yield from _measured_and_quiet(run, act.uid, look[1].at, _window(run, act.uid, i))
 
 
-def _measured_and_quiet(run: Run, uid: str, at: datetime) -> Iterator[str]:
-    warned = [x for x in run.lines if isinstance(x, WarningSent) and x.ref and (x.ref.uid, x.rule) == (uid, "idle")]
-    window = warned[-1].limit if warned else HOUR
+def _window(run: Run, uid: str, before: int) -> timedelta:
+    """The idle time its owner was warned about last."""
+    for entry in reversed(run.world.log[:before]):
+        if entry.uid == uid and isinstance(entry.line, WarningSent) and entry.line.rule == "idle":
+            return entry.line.limit
+    return HOUR
+
+
+def _measured_and_quiet(run: Run, uid: str, at: datetime, window: timedelta) -> Iterator[str]:
     minutes = int(window / timedelta(minutes=1))
     by_device: dict[str, dict[int, float]] = defaultdict(dict)
     for when, device, value in run.world.samples.get(uid, []):
         back = int((at - when) / timedelta(minutes=1))
-        if 0 <= back < minutes:
+        if when <= at and back < minutes:
             by_device[device][back] = max(value, by_device[device].get(back, 0.0))
     if not by_device:
         yield f"idle stop of {uid} without any measurement"

@@ -1,14 +1,13 @@
-"""Promise 9: running work is stopped only after warnings, with enough time to act."""
+"""Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpukeeper.model.event import WarningSent
 from tests.simulation.harness import Run
 
-from gpukeeper.model.event import WarningSent
-
-STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1}
+STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "retention": 1, "own_ttl": 1}
 
 
 def violations(run: Run) -> Iterator[str]:

@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, held, intended, noticed, passed, run
-from tests.unit.ledger.test_state import everything
 
 from gpukeeper.ledger.archive import rotate, status
 from gpukeeper.ledger.archive_file import read_archive
@@ -21,6 +19,8 @@ from gpukeeper.model.event import Complaint, Decided, Event, Paused, Vanished
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import LedgerKeep
 from gpukeeper.model.series import Sample, Signal
+from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, held, intended, noticed, passed, run
+from tests.unit.ledger.test_state import everything
 
 DAY = timedelta(days=1)
 KEEP = LedgerKeep()

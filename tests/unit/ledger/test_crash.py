@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.examples import run
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.errors import LeaseHeld
+from tests.unit.ledger.examples import run
 
 _WRITER = """
 import asyncio, sys

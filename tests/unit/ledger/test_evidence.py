@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.ledger.examples import EVAL, NOW, TRAIN, run
 
 from gpukeeper.ledger.evidence import FolderEvidence, safe_name
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
+from tests.unit.ledger.examples import EVAL, NOW, TRAIN, run
 
 MIB = 2**20
 LOGS = Evidence({"logs.txt": b"epoch 1\n", "manifest.json": b"{}"})

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, TRAIN, closed, noticed, passed
 
 from gpukeeper.ledger.export import FIELDS, csv_lines, event_type, json_lines
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Checkpoint, Complaint, Event
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Memory
+from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, TRAIN, closed, noticed, passed
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "ledger-schema.md"
 NAMED = (

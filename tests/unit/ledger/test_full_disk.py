@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.examples import NOW, closed, intended, noticed, run
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.reserve import RESERVE_BYTES, Reserve
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.series import Sample, Signal
+from tests.unit.ledger.examples import NOW, closed, intended, noticed, run
 
 
 @pytest.fixture

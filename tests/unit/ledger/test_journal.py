@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, intended, noticed, passed, run, warned
 
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.decision import Action, Result
@@ -17,6 +16,7 @@ from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Complaint, Event, Paused, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
+from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, intended, noticed, passed, run, warned
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.ledger.examples import run
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.lease import lease_name
 from gpukeeper.model.errors import LeaseHeld
+from tests.unit.ledger.examples import run
 
 
 def test_a_place_has_one_pass_at_a_time_and_others_are_free(tmp_path: Path) -> None:

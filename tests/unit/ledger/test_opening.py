@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.examples import NOW, intended, noticed, run
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.errors import LedgerError
+from tests.unit.ledger.examples import NOW, intended, noticed, run
 
 
 def test_a_missing_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.ledger.examples import NOW, run
 
 from gpukeeper.ledger.in_memory import InMemorySignals
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.series import Sample, Series, Signal
 from gpukeeper.model.unknown import Unknown
+from tests.unit.ledger.examples import NOW, run
 
 KEYS = ("docker/a/1", "docker/a/2")
 

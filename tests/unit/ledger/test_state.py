@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import given, settings
-from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, SPLIT, TRAIN, any_lines, run
 
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.event import Event
+from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, SPLIT, TRAIN, any_lines, run
 
 
 async def everything(ledger: SqliteLedger | InMemoryLedger) -> tuple[object, ...]:

@@ -107,7 +107,9 @@ def test_the_soonest_wait_is_named() -> None:
     """max_runtime warns in 15h, idle is judged in 30m: the decision says the latter."""
     made = decide(View(subject(started=NOW - MINUTE), quiet(), Memory()), BOOK, NOW)
     assert (made.rule, made.verdict) == ("idle", Verdict.WAIT)
-    later = msgspec.structs.replace(POLICY, classes={"managed": ClassSettings(idle=30 * MINUTE, max_runtime=10 * MINUTE)})
+    later = msgspec.structs.replace(
+        POLICY, classes={"managed": ClassSettings(idle=30 * MINUTE, max_runtime=10 * MINUTE)}
+    )
     made = decide(View(subject(started=NOW - MINUTE), quiet(), Memory()), Rulebook(later), NOW)
     assert (made.rule, made.verdict) == ("max_runtime", Verdict.WAIT)
 

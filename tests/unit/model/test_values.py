@@ -103,7 +103,9 @@ def test_an_amount_is_a_count_or_a_share_of_at_least_one(amount: Amount, total: 
 
 
 def test_every_error_knows_its_exit_code() -> None:
-    codes = {one: one.exit_code for one in (KeeperError, UsageError, PolicyError, LedgerError, LeaseHeld, PlatformError)}
+    codes = {
+        one: one.exit_code for one in (KeeperError, UsageError, PolicyError, LedgerError, LeaseHeld, PlatformError)
+    }
     assert list(codes.values()) == [1, 2, 10, 1, 11, 1]
 
 

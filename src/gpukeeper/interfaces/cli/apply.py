@@ -125,5 +125,5 @@ def _place(report: PassReport) -> dict[str, object]:
 def _exit_code(reports: list[PassReport]) -> int:
     if any(report.plan.breaker for report in reports):
         return 12
-    partly = any(r.failed or r.plan.deferred or r.paused or r.survey.unseen for r in reports)
+    partly = any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)
     return 3 if partly else 0

@@ -88,7 +88,7 @@ def _print(week: Week) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.durations import in_words, size_in_words
 
-    head = f"A simulated week ({in_words(week.length)}, seed {week.seed})"
+    head = f"{in_words(week.length)} of a simulated fleet (seed {week.seed})"
     typer.echo(f"{head}: {week.passes} passes over {week.places} places.\n")
     show.table(
         [(rule, str(n), f"{hours:.0f}", size_in_words(size)) for rule, n, hours, size in week.by_rule],

@@ -26,18 +26,32 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if not exemptions and asks is None:
         return _NONE
     mine = [one for one in exemptions if _is_for(one, view.subject, settings.class_name)]
-    for one in mine:
-        if isinstance(one.until, Unknown):
-            why = f"its exemption is broken ({one.until.why}); kept until somebody mends it"
-            return Answer(NAME, Verdict.UNKNOWN, why, suspends=_rules(one), complaint=why)
-    for one in mine:
-        if not one.refused and (one.until is None or (isinstance(one.until, datetime) and one.until > now)):
-            until = f" until {one.until:%Y-%m-%d %H:%M}" if isinstance(one.until, datetime) else ""
-            return Answer(NAME, Verdict.PROTECT, f"exempt{until}: {one.reason}", suspends=_rules(one))
-    if asks is not None and not any(one.refused for one in mine):
+    broken = [one for one in mine if isinstance(one.until, Unknown)]
+    valid = [one for one in mine if not one.refused and _lasts(one, now)]
+    suspends = frozenset[str]().union(*(_rules(one) for one in (*broken, *valid)))
+    if asks is not None and not valid and not any(one.refused for one in mine):
         why = f"it asks to be left alone ({asks}); an admin has to grant or refuse that in the policy"
         return Answer(NAME, Verdict.PROTECT, why, suspends=EVERY_RULE, complaint=why)
+    if broken:
+        why = f"its exemption is broken ({_why(broken[0])}); kept until somebody mends it"
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, complaint=why)
+    if valid:
+        return Answer(NAME, Verdict.PROTECT, "; ".join(_in_words(one) for one in valid), suspends=suspends)
     return _NONE
+
+
+def _lasts(one: Exemption, now: datetime) -> bool:
+    return one.until is None or (isinstance(one.until, datetime) and one.until > now)
+
+
+def _why(broken: Exemption) -> str:
+    assert isinstance(broken.until, Unknown)
+    return broken.until.why
+
+
+def _in_words(one: Exemption) -> str:
+    until = f" until {one.until:%Y-%m-%d %H:%M}" if isinstance(one.until, datetime) else ""
+    return f"exempt{until}: {one.reason}"
 
 
 def _is_for(one: Exemption, subject: Subject, class_name: str) -> bool:

@@ -16,7 +16,7 @@ SAYS = (
     "A user's hold suspends idle and every removal, never the maximum runtime; an admin's hold names what it suspends."
 )
 
-# Everything a plain hold suspends. max_runtime is absent on purpose (precedence in docs/reference/policy.md).
+# Everything a plain hold suspends. max_runtime is absent on purpose: a hold must not make work immortal.
 SUSPENDED = frozenset(
     {"idle", "never_started", "own_ttl", "retention", "live_children", "restart_loop", "orphan", "temporary_tree"}
 )

@@ -84,6 +84,7 @@ def _judge(
         action=Action.STOP,
         condition=words,
         since=since,
+        remedy=f"Use it, or keep it: gpukeeper workload hold {view.subject.ref.path}",
         # A warning belongs to this quiet time if no use was measured after it.
         only_after=max(judged.used or now - horizon, started),
     )

@@ -42,6 +42,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         action=Action.STOP,
         condition=condition,
         since=begin + limits.max_runtime,
+        remedy="Save your work; an admin can grant more time",
     )
 
 

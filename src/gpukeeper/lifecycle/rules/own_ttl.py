@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpukeeper.lifecycle.finish import finish_of
 from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import State
@@ -40,4 +41,5 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     due = ended + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due, suspends=_OUTRANKS)
-    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)
+    answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)
+    return remove_with_children(NAME, view, settings.policy.warnings, now, answer)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.lifecycle.warnings import AT_ONCE, HOLD, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import State
 
 NAME = "restart_loop"
 SAYS = "A root that was seen to end for good and runs again is reported, and removed after a warning once it repeats."
 
+_RUNS = (State.RUNNING, State.PAUSED)
 _NO_LOOP = Answer(NAME, Verdict.SILENT, "it never ended before")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject, ends = view.subject, view.memory.ends_seen
-    if not subject.ends_for_good or subject.state is State.ENDED or ends == 0:
+    if not subject.ends_for_good or subject.state not in _RUNS or ends == 0:
         return _NO_LOOP
     condition = f"it ended {ends} time{'s' if ends > 1 else ''} and runs again under the same identity"
     if ends < settings.policy.loops:
@@ -32,8 +33,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         now,
         begin=begin,
         limit=warnings.lead,
-        stages=(0.0,),
+        stages=AT_ONCE,
         action=Action.REMOVE,
         condition=condition,
+        remedy=f"{HOLD} {subject.ref.path}",
         since=subject.started if isinstance(subject.started, datetime) else now,
     )

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpukeeper.lifecycle.finish import finish_of
 from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome, State
@@ -34,4 +35,5 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     reason = f"{outcome} {in_words(now - ended)} ago, kept for {in_words(keep)}"
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
-    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended)
+    answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended)
+    return remove_with_children(NAME, view, settings.policy.warnings, now, answer)

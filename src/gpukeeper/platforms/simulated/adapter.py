@@ -62,7 +62,7 @@ class SimulatedPlatform:
             raise PlatformError(f"{self.name}/{self.place} did not answer within 10 s (3 tries)")
         here = [t for t in world.things[self._place.key].values() if self._covers(scope, t.ref)]
         running = sum(t.state is State.RUNNING and t.root is None and t.shape is Shape.WORKLOAD for t in here)
-        world.note("listing", running=running, effect=f"{self.name}/{self.place}")
+        world.note("listing", running=running, place=self.place)
         unseen: tuple[Unseen, ...] = ()
         if here and faults.partial and world.rng.random() < faults.partial:
             here = world.rng.sample(here, k=len(here) // 2)

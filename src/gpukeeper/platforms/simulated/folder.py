@@ -1,7 +1,8 @@
 """A fleet in a folder: every file is a workload. It outlives the process, so it shows what a crash leaves behind.
 
-One JSON file a workload (owner, class_, state, ended, outcome, …); removing it unlinks the file, stopping it rewrites
-it. The file's inode is the uid and its change time the version, so the guards are real.
+One JSON file a workload (owner, class_, state, ended, outcome, …); stopping rewrites it, removing takes it away. The
+file's inode is the uid and its modification time the version. A removal first renames what it found, looks whether
+that is the inode and version it meant, and otherwise puts it back: so the guard is real.
 """
 
 from __future__ import annotations
@@ -98,11 +99,11 @@ class FolderPlatform:
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         self._acts += 1
         self._die_at(f"before act {self._acts}")
-        path, now = self._path(fresh.ref), self._read(self._path(fresh.ref), datetime.now(UTC))
-        if not isinstance(now, Subject) or (now.ref.uid, now.seen.version) != (fresh.ref.uid, fresh.seen.version):
-            return Changed("its file is not the one that was looked at")
+        path = self._path(fresh.ref)
         try:
-            answer = self._do(path, step.decision.action)
+            answer = self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path)
+        except FileNotFoundError:
+            return Changed("its file is gone")
         except OSError as error:
             return Refused(str(error))
         self._die_at(f"after act {self._acts}")
@@ -118,11 +119,17 @@ class FolderPlatform:
             return Refused("something of that name exists")
         return Accepted()
 
-    def _do(self, path: Path, action: Action) -> Accepted:
-        size = path.stat().st_blocks * 512
-        if action is Action.REMOVE:
-            path.unlink()
-            return Accepted(bytes_back=size)
+    def _remove(self, path: Path, fresh: Subject) -> Accepted | Changed:
+        taken = path.with_suffix(".taken")
+        path.rename(taken)
+        facts = taken.stat()
+        if (_uid(facts), _version(facts)) != (fresh.ref.uid, fresh.seen.version):
+            taken.rename(path)
+            return Changed("its file is not the one that was looked at")
+        taken.unlink()
+        return Accepted(bytes_back=facts.st_blocks * 512)
+
+    def _stop(self, path: Path) -> Accepted:
         workload = msgspec.json.decode(path.read_bytes(), type=Workload)
         workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
         path.write_bytes(msgspec.json.encode(workload))
@@ -139,8 +146,7 @@ class FolderPlatform:
         return _tell(self._ref(path, facts), workload, facts, now)
 
     def _ref(self, path: Path, facts: os.stat_result) -> Ref:
-        uid = f"{facts.st_dev}:{facts.st_ino}"
-        return Ref(self.name, self.place, "container", path.name.removesuffix(SUFFIX), uid)
+        return Ref(self.name, self.place, "container", path.name.removesuffix(SUFFIX), _uid(facts))
 
     def _path(self, ref: Ref) -> Path:
         return self._folder / (ref.name + SUFFIX)
@@ -150,7 +156,15 @@ class FolderPlatform:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _uid(facts: os.stat_result) -> str:
+    return f"{facts.st_dev}:{facts.st_ino}"
+
+
+def _version(facts: os.stat_result) -> str:
+    return str(facts.st_mtime_ns)
+
+
 def _tell(ref: Ref, workload: Workload, facts: os.stat_result, now: datetime) -> Subject:
     told: dict[str, Any] = {name: getattr(workload, name) for name in Workload.__struct_fields__}
     started = workload.started.isoformat() if workload.started else ""
-    return Subject(seen=Seen(ref, f"start {started}", str(facts.st_ctime_ns), now), marks=Marks(), **told)
+    return Subject(seen=Seen(ref, f"start {started}", _version(facts), now), marks=Marks(), **told)

@@ -1,0 +1,52 @@
+"""Can the clock be trusted? Every age is wrong after a jump, so nothing is acted on for a while.
+
+The wall clock is compared with the steady one of the event loop at every question: at the beginning of a pass, before
+each step, and once more just before acting. A jump that happened while nobody ran shows only as a long silence of the
+ledger, which is therefore distrusted at the start, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.durations import in_words
+
+JUMP = timedelta(minutes=2)
+SETTLE = timedelta(minutes=15)  # after a jump, or after a long silence
+SILENCE = timedelta(hours=1)
+BEHIND = timedelta(minutes=2)
+
+
+class ClockWatch:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wall: datetime | None = None
+        self._steady = 0.0
+        self._until = float("-inf")
+
+    def doubt(self) -> str | None:
+        """Why ages cannot be trusted now; None when they can."""
+        wall, steady = self._clock.now(), asyncio.get_running_loop().time()
+        if self._wall is not None:
+            jumped = (wall - self._wall) - timedelta(seconds=steady - self._steady)
+            if abs(jumped) > JUMP:
+                self._until = steady + SETTLE.total_seconds()
+        self._wall, self._steady = wall, steady
+        if steady < self._until:
+            left = timedelta(seconds=self._until - steady)
+            return f"The clock jumped, so ages are not trusted for {in_words(left)} more"
+        return None
+
+    def settle_in(self, last_line: datetime | None) -> None:
+        """For a daemon that starts: was it away, or is the clock wrong? Nobody can tell, so it waits a moment."""
+        if last_line is not None and abs(self._clock.now() - last_line) > SILENCE:
+            self._until = asyncio.get_running_loop().time() + SETTLE.total_seconds()
+
+
+def behind_the_ledger(now: datetime, last_line: datetime | None) -> str | None:
+    """A clock behind our own ledger has jumped."""
+    if last_line is not None and now < last_line - BEHIND:
+        return f"The clock says {now:%Y-%m-%d %H:%M}, yet the ledger ends at {last_line:%Y-%m-%d %H:%M}"
+    return None

@@ -1,0 +1,182 @@
+"""What is true of any decision and any plan."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpukeeper.lifecycle.budget import Fleet, make_plan
+from gpukeeper.lifecycle.decide import decide, still_holds
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import ACTING, Action, Decision, Step, View
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Hold
+from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
+from gpukeeper.model.subject import Shape, State
+from tests.property.strategies import HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
+
+replace = msgspec.structs.replace
+Pairs = Dozens[tuple[View, Policy]]
+OFTEN = settings(max_examples=60, deadline=None)
+
+
+@OFTEN
+@given(pairs=dozens(pair), factor=st.sampled_from([1.5, 2, 100]))
+def test_a_more_patient_policy_never_reclaims_more(pairs: Pairs, factor: float) -> None:
+    """What the patient policy acts on, the other one acts on or is just warning about."""
+    for one, rules in pairs:
+        if decide(one, Rulebook(_patient(rules, factor)), NOW).action in ACTING:
+            assert decide(one, Rulebook(rules), NOW).action is not Action.KEEP, one
+
+
+def _patient(rules: Policy, factor: float) -> Policy:
+    return replace(
+        rules,
+        retention=_longer(rules.retention, factor),
+        environments={name: _longer(one, factor) for name, one in rules.environments.items()},
+        classes={name: _slower(one, factor) for name, one in rules.classes.items()},
+        groups={name: _slower(one, factor) for name, one in rules.groups.items()},
+        temporary=tuple(replace(one, older_than=one.older_than * factor) for one in rules.temporary),
+    )
+
+
+def _longer(retention: Retention, factor: float) -> Retention:
+    return replace(retention, **_times(retention, ("succeeded", "failed", "stopped", "max"), factor))
+
+
+def _slower(limits: Any, factor: float) -> Any:
+    names = ("idle", "max_runtime", "hold_after_stop")
+    more = ("never_started", "hold") if isinstance(limits, ClassSettings) else ()
+    return replace(limits, **_times(limits, (*names, *more), factor))
+
+
+def _times(value: Any, names: tuple[str, ...], factor: float) -> dict[str, timedelta | None]:
+    return {name: None if (span := getattr(value, name)) is None else span * factor for name in names}
+
+
+@OFTEN
+@given(many=dozens(lambda rng: (*pair(rng), hold(rng))))
+def test_adding_a_hold_never_causes_a_removal(many: Dozens[tuple[View, Policy, Hold]]) -> None:
+    for one, rules, added in many:
+        held = replace(one, memory=replace(one.memory, holds=(*one.memory.holds, added)))
+        if decide(held, Rulebook(rules), NOW).action in ACTING:
+            assert decide(one, Rulebook(rules), NOW).action is not Action.KEEP, f"{one}\n{added}"
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_users_valid_hold_leaves_only_the_maximum_runtime(pairs: Pairs) -> None:
+    valid = Hold("ann", NOW - HOUR, NOW + HOUR)
+    for one, rules in pairs:
+        held = replace(one, memory=replace(one.memory, holds=(*one.memory.holds, valid)))
+        made = decide(held, Rulebook(rules), NOW)
+        assert made.action is Action.KEEP or made.rule == "max_runtime"
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs=dozens(pair))
+def test_no_stop_without_two_warnings_and_their_lead(pairs: Pairs) -> None:
+    for one, rules in pairs:
+        made = decide(one, Rulebook(rules), NOW)
+        if made.action is Action.STOP:
+            sent = [w for w in one.memory.warnings if (w.rule, w.limit) == (made.rule, made.limit)]
+            told = [w.at for w in sent if w.delivered] or [w.at + rules.warnings.undelivered for w in sent]
+            assert {w.stage for w in sent} == {1, 2}
+            assert NOW - min(told) >= rules.warnings.lead, f"{one.memory.warnings}"
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_running_workload_is_removed_only_as_a_loop_and_after_a_warning(pairs: Pairs) -> None:
+    for one, rules in pairs:
+        made = decide(one, Rulebook(rules), NOW)
+        runs = one.subject.shape is Shape.WORKLOAD and one.subject.state in (State.RUNNING, State.PAUSED)
+        if made.action is Action.REMOVE and runs:
+            assert made.rule == "restart_loop"
+            assert any(w.rule == made.rule and NOW - w.at >= rules.warnings.lead for w in one.memory.warnings)
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_step_decided_just_now_still_holds(pairs: Pairs) -> None:
+    for one, rules in pairs:
+        book = Rulebook(rules)
+        assert still_holds(Step("1.1", decide(one, book, NOW)), one, book, NOW) is None
+
+
+@OFTEN
+@given(pairs=dozens(pair), minutes=st.integers(1, 3000))
+def test_what_is_due_without_measurements_stays_due(pairs: Pairs, minutes: int) -> None:
+    """A finished, warned or forgotten thing that is due now is still due later: nothing slips through by waiting."""
+    later = NOW + minutes * MINUTE
+    for one, rules in pairs:
+        # A label that asks for an exemption asks again when the one it got is over.
+        still = replace(
+            one, series=(), subject=replace(one.subject, marks=replace(one.subject.marks, asks_exemption=None))
+        )
+        if decide(still, Rulebook(rules), NOW).action in ACTING:
+            assert decide(still, Rulebook(rules), later).action is not Action.KEEP, still
+
+
+@OFTEN
+@given(many=dozens(view), seed=st.integers(0, 2**32))
+def test_decisions_do_not_depend_on_the_order_of_subjects(many: Dozens[View], seed: int) -> None:
+    seen = list(many)
+    rng = random.Random(seed)
+    rules, order = policy(rng), rng.sample(range(len(seen)), len(seen))
+    one, other = Rulebook(rules), Rulebook(rules)
+    first = [decide(each, one, NOW) for each in seen]
+    second = {n: decide(seen[n], other, NOW) for n in order}
+    assert first == [second[n] for n in range(len(seen))]
+
+
+def _decision(number: int, action: Action, age: int | None, running: bool) -> Decision:
+    seen = Seen(Ref("docker", "node-3", "container", f"job-{number}", f"u{number}"), "run-1", "1", NOW)
+    due = None if age is None else NOW - age * MINUTE
+    return Decision(seen, action, "retention", "over", due=due, running=running)
+
+
+DUE = st.lists(
+    st.tuples(st.sampled_from(Action), st.one_of(st.none(), st.integers(0, 9)), st.booleans()), max_size=30
+).map(lambda given: [_decision(n, *one) for n, one in enumerate(given)])
+AMOUNTS = st.builds(
+    Amount, count=st.one_of(st.none(), st.integers(0, 9)), share=st.one_of(st.none(), st.floats(0.01, 1))
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(due=DUE, per_pass=AMOUNTS, per_hour=AMOUNTS, acts=st.integers(0, 12), running=st.integers(0, 40))
+def test_the_budget_is_never_exceeded(
+    due: list[Decision], per_pass: Amount, per_hour: Amount, acts: int, running: int
+) -> None:
+    rules = Policy(budget=Budget(per_pass=per_pass, per_hour=per_hour))
+    plan = make_plan(due, rules, Fleet(40, running, 40, 0, acts), NOW, pass_id=1)
+    taken = [step.decision for step in plan.steps if step.decision.action in ACTING]
+    assert len(taken) <= per_pass.of(40)
+    assert not taken or len(taken) + acts <= per_hour.of(40)
+    if plan.breaker is None:
+        assert len(taken) + len(plan.deferred) == sum(one.action in ACTING for one in due)
+        assert max(map(_due, taken), default=0) <= min(map(_due, plan.deferred), default=float("inf"))
+    else:
+        assert plan.steps == ()
+
+
+def _due(decision: Decision) -> float:
+    return decision.due.timestamp() if decision.due else 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(due=DUE, seed=st.randoms(use_true_random=False))
+def test_a_plan_does_not_depend_on_the_order_of_decisions(due: list[Decision], seed: random.Random) -> None:
+    rules, fleet = Policy(budget=Budget(per_pass=Amount(count=3))), Fleet(40, 40, 40, 0, 0)
+    mixed = due.copy()
+    seed.shuffle(mixed)
+    one, other = (make_plan(some, rules, fleet, NOW, pass_id=1) for some in (due, mixed))
+    acting = [[s.decision for s in plan.steps if s.decision.action in ACTING] for plan in (one, other)]
+    assert acting[0] == acting[1]
+    assert (one.deferred, one.breaker) == (other.deferred, other.breaker)

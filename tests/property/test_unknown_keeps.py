@@ -1,0 +1,117 @@
+"""Promise 1 for any input: what could not be learned or measured never makes anything happen."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpukeeper.lifecycle.activity import Use, judge
+from gpukeeper.lifecycle.decide import answers, decide
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import ACTING, Action, Verdict, View
+from gpukeeper.model.policy import Activity, Policy
+from gpukeeper.model.series import NOT_MEASURED, Series, Signal
+from gpukeeper.model.subject import Marks, Subject
+from gpukeeper.model.unknown import Unknown
+from tests.property.strategies import LOST, NOW, SHORT, START, Dozens, dozens, pair, series
+
+replace = msgspec.structs.replace
+DEVICES = ("GPU-0", "GPU-1")
+OTHERS = tuple(Series(one, "", START, (0.0,) * 90) for one in (Signal.CPU, Signal.DISK))
+NOT_GPU = [
+    (),
+    (Series(Signal.GPU, "GPU-0", START, ()),),
+    (Series(Signal.GPU, "GPU-0", START, (NOT_MEASURED,) * 90),),
+    (Series(Signal.GPU, "GPU-0", START, (0.0,) * 60 + (NOT_MEASURED,) * 30),),
+    (Series(Signal.GPU, "GPU-0", NOW, (), missing=LOST),),
+    (Series(Signal.GPU, "GPU-0", NOW, (), missing=Unknown("a slice has none", by_design=True), slice=True),),
+]
+
+
+def _may_be_unknown(struct: type[msgspec.Struct]) -> list[str]:
+    types = {field.name: field.type for field in msgspec.inspect.type_info(struct).fields}  # type: ignore[union-attr]
+    return [name for name, kind in types.items() if any(_is_unknown(one) for one in getattr(kind, "types", ()))]
+
+
+def _is_unknown(kind: Any) -> bool:
+    return getattr(kind, "cls", None) is Unknown
+
+
+FACTS = _may_be_unknown(Subject)
+MARKS = _may_be_unknown(Marks)
+
+
+def vaguer(view: View, fact: str) -> View:
+    """The same view with one fact that could not be learned."""
+    if fact in MARKS:
+        return replace(view, subject=replace(view.subject, marks=replace(view.subject.marks, **{fact: LOST})))
+    return replace(view, subject=replace(view.subject, **{fact: LOST}))
+
+
+def test_every_fact_that_may_be_unknown_is_tried() -> None:
+    assert len(FACTS) >= 15
+    assert MARKS == ["ttl", "hold_until"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs=dozens(pair))
+def test_replacing_a_known_fact_by_unknown_never_makes_anything_act(pairs: Dozens[tuple[View, Policy]]) -> None:
+    acted: dict[str, str] = {}
+    for view, policy in pairs:
+        book = Rulebook(policy)
+        before = decide(view, book, NOW)
+        if before.action is not Action.KEEP:
+            continue
+        for fact in (*FACTS, *MARKS):
+            after = decide(vaguer(view, fact), book, NOW)
+            if after.action in ACTING:
+                acted[fact] = f"{after.action} by {after.rule}, known: kept by {before.rule}\n{view}"
+    assert not acted, "\n\n".join(f"{fact} not known: {words}" for fact, words in acted.items())
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=dozens(pair))
+def test_unreadable_exemptions_keep_everything(pairs: Dozens[tuple[View, Policy]]) -> None:
+    for view, policy in pairs:
+        assert decide(view, Rulebook(replace(policy, exemptions=LOST)), NOW).action is Action.KEEP
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=dozens(pair), measured=st.sampled_from(NOT_GPU))
+def test_nothing_unmeasured_makes_anything_due_by_idle(
+    pairs: Dozens[tuple[View, Policy]], measured: tuple[Series, ...]
+) -> None:
+    for view, policy in pairs:
+        blind = replace(view, subject=replace(view.subject, devices=("GPU-0",)), series=(*measured, *OTHERS))
+        idle = next(one for one in answers(blind, Rulebook(policy), NOW) if one.rule == "idle")
+        assert idle.verdict is not Verdict.DUE or "stopped because it was idle" in idle.reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(many=dozens(lambda rng: (series(rng, DEVICES), rng.randrange(4), rng)))
+def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...], int, random.Random]]) -> None:
+    """Quiet minutes that were not measured after all: what was not quiet for long enough does not become so."""
+    thresholds = Activity(signals=("cpu", "disk"))
+    for measured, which, rng in many:
+        one, share = measured[which], rng.random()
+        fewer = tuple(NOT_MEASURED if value == 0 and rng.random() < share else value for value in one.minutes)
+        worse = (*measured[:which], replace(one, minutes=fewer), *measured[which + 1 :])
+        before = judge(measured, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
+        after = judge(worse, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
+        if after.use is Use.QUIET:
+            assert before.since is not None
+            assert after.since is not None
+            assert (before.use, after.since >= before.since) == (Use.QUIET, True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=st.floats(min_value=5, allow_infinity=True), minute=st.integers(0, 29), device=st.sampled_from(DEVICES))
+def test_any_busy_gpu_minute_within_the_window_is_use(value: float, minute: int, device: str) -> None:
+    busy = (0.0,) * (89 - minute) + (value,) + (0.0,) * minute
+    gpus = tuple(Series(Signal.GPU, one, START, busy if one == device else (0.0,) * 90) for one in DEVICES)
+    found = judge((*gpus, *OTHERS), DEVICES, Activity(signals=("cpu", "disk")), SHORT, NOW)
+    assert found.use is Use.ACTIVE or (found.since is not None and (NOW - found.since).total_seconds() < minute * 60)

@@ -1,0 +1,155 @@
+"""A small simulated place, a ledger in memory and virtual time: everything the engine needs, in one hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.observe import survey
+from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Step
+from gpukeeper.model.event import Event, WarningSent
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import Activity, AtFinish, Breaker, ClassSettings, Mode, PlaceScope, Policy, Retention
+from gpukeeper.model.subject import Outcome, Shape, State
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Place, World
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+HERE = Place("docker", "node-3", ("GPU-0", "GPU-1"), ("ann", "bob"))
+POLICY = Policy(
+    mode=Mode.ENFORCE,
+    scope={"docker": PlaceScope()},
+    retention=Retention(succeeded=HOUR, failed=DAY, stopped=HOUR),
+    at_finish=AtFinish.RUNNING,
+    classes={"docker": ClassSettings(idle=30 * MINUTE, max_runtime=2 * HOUR), "api": ClassSettings()},
+    activity=Activity(signals=("cpu",), tick=MINUTE),
+    breaker=Breaker(running=1.0),
+)
+L = TypeVar("L")
+
+
+class Bench:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.clock = VirtualClock(loop)
+        self.world = World(1, self.clock, (HERE,))
+        self.ledger, self.signals, self.evidence = InMemoryLedger(), InMemorySignals(), InMemoryEvidence()
+        self.notifier, self.meter = SimulatedNotifier(self.world), SimulatedMeter(self.world)
+        self.platform: Any = SimulatedPlatform(self.world, HERE)
+        self.policy = POLICY
+
+    @property
+    def keeper(self) -> Keeper:
+        """Made on the first use, so that a test can put its own parts in before."""
+        if not hasattr(self, "_keeper"):
+            self._keeper = Keeper(
+                platforms=(self.platform,),
+                ledger=self.ledger,
+                signals=self.signals,
+                evidence=self.evidence,
+                notifier=self.notifier,
+                clock=self.clock,
+                meter=self.meter,
+            )
+        return self._keeper
+
+    @property
+    def book(self) -> Rulebook:
+        return Rulebook(self.policy)
+
+    def now(self) -> datetime:
+        return self.clock.true_now()
+
+    def set_policy(self, **changes: Any) -> None:
+        self.policy = msgspec.structs.replace(self.policy, **changes)
+
+    def add(self, name: str, **facts: Any) -> Thing:
+        ref = Ref(
+            "docker", "node-3", facts.pop("kind", "container"), name, self.world.new_uid(), facts.pop("space", "")
+        )
+        thing = Thing(ref, self.now() - facts.pop("age", 3 * HOUR), owner="ann")
+        for fact, value in facts.items():
+            setattr(thing, fact, value)
+        return self.world.add(thing)
+
+    def running(self, name: str, ago: timedelta = HOUR, **facts: Any) -> Thing:
+        known = {"state": State.RUNNING, "started": self.now() - ago, "run": 1, "devices": ("GPU-0",)}
+        return self.add(name, **(known | facts))
+
+    def ended(self, name: str, ago: timedelta = 2 * HOUR, **facts: Any) -> Thing:
+        over = {"state": State.ENDED, "ended": self.now() - ago, "outcome": Outcome.SUCCEEDED, "size": 500}
+        return self.running(name, ago + HOUR, **(over | facts))
+
+    def device(self, number: int) -> Thing:
+        return self.add(f"GPU-{number}", kind="gpu", shape=Shape.DEVICE, state=State.RUNNING)
+
+    async def overdue(self, name: str) -> Thing:
+        """Runs beyond its maximum, was warned twice, and is due to be stopped."""
+        thing = self.running(name, 3 * HOUR)
+        await self.ledger.append([self.warned(thing, 1), self.warned(thing, 2)])
+        return thing
+
+    def warned(self, thing: Thing, stage: int) -> WarningSent:
+        return WarningSent(
+            at=self.now() - 30 * MINUTE,
+            ref=thing.ref,
+            rule="max_runtime",
+            stage=stage,
+            incarnation=thing.incarnation,
+            limit=2 * HOUR,
+            delivered=True,
+            channel="terminal",
+            message="",
+        )
+
+    async def decide(self) -> dict[str, Decision]:
+        found = await survey(self.keeper, self.platform, self.book)
+        return {one.seen.ref.name: one for one in found.decisions}
+
+    async def step(self, thing: Thing, action: Action) -> Step:
+        """The step that a pass would take on it now."""
+        made = (await self.decide())[thing.ref.name]
+        assert made.action is action, made
+        return Step("1.1", made)
+
+    def lines(self, kind: type[L]) -> list[L]:
+        return [line for line in self.ledger.lines if isinstance(line, kind)]
+
+    def order(self) -> list[str]:
+        return [type(line).__name__ for line in self.ledger.lines]
+
+
+def virtual(story: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
+    """Makes a test of a story that is told in virtual time."""
+
+    def test() -> None:
+        loop = VirtualLoop()
+
+        async def tell() -> None:
+            await story(Bench(loop))
+
+        run_virtually(tell(), loop)
+
+    test.__name__, test.__doc__ = story.__name__, story.__doc__
+    return test
+
+
+class Unwritable(InMemoryEvidence):
+    """A full disk."""
+
+    async def save(self, ref: Ref, step: str, at: datetime, evidence: Any) -> Any:
+        from gpukeeper.model.unknown import Unknown
+
+        return Unknown("no space left on device")
+
+
+def kinds(lines: Sequence[Event]) -> list[str]:
+    return [type(line).__name__ for line in lines]

@@ -1,0 +1,281 @@
+"""One step from evidence to outcome: every way it can end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from gpukeeper.engine.act import gpu_hours, take, warn
+from gpukeeper.model.decision import Action, NothingToCapture, Result, Step
+from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
+from gpukeeper.model.memory import Stopped
+from gpukeeper.model.subject import Outcome, Shape, State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import BEGIN
+from gpukeeper.platforms.simulated.faults import CALM, Faults
+from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, Unwritable, virtual
+
+
+class Hasty(SimulatedPlatform):
+    """Something happens between our last look and the act, or just after it."""
+
+    before: Any = staticmethod(lambda: None)
+    after: Any = staticmethod(lambda: None)
+
+    async def act(self, step: Any, fresh: Any) -> Any:
+        self.before()
+        answer = await super().act(step, fresh)
+        self.after()
+        return answer
+
+
+async def taken(b: Bench, step: Step) -> Closed:
+    return await take(b.keeper, b.platform, step, b.book, 1)
+
+
+@virtual
+async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Bench) -> None:
+    thing = b.ended("eval")
+    line = await taken(b, await b.step(thing, Action.REMOVE))
+    assert b.order() == ["Captured", "Intended", "Closed"]
+    assert line.result is Result.RECLAIMED
+    assert line.reason == "succeeded 2h ago, kept for 1h; seen to be gone"
+    assert (line.gpus_back, line.bytes_back, line.owner) == (0, 500, "ann")
+    assert b.evidence.saved.keys() == {b.lines(Captured)[0].evidence}
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Bench) -> None:
+    thing = await b.overdue("train")
+    line = await taken(b, await b.step(thing, Action.STOP))
+    assert (line.result, line.gpus_back, line.bytes_back) == (Result.RECLAIMED, 1, 0)
+    assert line.gpu_hours == 1.0, "one GPU, one hour beyond the limit"
+    assert thing.state is State.ENDED
+    memory = (await b.ledger.memories([thing.ref.key]))[thing.ref.key]
+    assert memory.stopped == Stopped("gpukeeper", "max_runtime", b.now(), "run-1")
+
+
+@virtual
+async def test_a_stop_needs_no_evidence(b: Bench) -> None:
+    await taken(b, await b.step(await b.overdue("train"), Action.STOP))
+    assert b.lines(Captured) == []
+
+
+@virtual
+async def test_children_are_trimmed_and_the_root_stays(b: Bench) -> None:
+    thing = b.ended("run", ago=30 * MINUTE, children=2, devices=("GPU-0", "GPU-1"))
+    line = await taken(b, await b.step(thing, Action.TRIM))
+    assert (line.result, line.gpus_back) == (Result.RECLAIMED, 2)
+    assert b.world.find(thing.ref) is thing
+
+
+@virtual
+async def test_gone_already_is_no_success_of_ours(b: Bench) -> None:
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.world.remove(thing)
+    line = await taken(b, step)
+    assert (line.result, line.reason) == (Result.CHANGED, "it is gone already; somebody else removed it")
+    assert b.lines(Intended) == []
+
+
+@virtual
+async def test_what_cannot_be_looked_at_is_left_alone(b: Bench) -> None:
+    thing = await b.overdue("train")
+    step = await b.step(thing, Action.STOP)
+    b.world.faults = Faults(blind=1)
+    line = await taken(b, step)
+    assert line.result is Result.CHANGED
+    assert "could not be looked at" in line.reason
+    assert thing.state is State.RUNNING
+
+
+@virtual
+async def test_evidence_that_cannot_be_captured_keeps(b: Bench) -> None:
+    """C5.4: capture failed = kept."""
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.world.faults = Faults(uncaptured=1)
+    line = await taken(b, step)
+    assert (line.result, b.order()) == (Result.NOT_CAPTURED, ["Closed"])
+    assert b.world.find(thing.ref) is thing
+
+
+@virtual
+async def test_evidence_that_cannot_be_saved_keeps(b: Bench) -> None:
+    b.evidence = Unwritable()
+    thing = b.ended("eval")
+    line = await taken(b, await b.step(thing, Action.REMOVE))
+    assert line.result is Result.NOT_CAPTURED
+    assert "no space left" in line.reason
+    assert b.world.find(thing.ref) is thing
+
+
+@virtual
+async def test_what_has_no_evidence_is_recorded_as_such(b: Bench) -> None:
+    thing = b.running("4711", shape=Shape.ORPHAN, proof="its cgroup", devices=("GPU-1",))
+    line = await taken(b, await b.step(thing, Action.REMOVE))
+    assert (line.result, line.gpus_back) == (Result.RECLAIMED, 1)
+    captured = b.lines(Captured)[0]
+    assert (captured.evidence, captured.note) == ("", "nothing to capture: it has no log and no manifest")
+
+
+@virtual
+async def test_a_thing_that_was_restarted_since_the_plan_is_left_alone(b: Bench) -> None:
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    thing.start(b.now(), HOUR)
+    line = await taken(b, step)
+    assert (line.result, line.reason) == (
+        Result.CHANGED,
+        "changed since the plan was made: it was started anew since the plan was made",
+    )
+
+
+@virtual
+async def test_a_restart_at_the_last_moment_wins(b: Bench) -> None:
+    """C9.3: unforced removal: a user's restart wins."""
+    b.platform = Hasty(b.world, HERE)
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.platform.before = lambda: thing.start(b.now(), HOUR)
+    line = await taken(b, step)
+    assert line.result is Result.CHANGED
+    assert "at the last moment" in line.reason
+    assert thing.state is State.RUNNING
+
+
+@virtual
+async def test_a_refusal_is_an_outcome(b: Bench) -> None:
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.world.faults = Faults(refused=1)
+    line = await taken(b, step)
+    assert (line.result, line.reason) == (Result.REFUSED, "the platform said no")
+
+
+@virtual
+async def test_an_accepted_command_that_did_nothing_is_still_there(b: Bench) -> None:
+    """The outcome comes from a second look, never from the command's answer."""
+    thing = await b.overdue("train")
+    step = await b.step(thing, Action.STOP)
+    b.world.faults = Faults(lost=1)
+    began = b.now()
+    line = await taken(b, step)
+    assert (line.result, line.gpus_back, line.gpu_hours) == (Result.STILL_THERE, 0, 0.0)
+    assert b.now() - began == timedelta(seconds=1 + 5 + 30 + 60), "looked until its grace was over"
+
+
+@virtual
+async def test_a_lost_answer_is_looked_up(b: Bench) -> None:
+    b.world.rng.seed(7)
+    b.platform = Hasty(b.world, HERE)
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.world.faults = Faults(garbled=1)
+    line = await taken(b, step)
+    done = b.world.find(thing.ref) is None
+    assert line.result is (Result.RECLAIMED if done else Result.STILL_THERE)
+    assert line.bytes_back == (Unknown("the answer to the command was lost") if done else 0)
+
+
+@virtual
+async def test_an_outcome_nobody_could_see_stays_open(b: Bench) -> None:
+    b.platform = Hasty(b.world, HERE)
+    thing = b.ended("eval")
+    step = await b.step(thing, Action.REMOVE)
+    b.platform.after = lambda: setattr(b.world, "faults", Faults(blind=1))
+    line = await taken(b, step)
+    assert line.result is Result.UNKNOWN
+    assert [one.step for one in await b.ledger.open_intents("docker", "node-3")] == ["1.1"]
+    assert (await b.ledger.memories([thing.ref.key])) == {}
+
+
+@virtual
+async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Bench) -> None:
+    thing = await b.overdue("train")
+    step = await b.step(thing, Action.STOP)
+    assert b.keeper.clock_watch.doubt() is None
+    b.clock.skew = 5 * HOUR
+    line = await taken(b, step)
+    assert line.result is Result.CHANGED
+    assert "The clock jumped" in line.reason
+    assert thing.state is State.RUNNING
+
+
+@virtual
+async def test_the_budget_of_the_hour_is_asked_again_just_before_the_intent(b: Bench) -> None:
+    """Two places share the hour: what the other one did since the plan was made counts."""
+    other, thing = await b.overdue("other"), await b.overdue("train")
+    step = await b.step(thing, Action.STOP)
+    await taken(b, await b.step(other, Action.STOP))
+    line = await take(b.keeper, b.platform, step, b.book, 1, hourly=1)
+    assert line.result is Result.DEFERRED
+    assert thing.state is State.RUNNING
+    assert len(b.lines(Intended)) == 1
+    assert (await take(b.keeper, b.platform, step, b.book, 1, hourly=2)).result is Result.RECLAIMED
+
+
+@virtual
+async def test_a_removed_node_has_nothing_to_capture(b: Bench) -> None:
+    class Emptied(SimulatedPlatform):
+        async def capture(self, subject: Any, what: Any) -> Any:
+            return NothingToCapture("its node is gone")
+
+    b.platform = Emptied(b.world, HERE)
+    line = await taken(b, await b.step(b.ended("eval"), Action.REMOVE))
+    assert line.result is Result.RECLAIMED
+    assert b.lines(Captured)[0].note == "nothing to capture: its node is gone"
+
+
+@virtual
+async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Bench) -> None:
+    thing = b.running("train", 100 * MINUTE)
+    line = await warn(b.keeper, b.platform, await b.step(thing, Action.WARN), b.book)
+    assert line is not None
+    assert b.lines(WarningSent) == [line]
+    assert (line.delivered, line.stage, line.rule, line.limit) == (True, 1, "max_runtime", 2 * HOUR)
+    assert line.message.startswith("docker/node-3/train: ran for 1h40m, allowed 2h; will be stopped in 20m")
+    assert b.notifier.told == [("ann", line.message)]
+
+
+@virtual
+async def test_a_warning_that_reached_nobody_is_recorded_as_such(b: Bench) -> None:
+    """C14.1: record delivered or not."""
+    thing = b.running("train", 100 * MINUTE)
+    step = await b.step(thing, Action.WARN)
+    b.world.faults = Faults(undelivered=1)
+    line = await warn(b.keeper, b.platform, step, b.book)
+    assert line is not None
+    assert not line.delivered
+
+
+@virtual
+async def test_nobody_is_warned_about_what_is_over(b: Bench) -> None:
+    thing = b.running("train", 100 * MINUTE)
+    step = await b.step(thing, Action.WARN)
+    thing.end(b.now(), Outcome.SUCCEEDED)
+    assert await warn(b.keeper, b.platform, step, b.book) is None
+    b.world.remove(thing)
+    assert await warn(b.keeper, b.platform, step, b.book) is None
+    assert b.notifier.told == []
+
+
+@virtual
+async def test_without_a_meter_nothing_is_measured_before_the_act(b: Bench) -> None:
+    b.meter = None  # type: ignore[assignment]
+    line = await taken(b, await b.step(await b.overdue("train"), Action.STOP))
+    assert line.result is Result.RECLAIMED
+    assert b.world.samples == {}
+    assert b.world.faults is CALM
+
+
+def test_gpu_hours_are_unknown_when_the_gpus_are() -> None:
+    lost, when = Unknown("which GPUs is not known"), BEGIN
+    assert gpu_hours(lost, None, when) is lost
+    assert gpu_hours(2, None, when) == 0.0
+    assert gpu_hours(0, when, when) == 0.0
+    assert gpu_hours(2, when - 3 * HOUR, when) == 6.0
+    assert gpu_hours(2, when + HOUR, when) == 0.0

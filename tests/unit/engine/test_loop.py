@@ -1,0 +1,263 @@
+"""The loop of `serve`, in virtual time: hints, timers, ticks, missed passes, wrong clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.engine.clockwatch import ClockWatch, behind_the_ledger
+from gpukeeper.engine.loop import Watch, may_act_now, watch
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.event import Complaint, Passed
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.model.subject import State
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import BEGIN
+from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+
+
+class Quiet(SimulatedPlatform):
+    """Gives the hints it is told to, at the seconds it is told to."""
+
+    hints: tuple[float, ...] = ()
+    breaks = False
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        for seconds in self.hints:
+            await asyncio.sleep(seconds)
+            yield None
+        if self.breaks:
+            raise PlatformError("the stream of hints broke")
+
+
+class Stuck(Quiet):
+    async def observe(self, scope: Any) -> Any:
+        await asyncio.sleep(10**6)
+        yield
+
+
+async def serve(b: Bench, span: timedelta) -> list[float]:
+    """Runs the loop for a while; the seconds at which passes ended."""
+    stop, ends = asyncio.Event(), list[float]()
+
+    def on_report(report: PassReport) -> None:
+        ends.append(b.loop.time())
+
+    b.loop.call_later(span.total_seconds(), stop.set)
+    await watch(Watch(b.keeper, lambda: b.book, stop, on_report))
+    return ends
+
+
+@virtual
+async def test_a_pass_comes_at_every_interval(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    assert await serve(b, 16 * MINUTE) == [0, 300, 600, 900]
+
+
+@virtual
+async def test_stopping_does_not_wait_for_the_interval(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    await serve(b, MINUTE)
+    assert b.loop.time() == 60
+
+
+@virtual
+async def test_a_hint_brings_the_next_pass_forward(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    b.platform.hints = (100.0,)
+    assert await serve(b, 8 * MINUTE) == [0, 100, 400]
+
+
+@virtual
+async def test_many_hints_make_no_storm_of_passes(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    b.platform.hints = (0.1,) * 200
+    ends = await serve(b, timedelta(seconds=19))
+    assert [round(end) for end in ends] == [0, 5, 10, 15]
+
+
+@virtual
+async def test_broken_hints_leave_the_timers(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    b.platform.breaks = True
+    assert await serve(b, 6 * MINUTE) == [0, 300]
+
+
+@virtual
+async def test_a_thing_that_will_be_due_has_a_pass_of_its_own(b: Bench) -> None:
+    """It is due in 90 s, and that is when it is reclaimed."""
+    b.platform = Quiet(b.world, HERE)
+    thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
+    assert (await serve(b, 2 * MINUTE))[:2] == [0, 90]
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_mode_plan_never_acts_unattended(b: Bench) -> None:
+    thing = b.ended("eval")
+    b.set_policy(mode=Mode.PLAN)
+    await serve(b, 11 * MINUTE)
+    assert b.world.find(thing.ref) is thing
+    assert len(b.lines(Passed)) >= 2
+
+
+@virtual
+async def test_a_changed_policy_counts_at_the_next_pass(b: Bench) -> None:
+    thing = b.ended("eval")
+    b.platform = Quiet(b.world, HERE)
+    b.set_policy(mode=Mode.PLAN)
+    b.loop.call_later(400, lambda: b.set_policy(mode=Mode.ENFORCE))
+    await serve(b, 9 * MINUTE)
+    assert b.world.find(thing.ref) is thing
+    await serve(b, 5 * MINUTE)
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Bench) -> None:
+    """The whole way, with nothing but the meter's ticks: measured, warned, warned, stopped, removed."""
+    thing = b.running("train", timedelta())
+    await serve(b, 59 * MINUTE)
+    assert thing.state is State.RUNNING
+    await serve(b, 30 * MINUTE)
+    rules = [type(line).__name__ for line in b.ledger.lines if type(line).__name__ in ("WarningSent", "Intended")]
+    assert rules == ["WarningSent", "WarningSent", "Intended", "Intended"]
+    assert thing.gone
+
+
+@virtual
+async def test_busy_work_is_left_alone(b: Bench) -> None:
+    thing = b.running("train", timedelta(), busy_until=b.now() + 5 * HOUR)
+    await serve(b, 80 * MINUTE)
+    assert thing.state is State.RUNNING
+    assert b.notifier.told == []
+
+
+@virtual
+async def test_a_pass_that_does_not_finish_is_missed_once(b: Bench) -> None:
+    """Promise 7: a pass that did not happen raises an alert."""
+    b.platform = Stuck(b.world, HERE)
+    stop = asyncio.Event()
+    loop = asyncio.create_task(watch(Watch(b.keeper, lambda: b.book, stop)))
+    await asyncio.sleep(3600)
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+    assert [line.what for line in b.lines(Complaint)] == [
+        "no pass finished on docker/node-3 for 20m; due work is not reclaimed"
+    ]
+
+
+@virtual
+async def test_a_pass_that_another_one_prevents_is_a_complaint_and_tried_again(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    async with b.ledger.lease("docker", "node-3"):
+        assert await serve(b, 4 * MINUTE) == []
+    assert "the pass on docker/node-3 did not happen: another pass is at work" in b.lines(Complaint)[0].what
+    assert len(await serve(b, MINUTE)) == 1
+
+
+@virtual
+async def test_a_clock_that_jumped_is_not_trusted_for_a_quarter_of_an_hour(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    thing = b.ended("eval", ago=timedelta())
+    b.loop.call_later(250, lambda: setattr(b.clock, "skew", 5 * HOUR))
+    await serve(b, 16 * MINUTE)
+    assert b.world.find(thing.ref) is thing
+    assert [line.breaker is None for line in b.lines(Passed)] == [True, False, False, False]
+    b.clock.skew = timedelta()
+
+
+@virtual
+async def test_after_a_long_silence_nothing_is_acted_on_at_first(b: Bench) -> None:
+    """Was it away, or is the clock wrong? Nobody can tell."""
+    b.platform = Quiet(b.world, HERE)
+    await serve(b, MINUTE)
+    await asyncio.sleep(2 * 3600)
+    thing = b.ended("eval")
+    await serve(b, 14 * MINUTE)
+    assert b.world.find(thing.ref) is thing
+    assert "The clock jumped" in str(b.lines(Passed)[-1].breaker)
+
+
+def test_a_clock_behind_the_ledger_has_jumped() -> None:
+    assert behind_the_ledger(BEGIN, None) is None
+    assert behind_the_ledger(BEGIN, BEGIN + MINUTE) is None
+    assert "08:00, yet the ledger ends at 2026-03-02 09:00" in str(behind_the_ledger(BEGIN, BEGIN + HOUR))
+
+
+@virtual
+async def test_the_clock_is_compared_with_the_steady_one(b: Bench) -> None:
+    seen = ClockWatch(b.clock)
+    assert seen.doubt() is None
+    await asyncio.sleep(7200)
+    assert seen.doubt() is None, "both moved alike"
+    b.clock.skew = timedelta(minutes=1)
+    assert seen.doubt() is None, "a minute is no jump"
+    b.clock.skew = timedelta(minutes=-5)
+    assert seen.doubt() == "The clock jumped, so ages are not trusted for 15m more"
+    await asyncio.sleep(900)
+    assert seen.doubt() is None
+
+
+def local(hour: int, minute: int = 0) -> datetime:
+    return datetime(2026, 3, 10, hour, minute).astimezone()  # cron words are in local time
+
+
+def test_cron_words_act_only_in_the_pass_after_their_moment() -> None:
+    """C6.3: daily at 02:00."""
+    nightly = Schedule(at="0 2 * * *")
+    assert may_act_now(nightly, local(1, 58), local(2, 3))
+    assert not may_act_now(nightly, local(2, 3), local(2, 8))
+    assert not may_act_now(nightly, local(0), local(1, 59))
+    assert not may_act_now(nightly, None, local(2)), "the first pass cannot know"
+    assert may_act_now(Schedule(), None, local(0))
+
+
+@virtual
+async def test_a_schedule_looks_at_every_pass_and_acts_at_its_moment(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    thing = b.ended("eval")
+    moment = (b.now() + 20 * MINUTE).astimezone()
+    b.set_policy(schedule=msgspec.structs.replace(Schedule(), at=f"{moment.minute} {moment.hour} * * *"))
+    await serve(b, 19 * MINUTE)
+    assert b.world.find(thing.ref) is thing
+
+
+@virtual
+async def test_the_moment_of_a_schedule_acts(b: Bench) -> None:
+    b.platform = Quiet(b.world, HERE)
+    thing = b.ended("eval")
+    moment = (b.now() + 20 * MINUTE).astimezone()
+    b.set_policy(schedule=Schedule(at=f"{moment.minute} {moment.hour} * * *"))
+    await serve(b, 26 * MINUTE)
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_moment_that_another_pass_took_is_not_lost(b: Bench) -> None:
+    """The pass at 02:00 found the place leased; the next one makes up for it instead of waiting a day."""
+    b.platform = Quiet(b.world, HERE)
+    thing = b.ended("eval")
+    moment = (b.now() + 20 * MINUTE).astimezone()
+    b.set_policy(schedule=Schedule(at=f"{moment.minute} {moment.hour} * * *"))
+    lease = b.ledger.lease("docker", "node-3")
+    b.loop.call_later(1150, lambda: asyncio.ensure_future(lease.__aenter__()))
+    b.loop.call_later(1450, lambda: asyncio.ensure_future(lease.__aexit__(None, None, None)))
+    await serve(b, 31 * MINUTE)
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_without_a_meter_nothing_is_measured(b: Bench) -> None:
+    b.platform, b.meter = Quiet(b.world, HERE), None  # type: ignore[assignment]
+    b.running("train")
+    await serve(b, 11 * MINUTE)
+    assert b.world.samples == {}

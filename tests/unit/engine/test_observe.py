@@ -1,0 +1,236 @@
+"""Looking at a place: what was seen, what was not, what is missing, what is noted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from gpukeeper.engine.observe import changed_decisions, notice, survey
+from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.decision import Action, Verdict
+from gpukeeper.model.event import Complaint, Decided, Noticed, Vanished
+from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.policy import ClassSettings, PlaceScope
+from gpukeeper.model.subject import Marks, Outcome, Shape, State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.faults import CALM, Faults
+from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.lifecycle.examples import NOW, subject
+
+
+class Forgetful(SimulatedPlatform):
+    """Its list lacks things that a look still finds."""
+
+    hidden: frozenset[str] = frozenset()
+
+    async def observe(self, scope: Any) -> Any:
+        async for page in super().observe(scope):
+            yield msgspec.structs.replace(
+                page, subjects=tuple(s for s in page.subjects if s.ref.name not in self.hidden)
+            )
+
+
+class ReadOnly(SimulatedPlatform):
+    guards = {}  # noqa: RUF012
+
+
+@virtual
+async def test_what_is_there_is_seen_counted_and_decided(b: Bench) -> None:
+    b.running("train")
+    b.ended("eval")
+    b.device(0)
+    found = await survey(b.keeper, b.platform, b.book)
+    assert (found.seen, found.running, found.before, found.unseen) == (2, 1, 0, [])
+    assert [one.ref.name for one in found.live] == ["train"]
+    assert [one.seen.ref.name for one in found.due] == ["eval"]
+
+
+@virtual
+async def test_looking_writes_nothing(b: Bench) -> None:
+    b.running("train")
+    found = await survey(b.keeper, b.platform, b.book)
+    assert [type(line) for line in found.lines] == [Noticed]
+    assert b.ledger.lines == []
+
+
+@virtual
+async def test_a_platform_out_of_scope_is_not_looked_at(b: Bench) -> None:
+    b.ended("eval")
+    b.set_policy(scope={})
+    assert (await survey(b.keeper, b.platform, b.book)).seen == 0
+    assert [entry.kind for entry in b.world.log] == ["person"]
+
+
+@virtual
+async def test_a_silent_platform_is_unseen_and_nothing_is_missing(b: Bench) -> None:
+    b.running("train")
+    await reclaim(b.keeper, b.platform, b.book)
+    b.world.faults = Faults(silent=1)
+    found = await survey(b.keeper, b.platform, b.book)
+    assert (found.seen, found.before, found.missing) == (0, 1, [])
+    assert "did not answer within 10 s" in found.unseen[0].why
+
+
+@virtual
+async def test_a_partial_list_cannot_tell_what_is_missing(b: Bench) -> None:
+    for n in range(4):
+        b.running(f"job-{n}", devices=())
+    await reclaim(b.keeper, b.platform, b.book)
+    b.world.faults = Faults(partial=1)
+    found = await survey(b.keeper, b.platform, b.book)
+    assert (found.seen, found.missing) == (2, [])
+
+
+@virtual
+async def test_what_is_missing_from_a_complete_list_is_looked_for_before_it_counts_as_gone(b: Bench) -> None:
+    b.platform = Forgetful(b.world, HERE)
+    there, gone = b.running("there"), b.running("gone")
+    await reclaim(b.keeper, b.platform, b.book)
+    b.platform.hidden = frozenset({"there"})
+    b.world.remove(gone)
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert {ref.name for ref in report.survey.missing} == {"there", "gone"}
+    assert [line.ref for line in b.lines(Vanished)] == [gone.ref]
+    assert there.ref.key in await b.ledger.present("docker", "node-3")
+
+
+@virtual
+async def test_a_narrower_scope_is_not_taken_for_things_that_vanished(b: Bench) -> None:
+    """What the policy does not cover any more is not missing; else the breaker would stay open for ever."""
+    for n in range(5):
+        b.running(f"job-{n}", space="private", devices=())
+    due = b.ended("eval", space="research")
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    b.set_policy(scope={"docker": PlaceScope(namespaces=("research",))})
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert report.plan.breaker is None
+    assert b.world.find(due.ref) is None
+
+
+@virtual
+async def test_a_verb_the_platform_does_not_offer_is_reported_only(b: Bench) -> None:
+    b.platform = ReadOnly(b.world, HERE)
+    b.ended("eval")
+    made = (await b.decide())["eval"]
+    assert (made.action, made.verdict) == (Action.KEEP, Verdict.REPORT)
+    assert made.reason.endswith("docker offers no remove, so it is reported only")
+
+
+@virtual
+async def test_nobody_is_warned_of_a_stop_the_platform_does_not_offer(b: Bench) -> None:
+    b.platform = ReadOnly(b.world, HERE)
+    b.running("train", 100 * MINUTE)
+    made = (await b.decide())["train"]
+    assert (made.action, made.verdict, made.stage) == (Action.KEEP, Verdict.REPORT, 0)
+
+
+@virtual
+async def test_narrowing_drops_decisions_not_what_was_counted(b: Bench) -> None:
+    b.ended("eval")
+    b.ended("other", owner="bob")
+    found = await survey(b.keeper, b.platform, b.book, Narrow(owner="bob"))
+    assert [one.seen.ref.name for one in found.decisions] == ["other"]
+    assert found.seen == 2
+
+
+@virtual
+async def test_a_child_is_not_counted_as_running_work(b: Bench) -> None:
+    root = b.running("run")
+    b.running("run-0", root=root.ref, devices=("GPU-0",))
+    found = await survey(b.keeper, b.platform, b.book)
+    assert (found.seen, found.running, len(found.live)) == (2, 1, 1)
+
+
+@virtual
+async def test_what_changed_is_noted_once(b: Bench) -> None:
+    thing = b.running("train", devices=())
+    for _ in range(3):
+        await reclaim(b.keeper, b.platform, b.book)
+    thing.end(b.now(), Outcome.FAILED)
+    for _ in range(3):
+        await reclaim(b.keeper, b.platform, b.book)
+    assert [line.state for line in b.lines(Noticed)] == [State.RUNNING, State.ENDED]
+
+
+def test_an_unknown_state_is_no_news() -> None:
+    assert notice(subject(state=Unknown("inspect timed out")), EMPTY, NOW) is None
+    assert notice(subject(shape=Shape.TREE), EMPTY, NOW) is None
+
+
+def test_unknown_facts_of_a_noticed_thing_are_not_recorded_as_facts() -> None:
+    lost = Unknown("inspect timed out")
+    line = notice(subject(owner=lost, started=lost, outcome=lost), EMPTY, NOW)
+    assert line is not None
+    assert (line.owner, line.started, line.outcome) == (None, None, None)
+
+
+@virtual
+async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(b: Bench) -> None:
+    b.ended("eval", marks=Marks(ttl=Unknown("soon is no span")))
+    for _ in range(2):
+        made = list((await b.decide()).values())
+        await b.ledger.append(await changed_decisions(b.keeper, made, b.now()))
+    assert [(line.rule, line.verdict, line.owner) for line in b.lines(Decided)] == [("own_ttl", "unknown", "ann")]
+    assert ["soon is no span" in line.what for line in b.lines(Complaint)] == [True]
+
+
+@virtual
+async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
+    b.running("api", class_="api", devices=())
+    made = list((await b.decide()).values())
+    assert await changed_decisions(b.keeper, made, b.now()) == []
+
+
+async def demand(b: Bench) -> bool:
+    await survey(b.keeper, b.platform, b.book)
+    return b.keeper.demand["docker", "node-3"].high
+
+
+@virtual
+async def test_demand_is_high_after_five_minutes_over_the_mark_and_until_below_the_lower_one(b: Bench) -> None:
+    """C8.6: count GPUs, not containers; on at 80 % for 5 min, off below 70 %."""
+    for n in range(10):
+        b.device(n)
+    thing = b.running("train", devices=tuple(f"GPU-{n}" for n in range(8)))
+    assert not await demand(b)
+    await asyncio.sleep(299)
+    assert not await demand(b)
+    await asyncio.sleep(1)
+    assert await demand(b)
+    thing.devices = thing.devices[:7]
+    assert await demand(b), "70 % is not below the lower mark"
+    thing.devices = thing.devices[:6]
+    assert not await demand(b)
+
+
+@virtual
+async def test_a_moment_over_the_mark_does_not_count_later(b: Bench) -> None:
+    """It must be over the mark for five minutes on end; between the marks that time begins anew."""
+    for n in range(10):
+        b.device(n)
+    thing = b.running("train", devices=tuple(f"GPU-{n}" for n in range(8)))
+    assert not await demand(b)
+    thing.devices = thing.devices[:7]
+    await asyncio.sleep(60)
+    assert not await demand(b)
+    await asyncio.sleep(HOUR.total_seconds())
+    thing.devices = (*thing.devices, "GPU-7")
+    assert not await demand(b)
+
+
+@virtual
+async def test_high_demand_shortens_idle_times_of_workloads_only(b: Bench) -> None:
+    b.device(0)
+    b.running("train")
+    b.add("/tmp/tmp1", shape=Shape.TREE, state=State.ENDED)
+    b.set_policy(classes={"docker": ClassSettings(idle=HOUR)})
+    await demand(b)
+    await asyncio.sleep(301)
+    assert await demand(b)
+    made = await b.decide()
+    assert made["train"].reason.startswith("GPU use was not measured yet: needs `gpukeeper serve` running for 30m")
+    assert b.world.faults is CALM

@@ -1,0 +1,213 @@
+"""The story of a pass."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpukeeper.engine.reclaim import MISSING_LOOKED_AT, look_and_plan, reclaim
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.model.decision import Plan, Result
+from gpukeeper.model.errors import LeaseHeld
+from gpukeeper.model.event import Closed, Intended, Passed, Paused, Vanished, WarningSent
+from gpukeeper.model.policy import Amount, Breaker, Budget
+from gpukeeper.model.subject import State
+from gpukeeper.platforms.simulated.faults import Faults
+from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
+
+
+@virtual
+async def test_a_pass_reclaims_what_is_due_and_records_itself(b: Bench) -> None:
+    due, young = b.ended("old"), b.ended("young", ago=MINUTE)
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(due.ref) is None
+    assert b.world.find(young.ref) is young
+    assert [one.result for one in report.reclaimed] == [Result.RECLAIMED]
+    passed = b.lines(Passed)[0]
+    assert (passed.pass_id, passed.seen, passed.due, passed.reclaimed, passed.failed) == (1, 2, 1, 1, 0)
+    assert b.ledger.lines[-1] is passed
+
+
+@virtual
+async def test_mode_plan_observes_decides_and_records_but_touches_nothing(b: Bench) -> None:
+    due = b.ended("old")
+    report = await reclaim(b.keeper, b.platform, b.book, act=False)
+    assert len(report.plan.steps) == 1
+    assert not report.acted
+    assert b.world.find(due.ref) is due
+    assert b.order() == ["Noticed", "Decided", "Passed"]
+
+
+@virtual
+async def test_planning_writes_nothing(b: Bench) -> None:
+    b.ended("old")
+    report = await look_and_plan(b.keeper, b.platform, b.book)
+    assert (len(report.plan.steps), report.acted, b.ledger.lines) == (1, False, [])
+
+
+@virtual
+async def test_a_plan_that_nobody_confirms_is_not_carried_out(b: Bench) -> None:
+    due, asked = b.ended("old"), list[Plan]()
+
+    async def no(plan: Plan) -> bool:
+        asked.append(plan)
+        return False
+
+    report = await reclaim(b.keeper, b.platform, b.book, confirm=no)
+    assert asked == [report.plan]
+    assert b.world.find(due.ref) is due
+
+
+@virtual
+async def test_a_confirmed_plan_is_carried_out_and_its_progress_told(b: Bench) -> None:
+    b.ended("old")
+    b.running("train", 100 * MINUTE)
+    told: list[Any] = []
+
+    async def yes(plan: Plan) -> bool:
+        return True
+
+    await reclaim(b.keeper, b.platform, b.book, confirm=yes, progress=told.append)
+    assert [type(line) for line in told] == [WarningSent, Closed]
+
+
+@virtual
+async def test_nothing_to_do_asks_nobody(b: Bench) -> None:
+    async def never(plan: Plan) -> bool:
+        raise AssertionError("asked about an empty plan")
+
+    await reclaim(b.keeper, b.platform, b.book, confirm=never)
+
+
+@virtual
+async def test_pausing_counts_between_two_steps(b: Bench) -> None:
+    """The owner is told, an admin hears it and pauses: the removal after it does not happen."""
+    due = b.ended("old")
+    b.running("train", 100 * MINUTE)
+    b.world.on_warning = lambda owner, message: b.ledger._take(Paused(at=b.now(), by="root", reason="maintenance"))
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert report.paused == "maintenance"
+    assert len(report.warnings) == 1
+    assert b.world.find(due.ref) is due
+    assert (await look_and_plan(b.keeper, b.platform, b.book)).paused == "maintenance"
+
+
+@virtual
+async def test_a_warning_that_is_not_needed_any_more_is_not_counted(b: Bench) -> None:
+    thing = b.running("train", 100 * MINUTE)
+
+    async def meanwhile(plan: Plan) -> bool:
+        b.world.remove(thing)
+        return True
+
+    report = await reclaim(b.keeper, b.platform, b.book, confirm=meanwhile)
+    assert (len(report.plan.steps), report.warnings) == (1, [])
+
+
+@virtual
+async def test_two_passes_never_overlap_on_one_place(b: Bench) -> None:
+    async with b.ledger.lease("docker", "node-3"):
+        with pytest.raises(LeaseHeld):
+            await reclaim(b.keeper, b.platform, b.book)
+    await reclaim(b.keeper, b.platform, b.book)
+
+
+@virtual
+async def test_the_budget_defers_the_youngest(b: Bench) -> None:
+    things = [b.ended(f"job-{n}", ago=n * HOUR) for n in (2, 3, 4)]
+    b.set_policy(budget=Budget(per_pass=Amount(count=2)))
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert [b.world.find(thing.ref) is None for thing in things] == [False, True, True]
+    assert b.lines(Passed)[0].deferred == len(report.plan.deferred) == 1
+
+
+@virtual
+async def test_the_hour_counts_over_passes(b: Bench) -> None:
+    for n in range(4):
+        b.ended(f"job-{n}", ago=(n + 2) * HOUR)
+    b.set_policy(budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=3)))
+    for _ in range(3):
+        await reclaim(b.keeper, b.platform, b.book)
+    assert len(b.lines(Intended)) == 3
+
+
+@virtual
+async def test_an_open_breaker_touches_nothing_and_is_recorded(b: Bench) -> None:
+    things = [await b.overdue(f"job-{n}") for n in range(3)]
+    b.set_policy(breaker=Breaker(running=0.2))
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert b.lines(Passed)[0].breaker == report.plan.breaker
+    assert "3 of 3 running workloads" in str(report.plan.breaker)
+    assert all(thing.state is State.RUNNING for thing in things)
+
+
+@virtual
+async def test_a_person_may_allow_it_once(b: Bench) -> None:
+    things = [await b.overdue(f"job-{n}") for n in range(3)]
+    b.set_policy(breaker=Breaker(running=0.2))
+    await reclaim(b.keeper, b.platform, b.book, allow=2)
+    assert [thing.state for thing in things].count(State.ENDED) == 2
+
+
+@virtual
+async def test_a_clock_behind_the_ledger_touches_nothing(b: Bench) -> None:
+    due = b.ended("old")
+    await b.ledger.append([Passed(at=b.now() + HOUR, pass_id=1, **_place_counts())])
+    assert (await look_and_plan(b.keeper, b.platform, b.book)).plan.breaker is not None
+    report = await reclaim(b.keeper, b.platform, b.book, allow=5)
+    assert "yet the ledger ends at" in str(report.plan.breaker)
+    assert b.world.find(due.ref) is due
+
+
+def _place_counts() -> dict[str, Any]:
+    return {"platform": "docker", "place": "node-3", "seen": 0, "due": 0, "reclaimed": 0, "deferred": 0, "failed": 0}
+
+
+@virtual
+async def test_a_clock_that_jumps_between_two_steps_ends_the_pass(b: Bench) -> None:
+    due = b.ended("old")
+    b.running("train", 100 * MINUTE)
+    b.world.on_warning = lambda owner, message: setattr(b.clock, "skew", timedelta(hours=3))
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert "The clock jumped" in str(report.paused)
+    assert b.world.find(due.ref) is due
+
+
+@virtual
+async def test_failures_are_counted_and_what_changed_is_none(b: Bench) -> None:
+    b.ended("old")
+    b.world.faults = Faults(refused=1)
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert [one.result for one in report.failed] == [Result.REFUSED]
+    assert b.lines(Passed)[0].failed == 1
+
+
+@virtual
+async def test_only_what_is_narrowed_to_is_touched(b: Bench) -> None:
+    mine, other = b.ended("mine"), b.ended("other", owner="bob")
+    await reclaim(b.keeper, b.platform, b.book, narrow=Narrow(owner="ann"))
+    assert b.world.find(mine.ref) is None
+    assert b.world.find(other.ref) is other
+
+
+@virtual
+async def test_many_missing_things_are_looked_for_in_several_passes(b: Bench) -> None:
+    things = [b.running(f"job-{n}", devices=()) for n in range(MISSING_LOOKED_AT + 10)]
+    await reclaim(b.keeper, b.platform, b.book)
+    for thing in things:
+        b.world.remove(thing)
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert report.plan.breaker is not None
+    assert len(b.lines(Vanished)) == MISSING_LOOKED_AT
+    await reclaim(b.keeper, b.platform, b.book)
+    assert len(b.lines(Vanished)) == MISSING_LOOKED_AT + 10
+    assert (await reclaim(b.keeper, b.platform, b.book)).plan.breaker is None
+
+
+@virtual
+async def test_a_silent_place_is_recorded_as_unseen(b: Bench) -> None:
+    b.world.faults = Faults(silent=1)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.lines(Passed)[0].unseen == ("docker/node-3: docker/node-3 did not answer within 10 s (3 tries)",)

@@ -1,0 +1,274 @@
+"""What people ask for, with whose rights, and what they read when it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from gpukeeper.engine import requests
+from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.model.decision import Action, Evidence, Refused, Result
+from gpukeeper.model.errors import LeaseHeld, UsageError
+from gpukeeper.model.event import Closed, Held, Intended, Restored
+from gpukeeper.model.policy import ClassSettings
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.faults import Faults
+from gpukeeper.platforms.simulated.world import Place
+from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.test_observe import ReadOnly
+from tests.unit.engine.test_verify import intent
+
+
+async def ask(b: Bench, verb: str, workload: str = "", who: str = "ann", **more: object) -> Reply:
+    return await requests.fulfil(b.keeper, b.book, who, Request(verb=verb, workload=workload, **more))  # type: ignore[arg-type]
+
+
+@virtual
+async def test_the_owner_holds_and_releases(b: Bench) -> None:
+    thing = b.ended("eval")
+    reply = await ask(b, "hold", "eval", seconds=7200, reason="looking at it")
+    assert reply == Reply(done=True, words="docker/node-3/eval is held until 2026-03-02 10:00 UTC (2h).")
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(thing.ref) is thing
+    assert (await ask(b, "release", "node-3/eval")).words == "docker/node-3/eval is no longer held."
+    await asyncio.sleep(1)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_hold_without_a_length_is_as_long_as_the_class_allows(b: Bench) -> None:
+    b.ended("eval")
+    assert "(1d)" in (await ask(b, "hold", "eval")).words
+    assert b.lines(Held)[0].by == "ann"
+
+
+@virtual
+async def test_what_is_not_ones_own_is_refused_with_a_sentence(b: Bench) -> None:
+    b.running("eval")
+    for verb in ("hold", "release", "stop", "remove"):
+        reply = await ask(b, verb, "eval", who="bob")
+        assert not reply.done
+        assert reply.exit_code == 2
+        assert "belongs to ann; bob may not change it" in reply.words
+    assert b.lines(Held) == []
+
+
+@virtual
+async def test_a_part_of_something_cannot_be_held_alone(b: Bench) -> None:
+    root = b.running("run")
+    b.running("run-0", root=root.ref)
+    assert "only that can be held" in (await ask(b, "hold", "run-0")).words
+
+
+@virtual
+async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Bench) -> None:
+    one, other = b.ended("eval"), b.ended("eval")
+    reply = await ask(b, "remove", "eval")
+    assert reply.words.startswith('"eval" fits 2 things; write more of the path, or the uid:')
+    assert one.ref.uid in reply.words
+    assert (await ask(b, "remove", other.ref.uid)).done
+    assert b.world.find(one.ref) is one
+
+
+@virtual
+async def test_a_name_that_fits_nothing_says_where_to_look(b: Bench) -> None:
+    reply = await ask(b, "hold", "nope")
+    assert reply.words == 'nothing in the policy\'s scope is called "nope". See: gpukeeper workload list'
+
+
+@virtual
+async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> None:
+    class Silent(SimulatedPlatform):
+        async def observe(self, scope: object):  # type: ignore[no-untyped-def,override]
+            from gpukeeper.model.errors import PlatformError
+
+            raise PlatformError("node-4 did not answer")
+            yield
+
+    b.ended("eval")
+    b.keeper.platforms = (Silent(b.world, Place("docker", "node-4", (), ())), b.platform)
+    assert (await ask(b, "hold", "eval")).done
+    assert "Not everything could be seen: node-4 did not answer." in (await ask(b, "hold", "nope")).words
+
+
+@virtual
+async def test_what_is_out_of_scope_cannot_be_asked_about(b: Bench) -> None:
+    b.ended("eval")
+    b.set_policy(scope={})
+    assert "nothing in the policy's scope" in (await ask(b, "remove", "eval")).words
+
+
+@virtual
+async def test_the_owner_stops_busy_work_at_once(b: Bench) -> None:
+    thing = b.running("train", 5 * MINUTE)
+    reply = await ask(b, "stop", "train")
+    assert reply == Reply(
+        done=True, words="docker/node-3/train: reclaimed: asked for by ann; seen to have stopped", exit_code=0
+    )
+    assert thing.state is State.ENDED
+    line = b.lines(Intended)[0]
+    assert (line.rule, line.running, line.gpus) == ("request", True, 1)
+
+
+@virtual
+async def test_a_request_that_was_not_fulfilled_is_partly_done(b: Bench) -> None:
+    b.running("train")
+    b.world.faults = Faults(refused=1)
+    reply = await ask(b, "stop", "train")
+    assert (reply.done, reply.exit_code) == (False, 3)
+
+
+@virtual
+async def test_infrastructure_is_not_stopped_on_request_either(b: Bench) -> None:
+    thing = b.running("exporter", class_="infrastructure")
+    b.set_policy(classes={"infrastructure": ClassSettings(untouchable=True)})
+    reply = await ask(b, "stop", "exporter", who="root")
+    assert "class infrastructure is never touched" in reply.words
+    assert thing.state is State.RUNNING
+
+
+@virtual
+async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Bench) -> None:
+    b.running("train")
+    async with b.ledger.lease("docker", "node-3"):
+        with pytest.raises(LeaseHeld):
+            await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
+    assert (await ask(b, "pause", who="root", reason="maintenance")).done
+    assert "everything is paused (maintenance)" in (await ask(b, "stop", "train")).words
+    assert (await ask(b, "resume", who="root")).words == "Resumed."
+    assert (await ask(b, "stop", "train")).done
+
+
+@virtual
+async def test_a_verb_the_platform_does_not_offer_is_refused(b: Bench) -> None:
+    b.platform = ReadOnly(b.world, HERE)
+    b.running("train")
+    assert (await ask(b, "stop", "train")).words == "docker offers no stop; nothing was done"
+
+
+@virtual
+async def test_only_an_admin_pauses_and_resumes(b: Bench) -> None:
+    for verb in ("pause", "resume"):
+        assert (await ask(b, verb)).words == "only an admin may do that; ann is not one of: root"
+    assert await b.ledger.paused() is None
+
+
+@virtual
+async def test_an_unknown_verb_is_refused(b: Bench) -> None:
+    assert (await ask(b, "explode")).words == 'nobody knows how to "explode"'
+
+
+def test_a_request_never_says_who_asks() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"verb": "pause", "who": "root"}', type=Request)
+
+
+@virtual
+async def test_what_was_stopped_is_started_again(b: Bench) -> None:
+    thing = b.running("train")
+    await ask(b, "stop", "train")
+    assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored.")
+    assert thing.state is State.RUNNING
+    assert [(line.evidence, line.result, line.by) for line in b.lines(Restored)] == [("", "restored", "ann")]
+
+
+@virtual
+async def test_what_was_removed_comes_back_from_its_evidence(b: Bench) -> None:
+    """C9.3: offer `restore`."""
+    b.ended("eval")
+    await reclaim(b.keeper, b.platform, b.book)
+    assert (await ask(b, "restore", "eval")).done
+    again = list(b.world.things["docker", "node-3"].values())
+    assert [(thing.ref.name, thing.owner) for thing in again] == [("eval", "ann")]
+
+
+@virtual
+async def test_what_was_never_reclaimed_cannot_be_restored(b: Bench) -> None:
+    b.running("train")
+    assert "gpukeeper reclaimed nothing called" in (await ask(b, "restore", "train")).words
+
+
+@virtual
+async def test_only_the_owner_or_an_admin_restores(b: Bench) -> None:
+    b.ended("eval")
+    await reclaim(b.keeper, b.platform, b.book)
+    assert "belongs to ann; bob may not restore it" in (await ask(b, "restore", "eval", who="bob")).words
+    assert (await ask(b, "restore", "eval", who="root")).done
+
+
+@virtual
+async def test_a_restore_that_is_not_possible_says_why(b: Bench) -> None:
+    b.ended("eval")
+    await reclaim(b.keeper, b.platform, b.book)
+    b.evidence.saved.clear()
+    assert "cannot be read (no evidence named" in (await ask(b, "restore", "eval")).words
+    b.keeper.platforms = ()
+    assert "is not reachable from here" in (await ask(b, "restore", "eval")).words
+
+
+@virtual
+async def test_a_refused_restore_is_recorded_and_told(b: Bench) -> None:
+    class Stubborn(SimulatedPlatform):
+        async def restore(self, ref: object, evidence: Evidence | None) -> Refused:  # type: ignore[override]
+            return Refused("its image is gone")
+
+    b.platform = Stubborn(b.world, HERE)
+    b.ended("eval")
+    await reclaim(b.keeper, b.platform, b.book)
+    with pytest.raises(UsageError, match="was not restored: its image is gone"):
+        await requests.restore(b.keeper, b.book, "eval", "ann")
+    assert b.lines(Restored)[0].result == "its image is gone"
+
+
+@virtual
+async def test_trimmed_children_are_nothing_to_restore(b: Bench) -> None:
+    """The root of trimmed children had finished by itself; starting it again would train anew."""
+    thing = b.ended("run", ago=30 * MINUTE, children=2)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert [line.action for line in b.lines(Closed)] == [Action.TRIM]
+    assert not (await ask(b, "restore", "run")).done
+    assert thing.state is State.ENDED
+
+
+@virtual
+async def test_a_restore_of_an_ambiguous_name_is_refused(b: Bench) -> None:
+    """Bob's `eval` was removed after ann's: ann's restore must neither be refused as bob's nor bring back his."""
+    b.ended("eval", ago=3 * HOUR)
+    b.ended("eval", ago=2 * HOUR, owner="bob")
+    await reclaim(b.keeper, b.platform, b.book)
+    reply = await ask(b, "restore", "eval", who="root")
+    assert not reply.done
+    assert "write more of the path, or the uid" in reply.words
+
+
+@virtual
+async def test_open_intents_are_settled_before_a_request(b: Bench) -> None:
+    thing = b.running("train")
+    await b.ledger.append([intent(b, thing)])
+    assert (await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)).result is Result.RECLAIMED
+    assert [(line.step, line.result) for line in b.lines(Closed)] == [
+        ("7.1", Result.STILL_THERE),
+        ("8.1", Result.RECLAIMED),
+    ]
+
+
+@virtual
+async def test_a_request_about_unknown_limits_needs_no_grace(b: Bench) -> None:
+    class Vague(SimulatedPlatform):
+        async def observe(self, scope: object):  # type: ignore[no-untyped-def,override]
+            async for page in super().observe(scope):  # type: ignore[arg-type]
+                lost = Unknown("inspect timed out")
+                changed = (msgspec.structs.replace(s, class_=lost, devices=lost) for s in page.subjects)
+                yield msgspec.structs.replace(page, subjects=tuple(changed))
+
+    b.platform = Vague(b.world, HERE)
+    b.running("train")
+    line = await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
+    assert line.result is Result.RECLAIMED
+    assert isinstance(b.lines(Intended)[0].gpus, Unknown)

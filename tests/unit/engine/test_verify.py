@@ -1,0 +1,109 @@
+"""What a look afterwards says, and what becomes of intents that an interruption left open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.verify import as_found, settle
+from gpukeeper.model.decision import Action, Guard, Result
+from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.subject import Gone, Outcome, State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.faults import CALM, Faults
+from gpukeeper.platforms.simulated.thing import Thing
+from tests.unit.engine.bench import HERE, Bench, virtual
+from tests.unit.lifecycle.examples import EVAL, NOW, ended, subject
+
+LOST = Unknown("the platform did not answer")
+
+
+@pytest.mark.parametrize(
+    ("action", "found", "result"),
+    [
+        (Action.REMOVE, Gone(EVAL, NOW), Result.RECLAIMED),
+        (Action.STOP, Gone(EVAL, NOW), Result.RECLAIMED),
+        (Action.TRIM, Gone(EVAL, NOW), Result.RECLAIMED),
+        (Action.REMOVE, LOST, Result.UNKNOWN),
+        (Action.REMOVE, ended(), Result.STILL_THERE),
+        (Action.REMOVE, ended(state=State.REMOVING), Result.STILL_THERE),
+        (Action.STOP, ended(), Result.RECLAIMED),
+        (Action.STOP, subject(state=State.SUSPENDED), Result.RECLAIMED),
+        (Action.STOP, subject(), Result.STILL_THERE),
+        (Action.STOP, ended(incarnation="run-2"), Result.STILL_THERE),
+        (Action.TRIM, ended(live_children=0), Result.RECLAIMED),
+        (Action.TRIM, ended(live_children=1), Result.STILL_THERE),
+        (Action.STOP, subject(state=LOST), Result.UNKNOWN),
+        (Action.TRIM, ended(live_children=LOST), Result.UNKNOWN),
+    ],
+)
+def test_reclaimed_is_only_what_was_seen_to_be_so(action: Action, found: Any, result: Result) -> None:
+    assert as_found(action, "run-1", found)[0] is result
+
+
+def test_a_removal_under_way_is_told() -> None:
+    assert as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING))[1] == "it is still there, being removed"
+
+
+def intent(b: Bench, thing: Thing, action: Action = Action.STOP) -> Intended:
+    return Intended(
+        at=b.now(),
+        ref=thing.ref,
+        owner="ann",
+        step="7.1",
+        pass_id=7,
+        action=action,
+        rule="idle",
+        reason="idle for 31m",
+        incarnation=thing.incarnation,
+    )
+
+
+@virtual
+async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) -> None:
+    thing = b.running("train")
+    await b.ledger.append([intent(b, thing)])
+    lines = await settle(b.keeper, b.platform)
+    assert [(one.result, one.step) for one in lines] == [(Result.STILL_THERE, "7.1")]
+    assert lines[0].reason == "idle for 31m; it is still running after an interruption"
+    assert thing.state is State.RUNNING
+    assert not [entry for entry in b.world.log if entry.kind == "act"]
+    assert await b.ledger.open_intents("docker", "node-3") == []
+
+
+@virtual
+async def test_what_was_done_before_the_interruption_is_recorded(b: Bench) -> None:
+    stopped, removed = b.running("train"), b.ended("eval")
+    await b.ledger.append([intent(b, stopped)])
+    stopped.end(b.now(), Outcome.STOPPED)
+    assert [one.result for one in await settle(b.keeper, b.platform)] == [Result.RECLAIMED]
+    await b.ledger.append([intent(b, removed, Action.REMOVE)])
+    b.world.remove(removed, by="gpukeeper")
+    line = (await settle(b.keeper, b.platform))[0]
+    assert (line.result, line.rule) == (Result.RECLAIMED, "idle")
+    assert isinstance(line.gpus_back, Unknown)
+
+
+@virtual
+async def test_what_cannot_be_looked_at_stays_open_and_is_not_touched(b: Bench) -> None:
+    thing = b.ended("eval")
+    await b.ledger.append([intent(b, thing, Action.REMOVE)])
+    b.world.faults = Faults(blind=1)
+    assert await settle(b.keeper, b.platform) == []
+    b.world.faults = CALM
+    kept = (await b.decide())["eval"]
+    assert kept.action is Action.KEEP
+    assert "not settled yet" in kept.reason
+    assert b.lines(Closed) == []
+
+
+def test_an_irreversible_verb_without_an_atomic_condition_is_a_bug() -> None:
+    class Careless(SimulatedPlatform):
+        guards = {Action.REMOVE: Guard.LOOKED}  # noqa: RUF012
+
+    world: Any = None
+    with pytest.raises(AssertionError, match="bug in gpukeeper: docker offers remove without"):
+        Keeper((Careless(world, HERE),), *[world] * 4, clock=world)
