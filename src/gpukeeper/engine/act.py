@@ -60,7 +60,9 @@ async def take(
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
     """Tell the owner what will happen, when and how to prevent it. None: there is nothing to warn about any more."""
     fresh = await look_again(keeper, platform, step, book)
-    if not isinstance(fresh, View) or still_holds(step, fresh, book, keeper.clock.now()) is not None:
+    if not isinstance(fresh, View) or keeper.clock_watch.doubt():
+        return None
+    if still_holds(step, fresh, book, keeper.clock.now()) is not None:
         return None
     decision = step.decision
     message = f"{decision.seen.ref.path}: {decision.reason}"

@@ -34,7 +34,10 @@ def evidence_folder(ledger: Path) -> Path:
 
 
 def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """Where the daemon listens: /run/gpukeeper for root's, which everybody may ask; else below the state folder."""
+    """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which everybody may ask; else below
+    the state folder."""
+    if told := environ.get("GPUKEEPER_SOCKET"):
+        return Path(told)
     if environ.get("GPUKEEPER_STATE"):
         return state_folder(environ, uid) / "socket"
     root = Path("/run/gpukeeper/socket")

@@ -31,12 +31,14 @@ def staged(
     remedy: str,
     only_after: datetime | None = None,
 ) -> Answer:
-    """What is due of warnings and stop. `remedy` tells the owner what can be done about it; `only_after`: older
-    warnings belong to an earlier episode."""
+    """What is due of warnings and stop. A warning from the future (the clock was wrong then) does not count.
+
+    `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode.
+    """
     sent = [
         w
         for w in view.memory.warnings
-        if w.rule == rule and w.limit == limit and (only_after is None or w.at >= only_after)
+        if w.rule == rule and w.limit == limit and w.at <= now and (only_after is None or w.at >= only_after)
     ]
     done = max((w.stage for w in sent), default=0)
     if done < len(stages):
@@ -45,7 +47,8 @@ def staged(
         words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
         if now >= at:
             return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit)
-        return Answer(rule, Verdict.WAIT, f"{condition}; first warned at {in_words(stages[done] * limit)}", due=at)
+        first = "first warned" if done == 0 else "warned again"
+        return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(stages[done] * limit)}", due=at)
     stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
     if now >= stop:
         return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)

@@ -100,7 +100,7 @@ def export(
     with _opened() as ledger:
         found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since))
         for row in writers[format_](found):
-            typer.echo(row)
+            typer.echo(row, nl=False)
 
 
 @app.command()
@@ -115,7 +115,9 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     if json:
         show.as_json("ledger-rotate", {"rotation": done})
     else:
-        typer.echo(str(done))
+        where = f" to {done.archive}" if done.archive else ""
+        gone = f"{len(done.archives_deleted)} archives and {done.signals_deleted} measurements were past their time"
+        typer.echo(f"{done.lines} lines archived{where}; {gone}.")
 
 
 @contextmanager

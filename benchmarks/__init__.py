@@ -1,0 +1,1 @@
+"""What gpukeeper claims about its speed, measured: one claim, one file. Figures are printed, never asserted."""

@@ -1,0 +1,30 @@
+"""`python -m benchmarks NAME`: one claim measured. Without a name: what there is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+
+NAMES = ("decisions", "plan", "startup", "simulation", "ledger")
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        for name in NAMES:
+            print(f"{name:12}{_first_line(name)}")
+        return 0
+    if len(arguments) > 1 or arguments[0] not in NAMES:
+        print(f'"{" ".join(arguments)}" is not one of: {", ".join(NAMES)}', file=sys.stderr)
+        return 2
+    importlib.import_module(f"benchmarks.{arguments[0]}").run()
+    return 0
+
+
+def _first_line(name: str) -> str:
+    module = importlib.import_module(f"benchmarks.{name}")
+    return inspect.cleandoc(module.__doc__ or "").splitlines()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

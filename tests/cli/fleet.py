@@ -1,0 +1,101 @@
+"""A fleet of files, a ledger and a policy in a folder, and the real command run on them as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpukeeper.model.subject import Outcome, State
+from gpukeeper.platforms.simulated.folder import Workload
+
+POLICY = """\
+preset: development
+mode: enforce
+scope: {docker: {}}
+admins: [root, ADMIN]
+"""
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Fleet:
+    def __init__(self, folder: Path, policy: str = POLICY) -> None:
+        self.folder = folder / "node-1"
+        self.folder.mkdir()
+        self.state = folder / "state"
+        self.policy = folder / "policy.yaml"
+        self.write_policy(policy)
+
+    def write_policy(self, text: str) -> None:
+        self.policy.write_text(text.replace("ADMIN", _me()))
+
+    def add(self, name: str, **facts: Any) -> None:
+        facts = {"state": State.ENDED, "created": ago(days=9), "owner": "ann", **facts}
+        (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(Workload(**facts)))
+
+    def ended(self, name: str, *, days: float, outcome: Outcome = Outcome.SUCCEEDED, **facts: Any) -> None:
+        self.add(name, started=ago(days=days + 1), ended=ago(days=days), outcome=outcome, **facts)
+
+    def names(self) -> set[str]:
+        return {path.stem for path in self.folder.glob("*.json")}
+
+    def env(self, **more: str) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        return kept | {
+            "GPUKEEPER_FLEET": f"folder:{self.folder}",
+            "GPUKEEPER_STATE": str(self.state),
+            "GPUKEEPER_POLICY": str(self.policy),
+            **more,
+        }
+
+    def run(self, *words: str, stdin: str | None = None, **env: str) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpukeeper", *words],
+            env=self.env(**env),
+            capture_output=True,
+            text=True,
+            input=stdin,
+            timeout=120,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpukeeper", *words],
+            env=self.env(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def lines(self, *types: str) -> list[dict[str, Any]]:
+        wanted = [word for kind in types for word in ("--type", kind)]
+        found: list[dict[str, Any]] = self.run("ledger", "list", "--last", "1000", "--json", *wanted).json()["lines"]
+        return found
+
+
+def ago(**span: float) -> datetime:
+    return datetime.now(UTC) - timedelta(**span)
+
+
+def _me() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name

@@ -1,0 +1,183 @@
+"""What people ask for: hold, release, stop, remove, restore, pause; through the daemon with the rights of who asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.model.subject import State
+from tests.cli.fleet import Fleet, ago
+
+NOBODY = 65534
+
+
+def test_a_hold_keeps_and_a_release_lets_go(fleet: Fleet) -> None:
+    """C16.5, C8.5"""
+    fleet.ended("old", days=2)
+    held = fleet.run("workload", "hold", "old", "--for", "2h", "--reason", "comparing runs")
+    assert held.code == 0, held.err
+    assert "docker/node-1/old is held until" in held.out
+    assert fleet.run("apply", "--yes").code == 0
+    assert fleet.names() == {"old"}
+    assert "comparing runs" in fleet.run("plan", "--verbose").out
+    assert fleet.run("workload", "release", "old").code == 0
+    fleet.run("apply", "--yes")
+    assert fleet.names() == set()
+
+
+def test_a_removal_on_request_is_recorded_and_can_be_restored(fleet: Fleet) -> None:
+    fleet.ended("mine", days=0.1)
+    assert fleet.run("workload", "remove", "mine", "--yes").code == 0
+    assert fleet.names() == set()
+    (outcome,) = fleet.lines("outcome")
+    assert outcome["rule"] == "request"
+    restored = fleet.run("restore", "mine")
+    assert restored.code == 0, restored.err
+    assert fleet.names() == {"mine"}
+
+
+def test_a_stop_on_request_stops_running_work(fleet: Fleet) -> None:
+    fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
+    ran = fleet.run("workload", "stop", "busy", "--yes")
+    assert ran.code == 0, ran.err
+    assert "seen to have stopped" in ran.out
+
+
+def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert fleet.run("pause", "disk replacement").code == 0
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 3
+    assert "Everything is paused: disk replacement" in ran.err
+    assert fleet.names() == {"old"}
+    refused = fleet.run("workload", "remove", "old", "--yes")
+    assert refused.code == 2
+    assert "everything is paused" in refused.err
+    assert fleet.run("resume").code == 0
+    assert fleet.run("apply", "--yes").code == 0
+    assert fleet.names() == set()
+
+
+def test_the_ledger_is_listed_filtered_exported_and_summed(fleet: Fleet) -> None:
+    """C15.3, C15.6"""
+    fleet.ended("old", days=2)
+    fleet.ended("bobs", days=2, owner="bob")
+    fleet.run("apply", "--yes")
+    assert {line["owner"] for line in fleet.lines("outcome")} == {"ann", "bob"}
+    only = fleet.run("ledger", "list", "--owner", "bob", "--type", "outcome", "--json").json()["lines"]
+    assert [line["ref"]["name"] for line in only] == ["bobs"]
+    assert fleet.run("ledger", "list", "--workload", "node-1/old", "--type", "outcome").out.count("\n") == 1
+    assert fleet.run("ledger", "list", "--errors").out == ""
+    csv = fleet.run("ledger", "export", "--format", "csv", "--type", "outcome").out.splitlines()
+    assert csv[0] == "timestamp,event_type,user,source,details,schema_version"
+    assert "container.remove" in csv[1]
+    totals = fleet.run("ledger", "totals", "--json").json()["totals"]
+    assert totals["whole"]["steps"] == 2
+    assert set(totals["rules"]) == {"retention"}
+    number = fleet.lines("outcome")[0]["seq"]
+    assert "seen to be gone" in fleet.run("ledger", "show", str(number)).out
+
+
+@contextmanager
+def daemon(fleet: Fleet, **env: str) -> Iterator[subprocess.Popen[str]]:
+    process = fleet.start("serve", **env)
+    assert process.stderr is not None
+    said = [process.stderr.readline() for _ in range(2)]
+    assert "listening on" in said[-1], said
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def wait_for(condition: object, seconds: float = 30.0) -> None:
+    """Of a real daemon's next pass; there is no virtual time across processes."""
+    end = time.monotonic() + seconds
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_the_daemon_reclaims_answers_and_ends_on_sigterm(fleet: Fleet) -> None:
+    """C6.3"""
+    fleet.ended("old", days=2)
+    fleet.ended("young", days=0.5)
+    with daemon(fleet) as process:
+        wait_for(lambda: fleet.names() == {"young"})
+        held = fleet.run("workload", "hold", "young", "--for", "1h")
+        assert held.code == 0, held.err
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "reclaimed  docker/node-1/old" in out
+    (hold,) = fleet.lines("hold")
+    assert hold["hold"]["by"] == hold["by"]
+
+
+def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:
+    with daemon(fleet):
+        second = fleet.run("serve")
+        assert second.code == 11
+        assert "serve" in second.err
+
+
+def test_ctrl_c_ends_the_daemon_cleanly(fleet: Fleet) -> None:
+    with daemon(fleet) as process:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def test_ctrl_c_while_watching_exits_with_130(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    process = fleet.start("observe", "--watch", "--every", "1s")
+    assert process.stdout is not None
+    assert "STATE" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to ask as somebody else: run the tests as root")
+def test_the_daemon_sees_who_asks_and_gives_only_their_rights(fleet: Fleet) -> None:
+    """A user holds their own work, and nobody else's; the uid comes from the kernel, not from the request."""
+    fleet.ended("anns", days=0.5)
+    fleet.ended("theirs", days=0.5, owner="nobody")
+    with tempfile.TemporaryDirectory(prefix="gpukeeper-test-") as public:
+        Path(public).chmod(0o755)
+        path = Path(public) / "socket"
+        with daemon(fleet, GPUKEEPER_SOCKET=str(path)):
+            refused = _ask_as_nobody(path, b'{"verb": "hold", "workload": "anns", "seconds": 60}')
+            assert b"belongs to ann; nobody may not change it" in refused
+            granted = _ask_as_nobody(path, b'{"verb": "hold", "workload": "theirs", "seconds": 60}')
+            assert b'"done":true' in granted
+            forged = _ask_as_nobody(path, b'{"verb": "hold", "workload": "anns", "seconds": 60, "by": "root"}')
+            assert b"not a request" in forged
+            assert b"only an admin may do that" in _ask_as_nobody(path, b'{"verb": "pause"}')
+            assert b"not a request" in _ask_as_nobody(path, b"hello")
+    assert [line["hold"]["by"] for line in fleet.lines("hold")] == ["nobody"]
+
+
+def _ask_as_nobody(path: Path, request: bytes) -> bytes:
+    """A child that gives up root, connects and prints the answer."""
+    program = (
+        "import os, socket, sys\n"
+        f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "s = socket.socket(socket.AF_UNIX)\n"
+        "s.connect(sys.argv[1]); s.sendall(sys.argv[2].encode() + b'\\n')\n"
+        "print(s.makefile().read())\n"
+    )
+    command = [sys.executable, "-c", program, str(path), request.decode()]
+    return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout

@@ -1,0 +1,197 @@
+"""plan shows, apply does, and the exit code says how it went."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from gpukeeper.model.subject import Outcome, State
+from tests.cli.fleet import POLICY, Fleet, ago
+
+
+def test_plan_says_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None:
+    """C5.1: failures are kept longer than successes."""
+    fleet.ended("old", days=2)
+    fleet.ended("failed", days=2, outcome=Outcome.FAILED)
+    ran = fleet.run("plan", "--verbose")
+    assert ran.code == 0
+    assert "remove  docker/node-1/old" in ran.out
+    assert "succeeded 2d ago, kept for 1d" in ran.out
+    assert "kept    docker/node-1/failed" in ran.out
+    assert "failed 2d ago, kept for 7d" in ran.out
+    assert fleet.names() == {"old", "failed"}
+    assert not fleet.state.exists(), "plan must not write a ledger"
+
+
+def test_plan_exit_code_is_4_only_when_something_is_due(fleet: Fleet) -> None:
+    assert fleet.run("plan", "--exit-code").code == 0
+    fleet.ended("old", days=2)
+    assert fleet.run("plan", "--exit-code").code == 4
+
+
+def test_plan_narrows_by_namespace_and_age(fleet: Fleet) -> None:
+    """C6.1, C6.2: `plan --namespace default --older-than 1h`. Containers have no namespace, so nothing fits."""
+    fleet.ended("old", days=2)
+    both = fleet.run("plan", "--namespace", "default", "--older-than", "1h", "--json").json()
+    assert both["places"][0]["decisions"] == []
+    aged = fleet.run("plan", "--older-than", "1h", "--json").json()
+    assert [d["seen"]["ref"]["name"] for d in aged["places"][0]["decisions"]] == ["old"]
+    assert fleet.run("plan", "--older-than", "3d", "--json").json()["places"][0]["decisions"] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (("--owner", "bob"), ["bobs"]),
+        (("--outcome", "failed"), ["bobs"]),
+        (("--name", "an*"), ["anns"]),
+        (("--kind", "container"), ["anns", "bobs"]),
+        (("--kind", "trainjob"), []),
+        (("--label", "team=vision"), ["anns"]),
+        (("--label", "team"), ["anns"]),
+        (("--platform", "docker/node-1"), ["anns", "bobs"]),
+    ],
+)
+def test_narrowing_flags_choose_and_never_widen(fleet: Fleet, flags: tuple[str, str], names: list[str]) -> None:
+    """C6.1"""
+    fleet.ended("anns", days=9, labels={"team": "vision"})
+    fleet.ended("bobs", days=9, outcome=Outcome.FAILED, owner="bob")
+    found = fleet.run("plan", *flags, "--json").json()["places"][0]["decisions"]
+    assert sorted(d["seen"]["ref"]["name"] for d in found) == names
+
+
+def test_apply_removes_only_what_is_due_and_records_it(fleet: Fleet) -> None:
+    """C15.3: every pass is readable afterwards."""
+    fleet.ended("old", days=2)
+    fleet.ended("young", days=0.5)
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 0, ran.err
+    assert fleet.names() == {"young"}
+    assert "reclaimed  docker/node-1/old" in ran.out
+    (outcome,) = fleet.lines("outcome")
+    assert outcome["result"] == "reclaimed"
+    assert "seen to be gone" in outcome["reason"]
+    assert [line["type"] for line in fleet.lines("evidence", "intent", "outcome")] == ["evidence", "intent", "outcome"]
+
+
+def test_apply_in_mode_plan_does_not_act_unattended(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY.replace("enforce", "plan"))
+    fleet.ended("old", days=2)
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 2
+    assert "only mode: enforce acts unattended" in ran.err
+    assert fleet.names() == {"old"}
+
+
+def test_apply_without_anybody_to_ask_does_nothing(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    ran = fleet.run("apply", stdin="y\n")
+    assert ran.code == 2
+    assert "nobody can answer here" in ran.err
+    assert fleet.names() == {"old"}
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", set()), ("n\n", {"old"})])
+def test_apply_asks_on_a_terminal_in_either_mode(fleet: Fleet, answer: str, left: set[str]) -> None:
+    fleet.write_policy(POLICY.replace("enforce", "plan"))
+    fleet.ended("old", days=2)
+    ours, theirs = pty.openpty()
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "gpukeeper", "apply"],
+        env=fleet.env(),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.write(ours, answer.encode())
+    out, err = asked.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert asked.returncode == 0, err
+    assert "remove  docker/node-1/old" in out
+    assert "Do these 1 steps?" in err
+    assert fleet.names() == left
+
+
+def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY + "budget: {per_pass: 2}\n")
+    for days in (2, 3, 4, 5):
+        fleet.ended(f"ended-{days}", days=days)
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 3
+    assert "2 deferred by the budget, oldest first" in ran.err
+    assert fleet.names() == {"ended-2", "ended-3"}
+
+
+def test_the_breaker_refuses_when_too_much_running_work_is_due(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY + "classes: {docker: {max_runtime: 1h}}\nwarnings: {lead: 1m, undelivered: 0s}\n")
+    for n in range(4):
+        fleet.add(f"run-{n}", state=State.RUNNING, started=ago(hours=9), devices=("GPU-0",))
+    assert fleet.run("apply", "--yes").code == 0  # first warning; nothing is stopped
+    fleet.run("apply", "--yes")  # second warning
+    assert {line["stage"] for line in fleet.lines("warning")} == {1, 2}
+    ran = fleet.run("apply", "--yes")
+    assert ran.code in (0, 12)
+    assert fleet.names() == {f"run-{n}" for n in range(4)}
+    assert fleet.lines("intent") == []
+
+
+def test_what_cannot_be_read_is_not_seen_and_not_touched(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    (fleet.folder / "broken.json").write_text("{ this is no workload")
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 3
+    assert "not seen: broken.json" in ran.err
+    assert fleet.names() == {"broken"}
+
+
+def test_an_invalid_policy_names_every_problem_and_nothing_is_done(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY + "retention: {suceeded: 1d, failed: soon}\n")
+    fleet.ended("old", days=2)
+    ran = fleet.run("apply", "--yes")
+    assert ran.code == 10
+    assert 'unknown setting "suceeded". Did you mean "succeeded"?' in ran.err
+    assert '"soon" is not a duration' in ran.err
+    assert "Nothing was changed" in ran.err
+    assert fleet.names() == {"old"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "--older-than", "1 hour"), "is not a duration. Write it like 30m, 2h or 7d."),
+        (("plan", "--outcome", "dead"), "is none of: succeeded, failed, stopped"),
+        (("plan", "--platform", "slurm"), "is not a platform that can be reached from here"),
+        (("explain", "nothing-like-it"), 'nothing in the policy\'s scope is called "nothing-like-it"'),
+        (("apply", "--budget", "0"), "greater than or equal to 1"),
+        (("plan", "--no-such-flag"), "No such option"),
+        (("ledger", "show", "99"), "has no line 99"),
+        (("restore", "nothing-like-it"), "reclaimed nothing called"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_to_do(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
+    ran = fleet.run(*words)
+    assert ran.code == 2, ran.err
+    assert said in ran.err
+
+
+def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
+    """C7.1"""
+    fleet.ended("old", days=0.5)
+    ran = fleet.run("explain", "old")
+    assert ran.code == 0
+    assert "Decision: keep by retention, due in" in ran.out
+    for rule in ("target", "exemption", "hold", "idle", "max_runtime", "retention", "temporary_tree"):
+        assert f"  {rule}" in ran.out
+    said = fleet.run("explain", "node-1/old", "--json").json()
+    assert len(said["answers"]) == 13
+
+
+def test_output_for_a_pipe_has_no_colour(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert "\x1b" not in fleet.run("plan").out + fleet.run("--help").out

@@ -1,0 +1,288 @@
+"""What every platform adapter must keep, run against each one. A new platform adds itself to ADAPTERS and is done.
+
+An adapter is built with a few things in it; `Made` says how to change one behind the adapter's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.engine.keeper import IRREVERSIBLE, check_guards
+from gpukeeper.engine.ports import Platform
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Decision,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+)
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import PlaceScope, Temporary
+from gpukeeper.model.subject import Gone, Outcome, State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
+from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
+from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.world import Place, World
+
+
+@dataclass
+class Made:
+    platform: Platform
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    replace: Callable[[str], None]  # the same name, another thing
+    change: Callable[[str], None]  # the same thing, changed
+    names: tuple[str, ...]
+    close: Callable[[], None] = lambda: None
+
+
+class Now:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+def simulated(tmp_path: Path) -> Made:
+    loop = VirtualLoop()
+    place = Place("docker", "node-1", ("GPU-0",), ("ann",))
+    world = World(1, VirtualClock(loop), (place,))
+
+    def add(name: str) -> Thing:
+        thing = Thing(Ref("docker", "node-1", "container", name, world.new_uid()), BEGIN, owner="ann")
+        thing.start(BEGIN, timedelta())
+        thing.end(BEGIN, Outcome.SUCCEEDED)
+        return world.add(thing)
+
+    def named(name: str) -> Thing:
+        return next(t for t in world.things[place.key].values() if t.ref.name == name)
+
+    def replace(name: str) -> None:
+        world.remove(named(name))
+        add(name)
+
+    add("one"), add("two")
+    return Made(
+        SimulatedPlatform(world, place),
+        lambda work: run_virtually(work, loop),
+        replace,
+        lambda name: named(name).touch(),
+        ("one", "two"),
+        loop.close,
+    )
+
+
+def folder(tmp_path: Path) -> Made:
+    fleet = tmp_path / "node-1"
+    fleet.mkdir()
+
+    def write(name: str, outcome: Outcome = Outcome.SUCCEEDED) -> None:
+        ended = Workload(state=State.ENDED, created=BEGIN, started=BEGIN, ended=BEGIN, outcome=outcome, owner="ann")
+        fresh = fleet / f"{name}.new"
+        fresh.write_bytes(msgspec.json.encode(ended))
+        fresh.rename(fleet / f"{name}.json")
+
+    def change(name: str) -> None:
+        path = fleet / f"{name}.json"
+        path.write_bytes(path.read_bytes().replace(b"succeeded", b"failed"))
+
+    write("one"), write("two")
+    return Made(FolderPlatform(fleet), asyncio.run, write, change, ("one", "two"))
+
+
+def host(tmp_path: Path) -> Made:
+    root = tmp_path / "scratch"
+    for name in ("tmp-one", "tmp-two"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_text("x" * 10_000)
+
+    def replace(name: str) -> None:
+        path = Path("/") / name
+        fresh = path.with_name("fresh")  # made while the old one lives, so that it has another inode
+        fresh.mkdir()
+        shutil.rmtree(path)
+        fresh.rename(path)
+
+    def change(name: str) -> None:
+        (Path("/") / name / "more").write_text("y")
+
+    platform = HostPlatform("here", (Temporary(root=str(root), names=("tmp-*",)),), Now())
+    names = tuple(str(root / name) for name in ("tmp-one", "tmp-two"))
+    return Made(platform, asyncio.run, replace, change, names)
+
+
+ADAPTERS = {"simulated": simulated, "folder": folder, "host": host}
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
+    made = ADAPTERS[request.param](tmp_path)
+    yield made
+    made.close()
+
+
+async def observed(platform: Platform) -> list[Snapshot]:
+    return [page async for page in platform.observe(PlaceScope())]
+
+
+async def subject_of(made: Made, name: str) -> Subject:
+    for page in await observed(made.platform):
+        for subject in page.subjects:
+            if subject.ref.name == name:
+                return subject
+    raise AssertionError(f"{name} was not observed")
+
+
+def step(subject: Subject, action: Action) -> Step:
+    return Step("1.1", Decision(subject.seen, action, "retention", "because"))
+
+
+def offers(made: Made, action: Action) -> None:
+    if action not in made.platform.guards:
+        pytest.skip(f"{made.platform.name} offers no {action}")
+
+
+def test_everything_there_is_observed_under_its_own_platform_and_place(made: Made) -> None:
+    pages = made.run(observed(made.platform))
+    subjects = [s for page in pages for s in page.subjects]
+    assert set(made.names) <= {s.ref.name for s in subjects}
+    for s in subjects:
+        assert (s.ref.platform, s.ref.place) == (made.platform.name, made.platform.place)
+        assert s.ref.uid
+        assert s.seen.at.tzinfo is not None
+
+
+def test_uids_are_unique_and_stable(made: Made) -> None:
+    async def twice() -> tuple[set[str], set[str]]:
+        def uids(pages: list[Snapshot]) -> set[str]:
+            return {s.ref.uid for page in pages for s in page.subjects}
+
+        return uids(await observed(made.platform)), uids(await observed(made.platform))
+
+    first, second = made.run(twice())
+    assert first == second
+    assert len(first) >= len(made.names)
+
+
+def test_a_look_finds_the_same_thing_in_the_same_incarnation(made: Made) -> None:
+    async def look() -> tuple[Subject, Any]:
+        subject = await subject_of(made, made.names[0])
+        return subject, await made.platform.look(subject.ref)
+
+    subject, found = made.run(look())
+    assert isinstance(found, Subject)
+    assert found.ref == subject.ref
+    assert found.seen.incarnation == subject.seen.incarnation
+
+
+def test_what_has_the_name_but_not_the_uid_is_gone(made: Made) -> None:
+    async def look() -> Any:
+        subject = await subject_of(made, made.names[0])
+        made.replace(made.names[0])
+        return await made.platform.look(subject.ref)
+
+    assert isinstance(made.run(look()), Gone)
+
+
+def test_what_never_was_is_gone_or_unknown_never_something_else(made: Made) -> None:
+    async def look() -> Any:
+        subject = await subject_of(made, made.names[0])
+        return await made.platform.look(msgspec.structs.replace(subject.ref, name="no-such-thing", uid="0:0"))
+
+    assert isinstance(made.run(look()), Gone | Unknown)
+
+
+def test_irreversible_verbs_are_atomic(made: Made) -> None:
+    check_guards(made.platform)
+    assert all(made.platform.guards[a] is Guard.ATOMIC for a in IRREVERSIBLE if a in made.platform.guards)
+
+
+def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
+    offers(made, Action.REMOVE)
+
+    async def remove() -> tuple[Any, Any, Any]:
+        one, two = [await subject_of(made, name) for name in made.names]
+        answer = await made.platform.act(step(one, Action.REMOVE), one)
+        return answer, await made.platform.look(one.ref), await made.platform.look(two.ref)
+
+    answer, removed, other = made.run(remove())
+    assert isinstance(answer, Accepted)
+    assert isinstance(removed, Gone)
+    assert isinstance(other, Subject)
+
+
+@pytest.mark.parametrize("how", ["replace", "change"])
+def test_a_removal_refuses_what_changed_since_it_was_looked_at(made: Made, how: str) -> None:
+    offers(made, Action.REMOVE)
+
+    async def remove() -> tuple[Any, Subject]:
+        subject = await subject_of(made, made.names[0])
+        getattr(made, how)(made.names[0])
+        answer = await made.platform.act(step(subject, Action.REMOVE), subject)
+        return answer, await subject_of(made, made.names[0])
+
+    answer, still = made.run(remove())
+    assert isinstance(answer, Changed)
+    assert still.ref.name == made.names[0]
+
+
+def test_a_verb_that_is_not_offered_is_refused_and_does_nothing(made: Made) -> None:
+    if Action.REMOVE in made.platform.guards:
+        pytest.skip(f"{made.platform.name} offers remove")
+
+    async def remove() -> tuple[Any, Any]:
+        subject = await subject_of(made, made.names[0])
+        return await made.platform.act(step(subject, Action.REMOVE), subject), await made.platform.look(subject.ref)
+
+    answer, found = made.run(remove())
+    assert isinstance(answer, Refused)
+    assert isinstance(found, Subject)
+
+
+def test_evidence_is_captured_or_it_is_said_why_not(made: Made) -> None:
+    async def capture() -> Any:
+        subject = await subject_of(made, made.names[0])
+        return await made.platform.capture(subject, ("manifest", "logs"))
+
+    taken = made.run(capture())
+    if isinstance(taken, Evidence):
+        assert any(taken.files.values())
+    else:
+        assert isinstance(taken, NothingToCapture | Unknown)
+        assert taken.why
+
+
+def test_what_was_removed_comes_back_from_its_evidence(made: Made) -> None:
+    offers(made, Action.REMOVE)
+
+    async def there_and_back() -> tuple[Any, Subject]:
+        subject = await subject_of(made, made.names[0])
+        evidence = await made.platform.capture(subject, ("manifest",))
+        assert isinstance(evidence, Evidence)
+        await made.platform.act(step(subject, Action.REMOVE), subject)
+        return await made.platform.restore(subject.ref, evidence), await subject_of(made, made.names[0])
+
+    answer, again = made.run(there_and_back())
+    assert isinstance(answer, Accepted)
+    assert again.owner == "ann"
+
+
+def test_subjects_survive_a_round_trip_through_json(made: Made) -> None:
+    """Evidence, --json and the ledger rely on it."""
+    for page in made.run(observed(made.platform)):
+        for subject in page.subjects:
+            assert msgspec.json.decode(msgspec.json.encode(subject), type=Subject) == subject
