@@ -15,11 +15,11 @@ from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-NOW = datetime(2026, 3, 10, 12, 0, 20, tzinfo=UTC)
+NOW = datetime(2026, 3, 10, 12, 0, 20, 123456, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 GIB = 1024**3
 WINDOW = 30 * MINUTE
-PEOPLE = ("ann", "bob", "eve", "kim", "lee")
+PEOPLE = ("ann", "bob", "eve", "kim", *(f"user-{n}" for n in range(36)))
 CLASSES = ("managed", "docker", "compose", "unknown")
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 
@@ -87,7 +87,7 @@ def ended_stopped(rng: random.Random, name: str) -> View:
 
 
 def created(rng: random.Random, name: str) -> View:
-    return View(_subject(rng, name, state=State.CREATED, created=NOW - rng.randrange(1, 90) * MINUTE))
+    return View(_subject(rng, name, state=State.CREATED, created=_ago(rng, 1, 90)))
 
 
 def held(rng: random.Random, name: str) -> View:
@@ -105,7 +105,7 @@ def tree(rng: random.Random, name: str) -> View:
         created=NOW - DAY,
         size=rng.randrange(GIB, 40 * GIB),
         together=60 * GIB,
-        last_used=NOW - rng.randrange(1, 600) * MINUTE,
+        last_used=_ago(rng, 1, 600),
     )
     return View(subject)
 
@@ -116,7 +116,7 @@ def orphan(rng: random.Random, name: str) -> View:
         shape=Shape.ORPHAN,
         state=State.RUNNING,
         owner=rng.choice(PEOPLE),
-        created=NOW - rng.randrange(1, 600) * MINUTE,
+        created=_ago(rng, 1, 600),
         devices=("GPU-0",),
         proof=rng.choice(("its cgroup is that of a workload that ended", None)),
     )
@@ -133,7 +133,7 @@ def cluster_root(rng: random.Random, name: str) -> View:
         kind="trainjob",
         class_="cluster",
         state=State.ENDED if ended else State.RUNNING,
-        ended=NOW - rng.randrange(1, 200) * HOUR if ended else None,
+        ended=_ago(rng, 60, 12_000) if ended else None,
         outcome=Outcome.SUCCEEDED if ended else None,
         marks=Marks(ttl=rng.choice((None, None, DAY, 3 * DAY))),
     )
@@ -162,12 +162,17 @@ MIX: dict[str, tuple[int, Callable[[random.Random, str], View]]] = {
 }
 
 
+def _ago(rng: random.Random, least: int, most: int) -> datetime:
+    """So many minutes ago; to the microsecond, as real times are."""
+    return NOW - rng.uniform(least, most) * MINUTE
+
+
 def _running(rng: random.Random, name: str) -> Subject:
-    return _subject(rng, name, started=NOW - rng.randrange(90, 900) * MINUTE)
+    return _subject(rng, name, started=_ago(rng, 90, 900))
 
 
 def _ended(rng: random.Random, name: str, outcome: Outcome) -> View:
-    ended = NOW - rng.randrange(1, 200) * HOUR
+    ended = _ago(rng, 60, 12_000)
     memory = Memory(first_start=ended - HOUR, state="ended", first_seen_ended=ended, ends_seen=1)
     return View(_subject(rng, name, state=State.ENDED, started=ended - HOUR, ended=ended, outcome=outcome), (), memory)
 
@@ -198,15 +203,16 @@ def _seen(rng: random.Random, platform: str, kind: str, name: str) -> Seen:
 
 
 def _signals(rng: random.Random, subject: Subject, *, busy: bool) -> tuple[Series, ...]:
-    """30 to 60 one-minute buckets of every signal that a container has, one in fifty not measured."""
+    """30 to 60 one-minute buckets of every signal that a container has. In one of ten there is a gap of five minutes."""
     minutes = rng.randrange(30, 61)
-    start = NOW.replace(second=0) - (minutes - 1) * MINUTE
+    start = NOW.replace(second=0, microsecond=0) - (minutes - 1) * MINUTE
+    gap = rng.randrange(minutes) if rng.random() < 0.1 else minutes
     peaks = {Signal.GPU: 95.0, Signal.CPU: 180.0, Signal.NETWORK: 5e6, Signal.DISK: 2e6}
 
     def buckets(signal: Signal) -> tuple[float, ...]:
         low, high = (0.5, 1.0) if busy else (0.0, 0.0001)
         return tuple(
-            NOT_MEASURED if rng.random() < 0.02 else peaks[signal] * rng.uniform(low, high) for _ in range(minutes)
+            NOT_MEASURED if gap <= n < gap + 5 else peaks[signal] * rng.uniform(low, high) for n in range(minutes)
         )
 
     devices = subject.devices if isinstance(subject.devices, tuple) else ()

@@ -20,8 +20,7 @@ NO_SCOPE = (
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
 )
 # An exemption suspends rules that act. Suspending one that protects would expose whom it is meant to spare.
-_PROTECTING = {"target", "exemption", "hold", "stop_hold"}
-RULE_NAMES = [rule.NAME for rule in RULES if rule.NAME not in _PROTECTING]
+RULE_NAMES = [rule.NAME for rule in RULES if rule.ACTS]
 
 
 def check(file: PolicyFile) -> Iterator[Problem]:

@@ -14,13 +14,12 @@ from gpukeeper.config.exemptions import FromFile, read_exemptions
 from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered
 from gpukeeper.config.presets import without_a_file
 from gpukeeper.config.problems import Problem
-from gpukeeper.config.sections import PolicyFile
+from gpukeeper.config.sections import PLATFORMS, PolicyFile
 from gpukeeper.config.validation import validated
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 
-EVERYWHERE = ("host", "docker", "kubernetes", "ray")
 SITE_FILE = Path("/etc/gpukeeper/policy.yaml")
 
 
@@ -41,7 +40,7 @@ class Loaded:
 
 def load_policy(
     path: Path | None = None,
-    platforms: Iterable[str] = EVERYWHERE,
+    platforms: Iterable[str] = PLATFORMS,
     environ: Mapping[str, str] = os.environ,
     site_file: Path = SITE_FILE,
 ) -> Loaded:

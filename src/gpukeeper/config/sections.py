@@ -10,7 +10,7 @@ from gpukeeper.config import fields as f
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
 
-PLATFORMS = ("host", "docker", "kubernetes", "ray", "simulated")
+PLATFORMS = ("host", "docker", "kubernetes", "ray")
 
 
 class Section(BaseModel):

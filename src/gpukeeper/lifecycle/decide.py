@@ -48,17 +48,10 @@ RULES: tuple[ModuleType, ...] = (
     temporary_tree,
 )
 Ask = Callable[[View, Settings, datetime], Answer]
-_FOR_ONE_SHAPE = {"orphan": Shape.ORPHAN, "temporary_tree": Shape.TREE}
-_FOR_ANY = ("target", "exemption", "hold")
 
 
 def _rules_for(shape: Shape) -> tuple[tuple[str, Ask], ...]:
-    """Leftovers have a rule of their own; the rules about running and ending are for workloads only."""
-    return tuple(
-        (rule.NAME, rule.ask)
-        for rule in RULES
-        if rule.NAME in _FOR_ANY or _FOR_ONE_SHAPE.get(rule.NAME, Shape.WORKLOAD) is shape
-    )
+    return tuple((rule.NAME, rule.ask) for rule in RULES if shape in rule.FOR)
 
 
 _ASK = {shape: _rules_for(shape) for shape in Shape}
@@ -73,10 +66,11 @@ _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WA
 def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     settings = book.settings(view.subject)
     suspended: frozenset[str] = frozenset()
+    spared: frozenset[str] | None = None  # when every rule but these is suspended
     complaints: tuple[str, ...] = ()
     best = _NOTHING
     for name, ask in _ASK[view.subject.shape]:
-        if name in suspended:
+        if name in suspended or (spared is not None and name not in spared):
             continue
         answer = ask(view, settings, now)
         if answer.verdict is Verdict.SILENT:
@@ -87,9 +81,12 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
             return _decision(view.subject, answer, complaints, settings)
         best = _weightier(best, answer)
         if answer.suspends:
-            if "*" in answer.suspends:
+            if "*" not in answer.suspends:
+                suspended |= answer.suspends
+            elif answer.spares:
+                spared = answer.spares
+            else:
                 break
-            suspended |= answer.suspends
     return _decision(view.subject, best, complaints, settings)
 
 

@@ -46,7 +46,7 @@ EVERY_RULE = frozenset({"*"})
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one rule says about one subject. `suspends` names the rules that must not act because of it."""
+    """What one rule says about one subject. `suspends` names the rules that must not act because of it, "*" all."""
 
     rule: str
     verdict: Verdict
@@ -57,6 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
     stage: int = 0  # of a warning
     limit: timedelta = timedelta()  # the limit a warning is about
     suspends: frozenset[str] = frozenset()
+    spares: frozenset[str] = frozenset()  # when it suspends every rule: but not these
     complaint: str | None = None  # something an admin should mend
     facts: Mapping[str, str] = {}
 

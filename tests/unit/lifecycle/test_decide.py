@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.decide import REQUEST, RULES, answers, decide, still_holds
-from gpukeeper.lifecycle.rules.hold import SUSPENDED
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Step, Verdict, View
 from gpukeeper.model.identity import Ref
@@ -151,11 +150,6 @@ def test_a_rule_asked_about_another_shape_is_silent() -> None:
 def test_every_rule_says_in_a_sentence_what_it_does() -> None:
     for rule in RULES:
         assert rule.SAYS.endswith(".")
-
-
-def test_a_hold_suspends_every_rule_that_acts_but_the_maximum_runtime() -> None:
-    protecting = {"target", "exemption", "hold", "stop_hold"}
-    assert {rule.NAME for rule in RULES} - protecting - {"max_runtime"} == SUSPENDED
 
 
 def test_the_latest_known_hold_ends_by_the_class_limit() -> None:

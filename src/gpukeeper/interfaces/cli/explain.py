@@ -69,7 +69,8 @@ def _suspended(said: tuple[Answer, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for i, answer in enumerate(said):
         for later in said[i + 1 :]:
-            if later.rule in answer.suspends or "*" in answer.suspends:
+            everything = "*" in answer.suspends and later.rule not in answer.spares
+            if later.rule in answer.suspends or everything:
                 found.setdefault(later.rule, answer.rule)
     return found
 

@@ -8,11 +8,13 @@ from fnmatch import fnmatchcase
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.policy import Exemption
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "exemption"
 SAYS = "What an admin exempted is left alone by the rules the exemption names, until it expires."
+FOR = tuple(Shape)
+ACTS = False
 
 _NONE = Answer(NAME, Verdict.SILENT, "no exemption")
 

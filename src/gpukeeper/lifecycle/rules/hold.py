@@ -8,18 +8,15 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Hold
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "hold"
-SAYS = (
-    "A user's hold suspends idle and every removal, never the maximum runtime; an admin's hold names what it suspends."
-)
+SAYS = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."
+FOR = tuple(Shape)
+ACTS = False
 
-# Everything a plain hold suspends. max_runtime is absent on purpose: a hold must not make work immortal.
-SUSPENDED = frozenset(
-    {"idle", "never_started", "own_ttl", "retention", "live_children", "restart_loop", "orphan", "temporary_tree"}
-)
+NOT_SUSPENDED = frozenset({"max_runtime"})  # a hold must not make work immortal
 _NONE = Answer(NAME, Verdict.SILENT, "nobody holds it")
 
 
@@ -29,16 +26,17 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NONE
     if isinstance(mark, Unknown):
         why = f"its hold mark cannot be read ({mark.why}); kept until somebody mends it"
-        return Answer(NAME, Verdict.UNKNOWN, why, suspends=SUSPENDED, complaint=why)
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=EVERY_RULE, spares=NOT_SUSPENDED, complaint=why)
     held = [hold for hold in view.memory.holds if _end(hold, settings) > now]
     if isinstance(mark, datetime) and (until := min(mark, _latest(view.subject, settings))) > now:
         held.append(Hold("its own mark", now, until))
     if not held:
         return _NONE
-    suspends = frozenset[str]().union(*(_suspends(hold) for hold in held))
+    suspends, spares = _suspended(held)
     longest = max(held, key=lambda hold: hold.until)
     reason = f"held by {longest.by} for {in_words(_end(longest, settings) - now)} more"
-    return Answer(NAME, Verdict.PROTECT, reason + (f": {longest.reason}" if longest.reason else ""), suspends=suspends)
+    reason += f": {longest.reason}" if longest.reason else ""
+    return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares)
 
 
 def _end(hold: Hold, settings: Settings) -> datetime:
@@ -48,10 +46,16 @@ def _end(hold: Hold, settings: Settings) -> datetime:
     return min(hold.until, hold.at + settings.limits.hold) if hold.by != "its own mark" else hold.until
 
 
-def _suspends(hold: Hold) -> frozenset[str]:
-    if not (hold.admin and hold.suspends):
-        return SUSPENDED
-    return EVERY_RULE if "*" in hold.suspends else frozenset(hold.suspends)
+def _suspended(held: list[Hold]) -> tuple[frozenset[str], frozenset[str]]:
+    """What all holds together suspend, and what they spare. Only an admin's hold can name rules."""
+    named = frozenset(rule for hold in held if hold.admin for rule in hold.suspends)
+    if "*" in named:
+        return EVERY_RULE, frozenset()
+    if all(hold.admin and hold.suspends for hold in held):
+        return named, frozenset()
+    if named >= NOT_SUSPENDED:
+        return EVERY_RULE, frozenset()
+    return EVERY_RULE, NOT_SUSPENDED
 
 
 def _latest(subject: Subject, settings: Settings) -> datetime:

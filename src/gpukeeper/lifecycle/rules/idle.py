@@ -10,11 +10,13 @@ from gpukeeper.lifecycle.warnings import staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "idle"
 SAYS = "GPUs unused over the whole window, and no other sign of use: warned twice, stopped, then removed (after_idle)."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")

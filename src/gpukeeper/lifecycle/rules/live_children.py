@@ -9,11 +9,13 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import AtFinish
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "live_children"
 SAYS = "Children that still run after their root finished are ended when at_finish says so, and always reported."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves
 _NONE = Answer(NAME, Verdict.SILENT, "no living children")

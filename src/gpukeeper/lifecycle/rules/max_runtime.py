@@ -8,11 +8,13 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "max_runtime"
 SAYS = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no maximum runtime")

@@ -7,11 +7,13 @@ from datetime import datetime
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "never_started"
 SAYS = "What was created and not started within never_started (30m) is removed."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 _STARTED = Answer(NAME, Verdict.SILENT, "it was started")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps what was never started")

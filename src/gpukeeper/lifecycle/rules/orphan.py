@@ -12,6 +12,8 @@ from gpukeeper.model.unknown import Unknown
 
 NAME = "orphan"
 SAYS = "What a workload left running is ended when it is proven to be that workload's; foreign ones never."
+FOR = (Shape.ORPHAN,)
+ACTS = True
 
 SETTLE = timedelta(minutes=1)
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an orphan")

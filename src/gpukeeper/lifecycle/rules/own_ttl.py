@@ -9,11 +9,13 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "own_ttl"
 SAYS = "A finished workload that names its own TTL goes when that is over, whatever the policy's retention says."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 _NONE = Answer(NAME, Verdict.SILENT, "it names no TTL of its own")

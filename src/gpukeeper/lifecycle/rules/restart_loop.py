@@ -7,10 +7,12 @@ from datetime import datetime
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import AT_ONCE, HOLD, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 
 NAME = "restart_loop"
 SAYS = "A root that was seen to end for good and runs again is reported, and removed after a warning once it repeats."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 _RUNS = (State.RUNNING, State.PAUSED)
 _NO_LOOP = Answer(NAME, Verdict.SILENT, "it never ended before")

@@ -9,11 +9,13 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "retention"
 SAYS = "What ended is removed when its retention is over: by outcome, and by environment where the policy has some."
+FOR = (Shape.WORKLOAD,)
+ACTS = True
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 

@@ -7,11 +7,13 @@ from datetime import datetime
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stop_hold"
 SAYS = "What its owner stopped keeps its GPU for hold_after_stop (15m); then it falls under retention."
+FOR = (Shape.WORKLOAD,)
+ACTS = False
 
 _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")
 _SUSPENDS = frozenset({"idle", "own_ttl", "retention"})

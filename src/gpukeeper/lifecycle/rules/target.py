@@ -14,6 +14,8 @@ from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
 SAYS = "Only roots inside the policy's scope are acted on; what another actor manages is left alone."
+FOR = tuple(Shape)
+ACTS = False
 
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and nobody else's")
 

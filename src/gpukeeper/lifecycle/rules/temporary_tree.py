@@ -15,6 +15,8 @@ from gpukeeper.model.unknown import Unknown
 
 NAME = "temporary_tree"
 SAYS = "Trees of the named patterns below a named root go when they are large, closed and unused for long enough."
+FOR = (Shape.TREE,)
+ACTS = True
 
 UNDER_PRESSURE = timedelta(minutes=10)  # ages shrink to this, conditions never do
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
