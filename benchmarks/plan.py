@@ -125,7 +125,9 @@ def run() -> None:
     print(f"seconds: target below {SECONDS:g}, {met(best.seconds, SECONDS, least=False)}")
     print(f"memory beyond the empty run: {growth:.0f} MiB, target below {MEMORY:g}, {met(growth, MEMORY, least=False)}")
     print(f"pages of {PAGE}; {best.due:,} due, {best.deferred:,} of them deferred by the budget\n")
-    print_figure(Figure("plan", round(best.seconds, 2), "s", round(best.seconds / listing, 2), "listing without deciding"))
+    print_figure(
+        Figure("plan", round(best.seconds, 2), "s", round(best.seconds / listing, 2), "listing without deciding")
+    )
 
 
 async def _list(workloads: int) -> int:

@@ -203,7 +203,7 @@ def _seen(rng: random.Random, platform: str, kind: str, name: str) -> Seen:
 
 
 def _signals(rng: random.Random, subject: Subject, *, busy: bool) -> tuple[Series, ...]:
-    """30 to 60 one-minute buckets of every signal that a container has. In one of ten there is a gap of five minutes."""
+    """30 to 60 one-minute buckets of every signal there is. In one of ten is a gap of five minutes."""
     minutes = rng.randrange(30, 61)
     start = NOW.replace(second=0, microsecond=0) - (minutes - 1) * MINUTE
     gap = rng.randrange(minutes) if rng.random() < 0.1 else minutes

@@ -1,4 +1,4 @@
-"""How a benchmark reports: a table for people and, last, one JSON line for programs. Times are minima of several runs."""
+"""How a benchmark reports: a table for people and, last, one JSON line for programs. Minima of several runs."""
 
 from __future__ import annotations
 

@@ -69,6 +69,8 @@ async def _watch_place(w: Watch, platform: Platform) -> None:
         while not w.stop.is_set():
             woken.clear()
             pause = await _pass(w, platform)
+            if listener.done():
+                listener.result()  # hints may end; an error in them is a bug and stops everything
             await _wait(ended, GAP)
             await _wait(woken, pause - GAP)
     finally:
@@ -83,13 +85,13 @@ async def _pass(w: Watch, platform: Platform) -> timedelta:
     every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
-    w.wall[place] = now
     try:
         report = await reclaim(w.keeper, platform, book, act=act)
     except (LeaseHeld, PlatformError) as problem:
         what = f"the pass on {place} did not happen: {problem}"
         await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
         return every
+    w.wall[place] = now  # only a pass that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
     w.missed.discard(place)
     w.live[place] = report.survey.live
@@ -126,7 +128,8 @@ async def _tick(w: Watch) -> None:
         await _wait(ended, w.book().policy.activity.tick)
         live = [subject for subjects in w.live.values() for subject in subjects]
         if w.keeper.meter is not None and live:
-            await w.keeper.signals.add(await w.keeper.meter.read(live))
+            with suppress(PlatformError):  # not measured is not idle: the minutes stay empty
+                await w.keeper.signals.add(await w.keeper.meter.read(live))
 
 
 async def _look_for_missed_passes(w: Watch) -> None:

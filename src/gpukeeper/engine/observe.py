@@ -14,6 +14,7 @@ from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import remember
+from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
@@ -58,7 +59,8 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return found
-    before = dict(await keeper.ledger.present(platform.name, platform.place))
+    present = await keeper.ledger.present(platform.name, platform.place)
+    before = {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.before, found.unsettled = len(before), len(unsettled)
     claimed: set[str] = set()
@@ -122,6 +124,8 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     state = subject.state
     if subject.shape not in _REMEMBERED or isinstance(state, Unknown):
         return None
+    if state is State.ENDED and isinstance(subject.outcome, Unknown):
+        return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
     if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation):
         return None
     return Noticed(
@@ -155,7 +159,7 @@ async def changed_decisions(keeper: Keeper, decisions: Sequence[Decision], now: 
 
 def _offered(decision: Decision, platform: Platform) -> Decision:
     """What a platform has no verb for is reported, never done; nor is anybody warned of it."""
-    wanted = Action.STOP if decision.action is Action.WARN else decision.action
+    wanted = decision.then if decision.action is Action.WARN else decision.action
     if wanted is Action.KEEP or wanted in platform.guards:
         return decision
     return _kept(decision, f"{decision.reason}; {platform.name} offers no {wanted}, so it is reported only")
@@ -186,6 +190,8 @@ def _update_demand(
     elif share >= marks.above:
         state.since = state.since if state.since is not None else now.timestamp()
         state.high = state.high or now.timestamp() - state.since >= marks.settle.total_seconds()
+    elif not state.high:
+        state.since = None
 
 
 def _look_back(book: Rulebook) -> timedelta:

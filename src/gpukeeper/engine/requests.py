@@ -170,7 +170,15 @@ async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
 async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, str]:
     """Bring back what gpukeeper last stopped or removed under this name."""
     lines = await keeper.ledger.about(words)
-    done = [one for one in lines if isinstance(one, Closed) and one.result is Result.RECLAIMED]
+    done = [
+        one
+        for one in lines
+        if isinstance(one, Closed) and one.result is Result.RECLAIMED and one.action is not Action.TRIM
+    ]
+    things = {one.ref.key: f"{one.ref.path} ({one.ref.uid})" for one in done if one.ref is not None}
+    if len(things) > 1:
+        paths = "\n  ".join(sorted(things.values()))
+        raise UsageError(f'"{words}" fits {len(things)} things; write more of the path, or the uid:\n  {paths}')
     if not done or done[-1].ref is None:
         raise UsageError(f'gpukeeper reclaimed nothing called "{words}". See: gpukeeper ledger list --type outcome')
     last = done[-1]

@@ -39,9 +39,13 @@ def as_found(action: Action, incarnation: str, found: Subject | Gone | Unknown) 
     if found.seen.incarnation != incarnation:
         return Result.STILL_THERE, "it was started anew by somebody"
     if action is Action.TRIM:
+        if isinstance(found.live_children, Unknown):
+            return Result.UNKNOWN, f"whether its children still run is not known ({found.live_children.why})"
         if found.live_children == 0:
             return Result.RECLAIMED, "its children are gone"
         return Result.STILL_THERE, "its children are still there"
+    if isinstance(found.state, Unknown):
+        return Result.UNKNOWN, f"its state is not known afterwards ({found.state.why})"
     if found.state in _OVER:
         return Result.RECLAIMED, "seen to have stopped"
     return Result.STILL_THERE, "it is still running"

@@ -27,7 +27,7 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
         ref = subject.ref
         named = (
             (self.namespace, ref.namespace),
-            (self.kind, ref.kind.lower()),
+            (self.kind and self.kind.lower(), ref.kind.lower()),
             (self.owner, subject.owner),
             (self.outcome, subject.outcome),
         )
@@ -50,7 +50,6 @@ def _like(value: object, wanted: str, *, prefix: bool = False) -> bool:
 
 def _age(subject: Subject, now: datetime) -> timedelta:
     """Since its end, else its start, else its creation; what has no known time is not older than anything."""
-    for at in (subject.ended, subject.last_used, subject.started, subject.created):
-        if isinstance(at, datetime):
-            return now - at
-    return timedelta(-1)
+    times = (subject.ended, subject.last_used, subject.started, subject.created)
+    at = next((one for one in times if one is not None), None)
+    return now - at if isinstance(at, datetime) else timedelta(-1)

@@ -12,7 +12,7 @@ from gpukeeper.model.memory import Hold, Memory, Stopped, Warned
 from gpukeeper.model.subject import Outcome, State
 
 WARNINGS_KEPT = 12
-HOLDS_KEPT = 24
+HOLDS_KEPT = timedelta(days=30)
 _STARTED = (State.RUNNING, State.PAUSED)
 
 
@@ -28,9 +28,9 @@ def remember(memory: Memory, line: Event) -> Memory | None:
             warned = Warned(line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit)
             return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned)[-WARNINGS_KEPT:])
         case Held():
-            return msgspec.structs.replace(memory, holds=(*memory.holds, line.hold)[-HOLDS_KEPT:])
+            return msgspec.structs.replace(memory, holds=_add_hold(memory.holds, line.hold))
         case Released():
-            return msgspec.structs.replace(memory, holds=_end_holds(memory, line.at))
+            return msgspec.structs.replace(memory, holds=_end_holds(memory, line))
         case Closed(action=Action.STOP, result=Result.RECLAIMED):
             stopped = Stopped("gpukeeper", line.rule, line.at, line.incarnation)
             return msgspec.structs.replace(memory, stopped=stopped)
@@ -89,7 +89,7 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
         state=str(line.state),
         incarnation=line.incarnation,
         stopped=stopped,
-        first_seen_ended=memory.first_seen_ended or line.at,
+        first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
         ends_seen=memory.ends_seen + 1,
         last_end_failed=line.outcome is Outcome.FAILED,
     )
@@ -103,5 +103,22 @@ def _add_run(memory: Memory, end: datetime | None) -> Memory:
     return msgspec.structs.replace(memory, ran=memory.ran + ran, started=None)
 
 
-def _end_holds(memory: Memory, at: datetime) -> tuple[Hold, ...]:
-    return tuple(h if h.until <= at else msgspec.structs.replace(h, until=at) for h in memory.holds)
+def _add_hold(holds: tuple[Hold, ...], new: Hold) -> tuple[Hold, ...]:
+    """Old ones are forgotten by age, never by number: else many short holds would hide a long one."""
+    recent = [h for h in holds if h.until > new.at - HOLDS_KEPT]
+    if recent and _continues(recent[-1], new):
+        recent[-1] = msgspec.structs.replace(new, at=recent[-1].at, until=max(recent[-1].until, new.until))
+        return tuple(recent)
+    return (*recent, new)
+
+
+def _continues(old: Hold, new: Hold) -> bool:
+    return not old.admin and not new.admin and old.by == new.by and old.until == new.at
+
+
+def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
+    """A user's release ends users' holds; an admin's hold is ended by whoever took it."""
+    return tuple(
+        h if h.until <= line.at or (h.admin and h.by != line.by) else msgspec.structs.replace(h, until=line.at)
+        for h in memory.holds
+    )

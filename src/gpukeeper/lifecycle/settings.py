@@ -18,6 +18,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     policy: Policy
     class_name: str
+    class_: str | Unknown
+    untouchable: bool | Unknown
     limits: ClassSettings | Unknown
     retention: Retention | Unknown
 
@@ -43,7 +45,14 @@ def class_of(policy: Policy, subject: Subject) -> str | Unknown:
     for match in policy.match:
         if _fits(match, subject):
             return match.class_
+        if isinstance(subject.owner, Unknown) and _may_fit(match, subject):
+            return Unknown(f"its owner is not known ({subject.owner.why}), and class {match.class_} is given by owner")
     return subject.class_
+
+
+def _may_fit(match: Match, subject: Subject) -> bool:
+    """It fits but for the owner, whom nobody could learn."""
+    return match.owner is not None and _fits(msgspec.structs.replace(match, owner=None), subject)
 
 
 def limits_for(policy: Policy, class_name: str, owner: str | None) -> ClassSettings:
@@ -70,9 +79,18 @@ def _settle(policy: Policy, class_: str | Unknown, subject: Subject) -> Settings
     return Settings(
         policy=policy,
         class_name=class_ if is_known(class_) else "unknown",
+        class_=class_,
+        untouchable=_untouchable(policy, class_),
         limits=_limits(policy, class_, subject.owner),
         retention=_retention(policy, subject.environment),
     )
+
+
+def _untouchable(policy: Policy, class_: str | Unknown) -> bool | Unknown:
+    """Of the class alone, whoever owns it. A class nobody could learn may be the untouchable one."""
+    if isinstance(class_, Unknown):
+        return class_ if any(one.untouchable for one in policy.classes.values()) else False
+    return policy.classes.get(class_, NO_LIMITS).untouchable
 
 
 def _limits(policy: Policy, class_: str | Unknown, owner: str | Unknown | None) -> ClassSettings | Unknown:

@@ -46,7 +46,7 @@ def staged(
         stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
         words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
         if now >= at:
-            return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit)
+            return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit, then=action)
         first = "first warned" if done == 0 else "warned again"
         return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(stages[done] * limit)}", due=at)
     stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
@@ -82,6 +82,6 @@ def _stop_at(sent: list[Warned], settings: Warnings, pressure: bool, earliest: d
     """
     if not sent:
         return max(earliest, now + settings.lead)
-    told = sent[-1].at if pressure else sent[0].at
-    lead = settings.lead if any(w.delivered for w in sent) else settings.lead + settings.undelivered
-    return max(earliest, told + lead)
+    heard = [w for w in sent if w.delivered]
+    told = (heard or sent)[-1 if pressure else 0].at
+    return max(earliest, told + settings.lead + (timedelta() if heard else settings.undelivered))

@@ -9,7 +9,7 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.subject import Shape, Subject
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "exemption"
 SAYS = "What an admin exempted is left alone by the rules the exemption names, until it expires."
@@ -27,11 +27,12 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, why, suspends=EVERY_RULE, complaint=why)
     if not exemptions and asks is None:
         return _NONE
-    mine = [one for one in exemptions if _is_for(one, view.subject, settings.class_name)]
+    mine = [one for one in exemptions if _is_for(one, view.subject, settings)]
+    answered = any(_answers(one, now) and _is_surely_for(one, view.subject, settings) for one in exemptions)
     broken = [one for one in mine if isinstance(one.until, Unknown)]
     valid = [one for one in mine if not one.refused and _lasts(one, now)]
     suspends = frozenset[str]().union(*(_rules(one) for one in (*broken, *valid)))
-    if asks is not None and not valid and not any(one.refused for one in mine):
+    if asks is not None and not answered:
         why = f"it asks to be left alone ({asks}); an admin has to grant or refuse that in the policy"
         return Answer(NAME, Verdict.PROTECT, why, suspends=EVERY_RULE, complaint=why)
     if broken:
@@ -40,6 +41,11 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if valid:
         return Answer(NAME, Verdict.PROTECT, "; ".join(_in_words(one) for one in valid), suspends=suspends)
     return _NONE
+
+
+def _answers(one: Exemption, now: datetime) -> bool:
+    """An admin granted or refused what a label asks for."""
+    return one.refused or _lasts(one, now)
 
 
 def _lasts(one: Exemption, now: datetime) -> bool:
@@ -56,9 +62,15 @@ def _in_words(one: Exemption) -> str:
     return f"exempt{until}: {one.reason}"
 
 
-def _is_for(one: Exemption, subject: Subject, class_name: str) -> bool:
-    """Every given condition fits. An owner nobody could learn may be the exempt one."""
-    if one.class_ is not None and one.class_ != class_name:
+def _is_surely_for(one: Exemption, subject: Subject, settings: Settings) -> bool:
+    """An answer to what a label asks takes protection away, so it needs every fact that it names."""
+    known = (one.owner is None or is_known(subject.owner)) and (one.class_ is None or is_known(settings.class_))
+    return known and _is_for(one, subject, settings)
+
+
+def _is_for(one: Exemption, subject: Subject, settings: Settings) -> bool:
+    """Every given condition fits. An owner or class nobody could learn may be the exempt one."""
+    if one.class_ is not None and is_known(settings.class_) and one.class_ != settings.class_:
         return False
     if one.owner is not None and not isinstance(subject.owner, Unknown) and one.owner != subject.owner:
         return False

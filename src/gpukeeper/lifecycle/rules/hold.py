@@ -24,12 +24,13 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     mark = view.subject.marks.hold_until
     if mark is None and not view.memory.holds:
         return _NONE
-    if isinstance(mark, Unknown):
-        why = f"its hold mark cannot be read ({mark.why}); kept until somebody mends it"
-        return Answer(NAME, Verdict.UNKNOWN, why, suspends=EVERY_RULE, spares=NOT_SUSPENDED, complaint=why)
     held = [hold for hold in view.memory.holds if _end(hold, settings) > now]
     if isinstance(mark, datetime) and (until := min(mark, _latest(view.subject, settings))) > now:
         held.append(Hold("its own mark", now, until))
+    if isinstance(mark, Unknown):
+        why = f"its hold mark cannot be read ({mark.why}); kept until somebody mends it"
+        suspends, spares = _suspended([*held, Hold("its own mark", now, now)])
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, spares=spares, complaint=why)
     if not held:
         return _NONE
     suspends, spares = _suspended(held)
@@ -61,5 +62,6 @@ def _suspended(held: list[Hold]) -> tuple[frozenset[str], frozenset[str]]:
 def _latest(subject: Subject, settings: Settings) -> datetime:
     """A mark on the object can be renewed by anyone who may write it; retention.max after its end bounds it."""
     longest = settings.retention.max if is_known(settings.retention) else timedelta(days=3650)
-    begun = [at for at in (subject.ended, subject.started, subject.created) if isinstance(at, datetime)]
-    return (begun[0] if begun else datetime.max.replace(tzinfo=subject.seen.at.tzinfo) - longest) + longest
+    begun = next((at for at in (subject.ended, subject.started, subject.created) if at is not None), None)
+    # The time that bounds it is not known, so nothing bounds it.
+    return begun + longest if isinstance(begun, datetime) else datetime.max.replace(tzinfo=subject.seen.at.tzinfo)

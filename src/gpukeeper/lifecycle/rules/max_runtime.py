@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import staged
@@ -16,6 +16,7 @@ SAYS = "A workload that ran longer than its class and group allow is warned twic
 FOR = (Shape.WORKLOAD,)
 ACTS = True
 
+HOUR = timedelta(hours=1)
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no maximum runtime")
 
@@ -44,6 +45,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         action=Action.STOP,
         condition=condition,
         since=begin + limits.max_runtime,
+        # Who starts it again is warned again; but restarting every few minutes does not put the stop off for ever.
+        only_after=min(subject.started, now - HOUR),
         remedy="Save your work; an admin can grant more time",
     )
 

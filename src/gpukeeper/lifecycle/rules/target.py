@@ -36,7 +36,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _unknown(f"its state is not known ({subject.state.why})")
     if subject.state is State.REMOVING:
         return _leave("its removal is under way already")
-    if not isinstance(settings.limits, Unknown) and settings.limits.untouchable:
+    if isinstance(settings.untouchable, Unknown):
+        return _unknown(f"its class is not known ({settings.untouchable.why}), and some are never touched")
+    if settings.untouchable:
         return _leave(f"class {settings.class_name} is never touched")
     return _FINE
 

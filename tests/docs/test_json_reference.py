@@ -1,0 +1,91 @@
+"""The page of JSON documents names every schema the code prints, and the fields they really have."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.fleet import Fleet
+from tests.docs.markdown import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "json.md"
+INTERFACES = ROOT / "src" / "gpukeeper" / "interfaces"
+PRINTERS = {"as_json", "_print_json"}
+# How each document is made on a fleet in which one workload is due.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "observe": ("observe",),
+    "plan": ("plan",),
+    "explain": ("explain", "eval"),
+    "workload-list": ("workload", "list"),
+    "request": ("workload", "hold", "train", "--for", "1h"),
+    "apply": ("apply", "--yes"),
+    "ledger-list": ("ledger", "list"),
+    "ledger-show": ("ledger", "show", "1"),
+    "ledger-totals": ("ledger", "totals"),
+    "ledger-rotate": ("ledger", "rotate"),
+    "policy-check": ("policy", "check"),
+    "policy-show": ("policy", "show"),
+    "policy-sentence": ("policy", "sentence"),
+    "doctor": ("doctor",),
+    "demo": ("demo", "--days", "1", "--once"),
+}
+NEEDS_A_LEDGER = {"ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
+
+
+def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:
+    assert set(_documented()) == _printed_by_the_code()
+
+
+def test_every_schema_is_tried_out_below() -> None:
+    assert set(COMMANDS) == set(_documented())
+
+
+@pytest.mark.parametrize("schema", COMMANDS)
+def test_a_document_has_the_documented_fields(schema: str, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.ended("eval", days=2)
+    fleet.ended("train", days=0.5)
+    if schema in NEEDS_A_LEDGER:
+        fleet.run("apply", "--yes")
+    ran = fleet.run(*COMMANDS[schema], "--json")
+    assert ran.out, ran.err
+    document = ran.json()
+    assert document.pop("schema") == f"gpukeeper/{schema}/v1"
+    assert _fields(document) == _documented()[schema]
+
+
+def _fields(document: dict[str, Any]) -> set[str]:
+    """Top-level fields, and those of the entries of `places`."""
+    found = set(document)
+    if isinstance(document.get("places"), list):
+        assert document["places"], "no place, so nothing to compare"
+        found |= {f"places[].{name}" for name in document["places"][0]}
+    return found
+
+
+def _documented() -> dict[str, set[str]]:
+    """By schema: the fields in its table."""
+    sections = re.split(r"^## gpukeeper/([\w-]+)/v1$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    names, texts = sections[::2], sections[1::2]
+    return {n: set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) for n, text in zip(names, texts, strict=True)}
+
+
+def _printed_by_the_code() -> set[str]:
+    """The first argument of every call that prints a document."""
+    return {
+        node.args[0].value
+        for path in INTERFACES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and _called(node.func) in PRINTERS
+        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
+
+
+def _called(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
