@@ -23,6 +23,7 @@ class Keeper:
     meter: Meter | None = None
     clock_watch: ClockWatch = field(init=False)
     budget_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # places act at once; the hour is theirs together
+    stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
 
     def __post_init__(self) -> None:

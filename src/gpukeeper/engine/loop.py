@@ -40,6 +40,7 @@ class Watch:
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
     missed: set[str] = field(default_factory=set)
+    tick: timedelta = timedelta(seconds=30)  # as the policy of the last pass says
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
 
     def bell(self) -> asyncio.Event:
@@ -58,6 +59,7 @@ async def watch(w: Watch) -> None:
         group.create_task(_tick(w))
         group.create_task(_look_for_missed_passes(w))
         await w.stop.wait()
+        w.keeper.stopping = True
         for bell in w.bells:
             bell.set()
 
@@ -82,6 +84,7 @@ async def _watch_place(w: Watch, platform: Platform) -> None:
 async def _pass(w: Watch, platform: Platform) -> timedelta:
     """One pass; returns how long to wait for the next."""
     book, place = w.book(), _place(platform)
+    w.tick = book.policy.activity.tick
     every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
@@ -125,7 +128,7 @@ async def _listen(platform: Platform, woken: asyncio.Event) -> None:
 async def _tick(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
-        await _wait(ended, w.book().policy.activity.tick)
+        await _wait(ended, w.tick)
         live = [subject for subjects in w.live.values() for subject in subjects]
         if w.keeper.meter is not None and live:
             with suppress(PlatformError):  # not measured is not idle: the minutes stay empty

@@ -110,7 +110,7 @@ async def _take_steps(
     progress: Progress | None,
 ) -> None:
     for step in report.plan.steps:
-        report.paused = await keeper.ledger.paused() or keeper.clock_watch.doubt()
+        report.paused = await _why_not_now(keeper)
         if report.paused is not None:
             return
         line: Closed | WarningSent | None
@@ -123,6 +123,13 @@ async def _take_steps(
             report.outcomes.append(line)
         if progress is not None and line is not None:
             progress(line)
+
+
+async def _why_not_now(keeper: Keeper) -> str | None:
+    """Asked before each step."""
+    if keeper.stopping:
+        return "gpukeeper is being stopped"
+    return await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 
 async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey) -> None:

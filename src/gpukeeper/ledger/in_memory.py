@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-from gpukeeper.ledger.fold import closes, decision_words, is_gone, remember
+from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import (

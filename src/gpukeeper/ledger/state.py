@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gpukeeper.ledger.fold import closes, decision_words, is_gone, remember
 from gpukeeper.ledger.lines import decode, text
+from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Memory
