@@ -111,7 +111,6 @@ mode: enforce
 scope: {docker: {}, kubernetes: {namespaces: ["*"]}, ray: {}}
 at_finish: Running
 temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, older_than: 1h}]
-breaker: {running: 50%}
 activity: {tick: 1m}
 schedule: {every: 15m}
 """

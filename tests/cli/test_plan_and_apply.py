@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -118,6 +119,24 @@ def test_apply_asks_on_a_terminal_in_either_mode(fleet: Fleet, answer: str, left
     assert fleet.names() == left
 
 
+def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "gpukeeper", "apply"], fleet.env(TERM="dumb"))
+    shown = b""
+    while b"Do these 1 steps?" not in shown:
+        shown += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert fleet.names() == {"old"}
+    assert fleet.lines("intent") == []
+
+
 def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
     fleet.write_policy(POLICY + "budget: {per_pass: 2}\n")
     for days in (2, 3, 4, 5):
@@ -151,11 +170,11 @@ def test_what_cannot_be_read_is_not_seen_and_not_touched(fleet: Fleet) -> None:
 
 
 def test_an_invalid_policy_names_every_problem_and_nothing_is_done(fleet: Fleet) -> None:
-    fleet.write_policy(POLICY + "retention: {suceeded: 1d, failed: soon}\n")
+    fleet.write_policy(POLICY + "retention: {succeed: 1d, failed: soon}\n")
     fleet.ended("old", days=2)
     ran = fleet.run("apply", "--yes")
     assert ran.code == 10
-    assert 'unknown setting "suceeded". Did you mean "succeeded"?' in ran.err
+    assert 'unknown setting "succeed". Did you mean "succeeded"?' in ran.err
     assert '"soon" is not a duration' in ran.err
     assert "Nothing was changed" in ran.err
     assert fleet.names() == {"old"}

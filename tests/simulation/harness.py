@@ -31,6 +31,7 @@ from gpukeeper.model.policy import (
     Schedule,
     Temporary,
 )
+from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import State
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
@@ -39,7 +40,7 @@ from gpukeeper.platforms.simulated.people import People
 from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-ROUGH_HOURS, CALM_HOURS = 3, 2
+ROUGH_HOURS, CALM_HOURS = 2, 1.5
 PEOPLE = ("ann", "bob", "eve")
 
 
@@ -71,7 +72,7 @@ POLICY = Policy(
         "ray": _class(idle=None, max_runtime=None),
     },
     groups={"researcher": Group(members=("bob",), idle=22 * MINUTE, max_runtime=100 * MINUTE)},
-    exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + 2 * HOUR),),
+    exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + HOUR),),
     activity=Activity(signals=("cpu",), tick=MINUTE),
     budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8)),
     breaker=Breaker(running=0.5, vanished=0.5, floor=1),
@@ -151,7 +152,7 @@ async def _live(run: Run, loop: VirtualLoop) -> None:
     end = rough_end + CALM_HOURS * 3600
     loop.call_at(rough_end, _calm_down, world)
     ledger = LoggedLedger(world)
-    while loop.time() < end:
+    while end - loop.time() > 1:
         keeper = Keeper(
             platforms=tuple(SimulatedPlatform(world, place) for place in world.places),
             ledger=ledger,
@@ -159,7 +160,7 @@ async def _live(run: Run, loop: VirtualLoop) -> None:
             evidence=evidence,
             notifier=SimulatedNotifier(world),
             clock=world.clock,
-            meter=SimulatedMeter(world),
+            meter=SimulatedMeter(world, (Signal.CPU,)),
         )
         try:
             await _one_life(keeper, run, end - loop.time())

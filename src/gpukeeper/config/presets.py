@@ -28,6 +28,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "production": {"retention": {"succeeded": "7d", "failed": "30d"}, "at_finish": "None"},
     "shared-host": {
         "retention": {"succeeded": "1d", "failed": "7d"},
+        # One host has few workloads: two or three that are idle overnight are no sign of a broken world.
+        "breaker": {"floor": 3},
         # Who belongs to a group is the site's to say.
         "groups": {
             "student": {"idle": "30m", "max_runtime": "24h", "gpu_shares": 2},

@@ -51,6 +51,7 @@ class Watch:
 async def watch(w: Watch) -> None:
     """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
     begun = asyncio.get_running_loop().time()
+    w.keeper.stopping = False
     w.keeper.clock_watch.settle_in(await w.keeper.ledger.last_line_at())
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:

@@ -29,7 +29,7 @@ _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN)
 
 
-@dataclass
+@dataclass(repr=False)
 class Survey:
     """What one look at a place found and decided. `lines` is what the ledger does not know yet."""
 

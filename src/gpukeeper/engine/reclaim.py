@@ -26,7 +26,7 @@ Confirm = Callable[[Plan], Awaitable[bool]]
 Progress = Callable[[Closed | WarningSent], None]
 
 
-@dataclass
+@dataclass(repr=False)
 class PassReport:
     """What one pass at one place saw, planned and did."""
 

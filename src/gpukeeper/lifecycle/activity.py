@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
+from math import isnan
 
 import msgspec
 
+from gpukeeper.model.direct import direct
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Activity as Thresholds
 from gpukeeper.model.series import Series, Signal
@@ -21,6 +24,7 @@ NOTHING = timedelta()
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
 
+@direct
 class Use(StrEnum):
     ACTIVE = "active"
     QUIET = "quiet"
@@ -48,21 +52,23 @@ def judge(
     horizon: timedelta = NOTHING,
 ) -> Judged:
     """Active, quiet since when, or unknown and why. Looks for activity as far back as `horizon`."""
-    minutes = max(1, int(window / MINUTE))
-    reach = max(minutes, int(horizon / MINUTE))
+    minutes = max(1, window // MINUTE)
+    reach = max(minutes, horizon // MINUTE)
+    newest_bucket = _minute(now)
     gpus = [one for one in series if one.signal is Signal.GPU]
     if not gpus:
         needs = f"needs `gpukeeper serve` running for {in_words(window)}"
         return Judged(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
-    unmeasured = set(devices).difference(one.device for one in gpus)
-    if unmeasured:
-        return Judged(Use.UNKNOWN, f"use of GPU {min(unmeasured)} was not measured; every GPU must be")
+    measured = {one.device for one in gpus}
+    if not measured.issuperset(devices):
+        unmeasured = min(set(devices) - measured)
+        return Judged(Use.UNKNOWN, f"use of GPU {unmeasured} was not measured; every GPU must be")
     quiet = reach  # buckets since the newest activity
     newest = ""
     for one in gpus:
         if one.missing is not None:
             return Judged(Use.UNKNOWN, f"GPU use could not be measured ({one.missing.why}); not measured is not idle")
-        back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, reach, now)
+        back = _last_busy(one, thresholds.gpu_slice if one.slice else thresholds.gpu, quiet, newest_bucket)
         if back < quiet:
             quiet, newest = back, f"GPU {one.device}"
     secondary = _secondary(series, thresholds)
@@ -71,19 +77,24 @@ def judge(
     vetoes = [one for one in secondary if one.missing is None]
     skipped = tuple(f"{one.signal} ({one.missing.why})" for one in secondary if one.missing is not None)
     for one in vetoes:
-        back = _last_pair(one, _secondary_threshold(one.signal, thresholds, window), reach, now)
+        if not quiet:
+            break  # nothing is newer than now
+        back = _last_pair(one, _secondary_threshold(one.signal, thresholds, window), quiet, reach, newest_bucket)
         if back < quiet:
-            quiet, newest = back, one.signal.value
-    if quiet < int(thresholds.settle / MINUTE):
+            quiet, newest = back, one.signal
+    if quiet < thresholds.settle // MINUTE:
         return Judged(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
     return _judge_quiet(gpus + vetoes, thresholds, quiet, min(quiet, minutes), reach, now, skipped)
 
 
 def _secondary(series: Sequence[Series], thresholds: Thresholds) -> list[Series] | str:
     """The signals that can veto, those absent by design included; a sentence when one should be there and is not."""
+    by_signal: dict[str, list[Series]] = {}
+    for one in series:
+        by_signal.setdefault(one.signal, []).append(one)
     found: list[Series] = []
     for name in thresholds.signals:
-        mine = [one for one in series if one.signal == name]
+        mine = by_signal.get(name)
         if not mine:
             return f"{name} use was not measured, and it can veto"
         for one in mine:
@@ -102,7 +113,8 @@ def _judge_quiet(
     now: datetime,
     skipped: tuple[str, ...],
 ) -> Judged:
-    coverage, worst = min((_coverage(one, needed, now), one.signal.value) for one in measured)
+    newest_bucket = _minute(now)
+    coverage, worst = min([(_coverage(one, needed, newest_bucket), one.signal) for one in measured])
     if coverage < thresholds.coverage:
         return Judged(
             Use.UNKNOWN,
@@ -112,16 +124,16 @@ def _judge_quiet(
             skipped=skipped,
         )
     # Longer quiet than the window is claimed only where it was measured too.
-    shown = quiet if min(_coverage(one, quiet, now) for one in measured) >= thresholds.coverage else needed
-    newest_bucket = _minute(now) + MINUTE
-    since = newest_bucket - shown * MINUTE
-    used = newest_bucket - quiet * MINUTE if quiet < reach else None
+    wide = all(_coverage(one, quiet, newest_bucket) >= thresholds.coverage for one in measured)
+    end = newest_bucket + MINUTE
+    since = end - (quiet if wide else needed) * MINUTE
+    used = end - quiet * MINUTE if quiet < reach else None
     return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, coverage, skipped)
 
 
-def _newest_first(one: Series, minutes: int, now: datetime) -> Sequence[float]:
+def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequence[float]:
     """The buckets of the last `minutes`, newest first; buckets missing at the newest end are NaN."""
-    behind = int((_minute(now) - one.start) / MINUTE) + 1 - len(one.minutes)
+    behind = (newest_bucket - one.start) // MINUTE + 1 - len(one.minutes)
     if behind < 0:
         return one.minutes[behind - 1 :: -1][:minutes]
     if behind:
@@ -129,18 +141,27 @@ def _newest_first(one: Series, minutes: int, now: datetime) -> Sequence[float]:
     return one.minutes[: -minutes - 1 : -1]
 
 
-def _last_busy(one: Series, threshold: float, minutes: int, now: datetime) -> int:
+def _last_busy(one: Series, threshold: float, minutes: int, newest_bucket: datetime) -> int:
     """How many buckets ago it was last at or over the threshold; `minutes` when it was not."""
-    for back, value in enumerate(_newest_first(one, minutes, now)):
+    values = _newest_first(one, minutes, newest_bucket)
+    if _all_below(values, threshold):
+        return minutes
+    for back, value in enumerate(values):
         if value >= threshold:
             return back
     return minutes
 
 
-def _last_pair(one: Series, threshold: float, minutes: int, now: datetime) -> int:
-    """Terminal input counts alone; of the others a lone busy bucket is forgiven."""
+def _last_pair(one: Series, threshold: float, minutes: int, reach: int, newest_bucket: datetime) -> int:
+    """Terminal input counts alone; of the others a lone busy bucket is forgiven.
+
+    Only what is newer than `minutes` is of interest; the other of a pair may be a little older.
+    """
+    values = _newest_first(one, min(minutes + PAIR - 1, reach), newest_bucket)
+    if _all_below(values, threshold):
+        return minutes
     earlier: int | None = None
-    for back, value in enumerate(_newest_first(one, minutes, now)):
+    for back, value in enumerate(values):
         if value >= threshold:
             if one.signal is Signal.TERMINAL:
                 return back
@@ -150,9 +171,18 @@ def _last_pair(one: Series, threshold: float, minutes: int, now: datetime) -> in
     return minutes
 
 
-def _coverage(one: Series, minutes: int, now: datetime) -> float:
-    values = _newest_first(one, minutes, now)
-    return sum(1 for value in values if value == value) / minutes if minutes else 1.0  # noqa: PLR0124 - NaN is unlike itself
+def _all_below(values: Sequence[float], threshold: float) -> bool:
+    """Quickly, for most. False as well when a NaN comes first, of which max() makes nothing."""
+    return not values or (values[0] < threshold and max(values) < threshold)
+
+
+def _coverage(one: Series, minutes: int, newest_bucket: datetime) -> float:
+    if not minutes:
+        return 1.0
+    values = _newest_first(one, minutes, newest_bucket)
+    if not isnan(sum(values)):  # the usual case, and quick: one NaN makes the sum NaN
+        return len(values) / minutes
+    return (len(values) - sum(map(isnan, values))) / minutes
 
 
 def _secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedelta) -> float:
@@ -167,6 +197,7 @@ def _secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedel
             return 1e-9  # any terminal input at all
 
 
+@lru_cache(maxsize=16)
 def _minute(at: datetime) -> datetime:
     return at.replace(second=0, microsecond=0)
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import ModuleType
 
-import msgspec
-
 from gpukeeper.lifecycle.rules import (
     exemption,
     hold,
@@ -55,6 +53,15 @@ def _rules_for(shape: Shape) -> tuple[tuple[str, Ask], ...]:
 
 
 _ASK = {shape: _rules_for(shape) for shape in Shape}
+# A rule that says IN which states it speaks is silent in every other: `decide` does not ask it there, `explain` does.
+_SILENT_IN: dict[State | Unknown, frozenset[str]] = {
+    state: frozenset(rule.NAME for rule in RULES if state not in getattr(rule, "IN", State)) for state in State
+}
+_NONE: frozenset[str] = frozenset()
+_NOT_FOR = {
+    shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for a {shape}")) for rule in RULES)
+    for shape in Shape
+}
 _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
 NO_GRACE = timedelta()
 REQUEST = "request"  # the rule of a step that a person asked for
@@ -65,7 +72,7 @@ _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WA
 
 def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     settings = book.settings(view.subject)
-    suspended: frozenset[str] = frozenset()
+    suspended = _SILENT_IN.get(view.subject.state, _NONE)
     spared: frozenset[str] | None = None  # when every rule but these is suspended
     complaints: tuple[str, ...] = ()
     best = _NOTHING
@@ -93,12 +100,8 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
     """What every rule says, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
-    asked = dict(_ASK[shape])
-    other = Answer("", Verdict.SILENT, f"not for a {shape}")
-    return tuple(
-        asked[rule.NAME](view, settings, now) if rule.NAME in asked else msgspec.structs.replace(other, rule=rule.NAME)
-        for rule in RULES
-    )
+    said = {name: ask(view, settings, now) for name, ask in _ASK[shape]}
+    return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
 
 
 def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str | None:

@@ -11,6 +11,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NO_LIMITS = ClassSettings(never_started=None)
+REMEMBERED = 65536
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -25,19 +26,33 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Rulebook:
-    """A policy with its answers remembered: most subjects share class, owner and environment."""
+    """A policy with its answers remembered: most subjects share class, owner, environment and what `match` asks for."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._known: dict[object, Settings] = {}
+        self._parts, self._labels = _matched_on(policy.match)
 
     def settings(self, subject: Subject) -> Settings:
-        class_ = class_of(self.policy, subject) if self.policy.match else subject.class_
-        key = (class_, subject.owner, subject.environment)
+        key: tuple[object, ...] = (subject.class_, subject.owner, subject.environment)
+        if self._labels:
+            key += tuple(map(subject.labels.get, self._labels))
+        if self._parts:
+            key += tuple([getattr(subject.ref, part) for part in self._parts])
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _settle(self.policy, class_, subject)
+            if len(self._known) >= REMEMBERED:  # names come and go; a daemon must not keep them all
+                self._known.clear()
+            found = self._known[key] = _settle(self.policy, class_of(self.policy, subject), subject)
         return found
+
+
+def _matched_on(matches: tuple[Match, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Everything that decides which match fits, besides the owner: parts of the ref, and labels."""
+    named = ("platform", "namespace", "kind", "name")
+    parts = tuple(part for part in named if any(getattr(match, part) is not None for match in matches))
+    labels = {match.label.partition("=")[0] for match in matches if match.label is not None}
+    return parts, tuple(sorted(labels | ({"image"} if any(match.image is not None for match in matches) else set())))
 
 
 def class_of(policy: Policy, subject: Subject) -> str | Unknown:

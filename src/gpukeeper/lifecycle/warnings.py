@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 import msgspec
 
@@ -42,17 +43,23 @@ def staged(
     ]
     done = max((w.stage for w in sent), default=0)
     if done < len(stages):
-        at = begin + stages[done] * limit
-        stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
-        words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
+        after = _share(limit, stages[done])
+        at = begin + after
         if now >= at:
+            stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
+            words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
             return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit, then=action)
         first = "first warned" if done == 0 else "warned again"
-        return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(stages[done] * limit)}", due=at)
+        return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(after)}", due=at)
     stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
     if now >= stop:
         return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)
     return Answer(rule, Verdict.WAIT, f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}", due=stop)
+
+
+@lru_cache(maxsize=1024)
+def _share(limit: timedelta, share: float) -> timedelta:
+    return share * limit
 
 
 def remove_with_children(rule: str, view: View, settings: Warnings, now: datetime, answer: Answer) -> Answer:

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from gpukeeper.model.direct import direct
 from gpukeeper.model.identity import Seen
 from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.series import Series
@@ -15,6 +16,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 
 
+@direct
 class Action(StrEnum):
     KEEP = "keep"
     WARN = "warn"
@@ -26,6 +28,7 @@ class Action(StrEnum):
 ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE})
 
 
+@direct
 class Guard(StrEnum):
     """How a verb is tied to what was looked at."""
 
@@ -33,6 +36,7 @@ class Guard(StrEnum):
     LOOKED = "looked"  # looked immediately before; allowed for what can be undone
 
 
+@direct
 class Verdict(StrEnum):
     SILENT = "silent"  # the rule has nothing to say about such a thing
     PROTECT = "protect"  # suspends other rules
@@ -125,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True):
     breaker: str | None = None
 
 
+@direct
 class Result(StrEnum):
     RECLAIMED = "reclaimed"  # seen to be gone (or stopped, or trimmed)
     STILL_THERE = "still there"

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import lru_cache
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def in_words(span: timedelta) -> str:
     """The two largest units: 9h, 1h30m, 2d4h. Never more exact than people need."""
-    seconds = round(abs(span.total_seconds()))
-    sign = "-" if span < timedelta() and seconds else ""
-    for i, (length, unit) in enumerate(_UNITS):
-        if seconds >= length:
-            whole, rest = divmod(seconds, length)
-            words = f"{whole}{unit}"
-            if i + 1 < len(_UNITS) and rest >= _UNITS[i + 1][0]:
-                words += f"{rest // _UNITS[i + 1][0]}{_UNITS[i + 1][1]}"
-            return sign + words
-    return "0s"
+    seconds = round(span.total_seconds())
+    if seconds < 0:
+        return "-" + in_words(-span)
+    if seconds < _HOUR:
+        return _two_units(seconds, "m", "s", 60)
+    if seconds < _DAY:
+        return _two_units(seconds // _MINUTE, "h", "m", 60)
+    return _two_units(seconds // _HOUR, "d", "h", 24)
+
+
+@lru_cache(maxsize=16384)
+def _two_units(count: int, large: str, small: str, size: int) -> str:
+    """`count` of the small unit. Few different ones are ever asked for: 3600, 1440, and one per hour of age."""
+    whole, rest = divmod(count, size)
+    if not whole:
+        return f"{rest}{small}"
+    return f"{whole}{large}{rest}{small}" if rest else f"{whole}{large}"
 
 
 def size_in_words(size: float) -> str:

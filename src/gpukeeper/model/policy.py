@@ -12,16 +12,19 @@ from enum import StrEnum
 
 import msgspec
 
+from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
+@direct
 class Mode(StrEnum):
     PLAN = "plan"  # look and show; a person at a terminal may still confirm `apply`
     ENFORCE = "enforce"  # act unattended
 
 
+@direct
 class AtFinish(StrEnum):
     """What becomes of children when the root finishes. Upstream's words: Running takes only what still runs."""
 
@@ -30,11 +33,13 @@ class AtFinish(StrEnum):
     NONE = "None"
 
 
+@direct
 class OnIdle(StrEnum):
     STOP = "stop"
     REPORT = "report"
 
 
+@direct
 class AfterIdle(StrEnum):
     REMOVE = "remove"
     KEEP = "keep"

@@ -7,11 +7,13 @@ from enum import StrEnum
 
 import msgspec
 
+from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 NOT_MEASURED = float("nan")
 
 
+@direct
 class Signal(StrEnum):
     GPU = "gpu"  # percent of time with work on the device
     CPU = "cpu"  # percent of one core

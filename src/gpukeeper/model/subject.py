@@ -8,10 +8,12 @@ from enum import StrEnum
 
 import msgspec
 
+from gpukeeper.model.direct import direct
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.unknown import Unknown
 
 
+@direct
 class Shape(StrEnum):
     """Workloads run or ran; the other shapes are leftovers."""
 
@@ -23,6 +25,7 @@ class Shape(StrEnum):
     DEVICE = "device"  # a GPU itself: shown, never acted on
 
 
+@direct
 class State(StrEnum):
     CREATED = "created"  # never started, failed starts included
     RUNNING = "running"
@@ -32,6 +35,7 @@ class State(StrEnum):
     REMOVING = "removing"  # someone asked for its removal already
 
 
+@direct
 class Outcome(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"

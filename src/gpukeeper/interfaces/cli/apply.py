@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,7 +86,14 @@ async def _confirm(plan: Plan) -> bool:
     show.table([show.decision_row(step.decision) for step in plan.steps])
     if plan.deferred:
         typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
-    return typer.confirm(f"Do these {len(plan.steps)} steps?", err=True)
+    # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm(f"Do these {len(plan.steps)} steps?", err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bool) -> None:

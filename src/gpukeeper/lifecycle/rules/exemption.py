@@ -28,6 +28,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if not exemptions and asks is None:
         return _NONE
     mine = [one for one in exemptions if _is_for(one, view.subject, settings)]
+    if not mine and asks is None:
+        return _NONE
     answered = any(_answers(one, now) and _is_surely_for(one, view.subject, settings) for one in exemptions)
     broken = [one for one in mine if isinstance(one.until, Unknown)]
     valid = [one for one in mine if not one.refused and _lasts(one, now)]

@@ -16,6 +16,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "idle"
 SAYS = "GPUs unused over the whole window, and no other sign of use: warned twice, stopped, then removed (after_idle)."
 FOR = (Shape.WORKLOAD,)
+IN = (State.RUNNING, State.PAUSED, State.ENDED)
 ACTS = True
 
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time

@@ -15,6 +15,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "live_children"
 SAYS = "Children that still run after their root finished are ended when at_finish says so, and always reported."
 FOR = (Shape.WORKLOAD,)
+IN = (State.ENDED,)
 ACTS = True
 
 SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves

@@ -14,6 +14,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "max_runtime"
 SAYS = "A workload that ran longer than its class and group allow is warned twice and stopped; it is not removed."
 FOR = (Shape.WORKLOAD,)
+IN = (State.RUNNING, State.PAUSED)
 ACTS = True
 
 HOUR = timedelta(hours=1)

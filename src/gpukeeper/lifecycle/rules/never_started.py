@@ -13,6 +13,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "never_started"
 SAYS = "What was created and not started within never_started (30m) is removed."
 FOR = (Shape.WORKLOAD,)
+IN = (State.CREATED,)
 ACTS = True
 
 _STARTED = Answer(NAME, Verdict.SILENT, "it was started")

@@ -15,6 +15,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "own_ttl"
 SAYS = "A finished workload that names its own TTL goes when that is over, whatever the policy's retention says."
 FOR = (Shape.WORKLOAD,)
+IN = (State.ENDED,)
 ACTS = True
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")

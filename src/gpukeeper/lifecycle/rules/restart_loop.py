@@ -12,6 +12,7 @@ from gpukeeper.model.subject import Shape, State
 NAME = "restart_loop"
 SAYS = "A root that was seen to end for good and runs again is reported, and removed after a warning once it repeats."
 FOR = (Shape.WORKLOAD,)
+IN = (State.RUNNING, State.PAUSED)
 ACTS = True
 
 _RUNS = (State.RUNNING, State.PAUSED)

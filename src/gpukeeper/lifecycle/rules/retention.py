@@ -15,6 +15,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "retention"
 SAYS = "What ended is removed when its retention is over: by outcome, and by environment where the policy has some."
 FOR = (Shape.WORKLOAD,)
+IN = (State.ENDED,)
 ACTS = True
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")

@@ -13,6 +13,7 @@ from gpukeeper.model.unknown import Unknown
 NAME = "stop_hold"
 SAYS = "What its owner stopped keeps its GPU for hold_after_stop (15m); then it falls under retention."
 FOR = (Shape.WORKLOAD,)
+IN = (State.ENDED,)
 ACTS = False
 
 _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")

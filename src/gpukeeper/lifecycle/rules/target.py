@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
@@ -45,9 +46,14 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
 
 def in_scope(policy: Policy, ref: Ref) -> bool:
     scope = policy.scope.get(ref.platform)
-    if scope is None or not any(fnmatchcase(ref.place, pattern) for pattern in scope.places):
+    if scope is None or not _fits_any(ref.place, scope.places):
         return False
-    return not ref.namespace or any(fnmatchcase(ref.namespace, pattern) for pattern in scope.namespaces)
+    return not ref.namespace or _fits_any(ref.namespace, scope.namespaces)
+
+
+@lru_cache(maxsize=4096)
+def _fits_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _leave(reason: str) -> Answer:

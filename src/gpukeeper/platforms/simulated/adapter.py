@@ -31,7 +31,9 @@ from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
 from gpukeeper.platforms.simulated.world import Place, World
 
 PAGE = 200
+HINTS_EVERY = 120.0  # seconds
 BUSY_CPU = 40.0
+NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 
 
 class SimulatedPlatform:
@@ -78,7 +80,7 @@ class SimulatedPlatform:
         world = self._world
         seen = 0
         while True:
-            await asyncio.sleep(60)
+            await asyncio.sleep(HINTS_EVERY)
             if len(world.log) > seen:
                 fresh, seen = world.log[seen:], len(world.log)
                 if any(entry.kind == "person" and entry.place == self.place for entry in fresh):
@@ -190,8 +192,11 @@ class SimulatedPlatform:
 
 
 class SimulatedMeter:
-    def __init__(self, world: World) -> None:
+    """Reads GPUs and, of the rest, the signals it is made for."""
+
+    def __init__(self, world: World, signals: Sequence[Signal] = tuple(Signal)) -> None:
         self._world = world
+        self._signals = signals
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         world = self._world
@@ -203,7 +208,7 @@ class SimulatedMeter:
             if thing is None:
                 continue
             failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
-            samples += _readings(thing, thing.use(true_now), now, failed)
+            samples += _readings(thing, thing.use(true_now), now, failed, self._signals)
             if not failed:
                 given = world.samples.setdefault(thing.ref.uid, [])
                 given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
@@ -231,14 +236,17 @@ class _Manifest(msgspec.Struct):
     subject: Subject
 
 
-def _readings(thing: Thing, use: float, now: datetime, failed: bool) -> list[Sample]:
+def _readings(thing: Thing, use: float, now: datetime, failed: bool, signals: Sequence[Signal]) -> list[Sample]:
     key = thing.ref.key
     if failed:
         why = Unknown("the driver did not answer")
         return [Sample(key, Signal.GPU, device, now, why) for device in thing.devices]
     readings = [Sample(key, Signal.GPU, device, now, use) for device in thing.devices]
-    cpu = BUSY_CPU if use else 0.0
-    for signal, value in ((Signal.CPU, cpu), (Signal.NETWORK, 0.0), (Signal.DISK, 0.0)):
-        readings.append(Sample(key, signal, "", now, value))
-    readings.append(Sample(key, Signal.TERMINAL, "", now, Unknown("it has no terminal", by_design=True)))
+    others: dict[Signal, float | Unknown] = {
+        Signal.CPU: BUSY_CPU if use else 0.0,
+        Signal.NETWORK: 0.0,
+        Signal.DISK: 0.0,
+        Signal.TERMINAL: NO_TERMINAL,
+    }
+    readings += (Sample(key, signal, "", now, others[signal]) for signal in signals if signal in others)
     return readings
