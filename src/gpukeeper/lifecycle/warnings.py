@@ -46,8 +46,10 @@ def staged(
         after = _share(limit, stages[done])
         at = begin + after
         if now >= at:
-            stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
-            words = f"{condition}; {_ENDS[action]} in {in_words(max(stop - now, timedelta()))}. {remedy}"
+            told_now = [*sent, Warned(rule, done + 1, now, True, "", limit)]
+            stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
+            when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
+            words = f"{condition}; {_ENDS[action]} {when}. {remedy}"
             return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit, then=action)
         first = "first warned" if done == 0 else "warned again"
         return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(after)}", due=at)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NEWEST = 14
 REFRESH = 0.1  # seconds
+COLUMNS = {"when": 9, "result": 9, "what": 40, "how": 11, "owner": 5, "because": 0}  # widths; the last takes the rest
 
 
 def demo(
@@ -77,8 +78,8 @@ def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime)
 
     head = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "nothing yet"
     picture = Table(title=f"simulated fleet · {at:%A %H:%M} · {head}", title_justify="left", box=None, expand=True)
-    for name in ("when", "result", "what", "how", "owner", "because"):
-        picture.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name, width in COLUMNS.items():
+        picture.add_column(name, no_wrap=True, overflow="ellipsis", min_width=width, ratio=None if width else 1)
     for row in newest:
         picture.add_row(*row)
     return picture
