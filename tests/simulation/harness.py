@@ -40,7 +40,7 @@ from gpukeeper.platforms.simulated.people import People
 from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-ROUGH_HOURS, CALM_HOURS = 2, 1.5
+ROUGH_HOURS, CALM_HOURS = 2, 1.25
 PEOPLE = ("ann", "bob", "eve")
 
 
@@ -138,7 +138,7 @@ def simulate(seed: int, faults: Faults = ROUGH, policy: Policy = POLICY) -> Run:
     # Every fourth world has two places that act at the same time and share the hour's budget.
     places = PLACES[:2] if seed % 4 == 3 else (PLACES[seed % 3],)
     world = World(seed, clock, places, faults)
-    People(world, pace=15 * MINUTE, hurry=3).settle_in()
+    People(world, pace=18 * MINUTE, hurry=3).settle_in()
     run = Run(seed, world, policy)
     run_virtually(_live(run, loop), loop)
     run.end = clock.true_now()

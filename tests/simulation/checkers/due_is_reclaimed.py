@@ -10,7 +10,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.platforms.simulated.thing import Thing
 from tests.simulation.harness import Run
 
-SLACK = timedelta(minutes=60)
+SLACK = timedelta(minutes=50)
 
 
 def violations(run: Run) -> Iterator[str]:
