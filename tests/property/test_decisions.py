@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.lifecycle.budget import Fleet, make_plan
-from gpukeeper.lifecycle.decide import decide, still_holds
+from gpukeeper.lifecycle.decide import RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import ACTING, Action, Decision, Step, View
+from gpukeeper.model.decision import ACTING, Action, Decision, Step, Verdict, View
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
@@ -23,6 +23,17 @@ from tests.property.strategies import HOUR, MINUTE, NOW, Dozens, dozens, hold, p
 replace = msgspec.structs.replace
 Pairs = Dozens[tuple[View, Policy]]
 OFTEN = settings(max_examples=60, deadline=None)
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_rule_is_silent_in_every_state_it_does_not_speak_in(pairs: Pairs) -> None:
+    """`decide` does not ask it there, so it must not have anything to say."""
+    for one, rules in pairs:
+        said = {answer.rule: answer.verdict for answer in answers(one, Rulebook(rules), NOW)}
+        for rule in RULES:
+            if isinstance(one.subject.state, State) and one.subject.state not in getattr(rule, "IN", State):
+                assert said[rule.NAME] is Verdict.SILENT, rule.NAME
 
 
 @OFTEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.ledger.paths import socket_path
+from gpukeeper.ledger.paths import ledger_path, socket_path
 from gpukeeper.model.errors import KeeperError, UsageError
 
 SECONDS = 180.0  # a stop may take its grace and the looks afterwards
@@ -48,9 +49,12 @@ def _through_daemon(request: Request) -> Reply | None:
 
 
 def _directly(request: Request, policy: Path | None) -> Reply:
-    from gpukeeper.interfaces.terminal.session import opened
+    from gpukeeper.interfaces.terminal.session import opened, say
 
     with opened(policy, write=True) as session:
+        if os.geteuid() != 0:
+            # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
+            say(f"No daemon runs here, so this counts only for passes that use your own ledger, {ledger_path()}.")
         return asyncio.run(fulfil(session.keeper, session.book, session.user, request))
 
 
