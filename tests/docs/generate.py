@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from gpukeeper.__main__ import app
-from gpukeeper.lifecycle.decide import _ASK, RULES
+from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -125,7 +125,7 @@ def _exit_codes(name: str, flags: list[Any]) -> str:
 
 
 def _asked_about(rule: ModuleType) -> str:
-    shapes = [shape for shape in Shape if rule.NAME in dict(_ASK[shape])]
+    shapes = [shape for shape in Shape if shape in rule.FOR]
     return "everything" if len(shapes) == len(Shape) else ", ".join(f"{shape}s" for shape in shapes)
 
 

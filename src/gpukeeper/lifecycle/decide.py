@@ -48,16 +48,16 @@ RULES: tuple[ModuleType, ...] = (
 Ask = Callable[[View, Settings, datetime], Answer]
 
 
-def _rules_for(shape: Shape) -> tuple[tuple[str, Ask], ...]:
-    return tuple((rule.NAME, rule.ask) for rule in RULES if shape in rule.FOR)
+def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Ask], ...]:
+    """In their order. A rule that says IN which states it speaks is not asked in others; None asks every one."""
+    return tuple(
+        (rule.NAME, rule.ask)
+        for rule in RULES
+        if shape in rule.FOR and (state is None or state in getattr(rule, "IN", State))
+    )
 
 
-_ASK = {shape: _rules_for(shape) for shape in Shape}
-# A rule that says IN which states it speaks is silent in every other: `decide` does not ask it there, `explain` does.
-_SILENT_IN: dict[State | Unknown, frozenset[str]] = {
-    state: frozenset(rule.NAME for rule in RULES if state not in getattr(rule, "IN", State)) for state in State
-}
-_NONE: frozenset[str] = frozenset()
+_ASK = {(shape, state): _rules_for(shape, state) for shape in Shape for state in (*State, None)}
 _NOT_FOR = {
     shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for a {shape}")) for rule in RULES)
     for shape in Shape
@@ -72,11 +72,13 @@ _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WA
 
 def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     settings = book.settings(view.subject)
-    suspended = _SILENT_IN.get(view.subject.state, _NONE)
+    subject = view.subject
+    state = subject.state if isinstance(subject.state, State) else None
+    suspended: frozenset[str] = frozenset()
     spared: frozenset[str] | None = None  # when every rule but these is suspended
     complaints: tuple[str, ...] = ()
     best = _NOTHING
-    for name, ask in _ASK[view.subject.shape]:
+    for name, ask in _ASK[subject.shape, state]:
         if name in suspended or (spared is not None and name not in spared):
             continue
         answer = ask(view, settings, now)
@@ -85,7 +87,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
         if answer.complaint is not None:
             complaints += (answer.complaint,)
         if answer.verdict is Verdict.DUE:
-            return _decision(view.subject, answer, complaints, settings)
+            return _decision(subject, answer, complaints, settings)
         best = _weightier(best, answer)
         if answer.suspends:
             if "*" not in answer.suspends:
@@ -94,13 +96,13 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
                 spared = answer.spares
             else:
                 break
-    return _decision(view.subject, best, complaints, settings)
+    return _decision(subject, best, complaints, settings)
 
 
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
     """What every rule says, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
-    said = {name: ask(view, settings, now) for name, ask in _ASK[shape]}
+    said = {name: ask(view, settings, now) for name, ask in _ASK[shape, None]}
     return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
 
 
