@@ -43,7 +43,6 @@ class Survey:
     seen: int = 0
     running: int = 0
     before: int = 0
-    unsettled: int = 0
 
     @property
     def due(self) -> list[Decision]:
@@ -62,7 +61,7 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
     present = await keeper.ledger.present(platform.name, platform.place)
     before = {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
-    found.before, found.unsettled = len(before), len(unsettled)
+    found.before = len(before)
     claimed: set[str] = set()
     devices = 0
     try:

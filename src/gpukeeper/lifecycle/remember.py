@@ -91,7 +91,6 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
         stopped=stopped,
         first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
         ends_seen=memory.ends_seen + 1,
-        last_end_failed=line.outcome is Outcome.FAILED,
     )
 
 

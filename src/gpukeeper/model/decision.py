@@ -64,7 +64,6 @@ class Answer(msgspec.Struct, frozen=True):
     suspends: frozenset[str] = frozenset()
     spares: frozenset[str] = frozenset()  # when it suspends every rule: but not these
     complaint: str | None = None  # something an admin should mend
-    facts: Mapping[str, str] = {}
 
 
 class View(msgspec.Struct, frozen=True):

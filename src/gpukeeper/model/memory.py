@@ -6,8 +6,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.model.unknown import Unknown
-
 
 class Warned(msgspec.Struct, frozen=True, gc=False):
     rule: str
@@ -49,8 +47,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stopped: Stopped | None = None
     first_seen_ended: datetime | None = None
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
-    last_end_failed: bool = False
-    active: datetime | Unknown | None = None  # newest proven use
 
 
 EMPTY = Memory()

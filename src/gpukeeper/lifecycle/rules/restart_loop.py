@@ -16,7 +16,7 @@ IN = (State.RUNNING, State.PAUSED)
 ACTS = True
 
 _RUNS = (State.RUNNING, State.PAUSED)
-_NO_LOOP = Answer(NAME, Verdict.SILENT, "it never ended before")
+_NO_LOOP = Answer(NAME, Verdict.SILENT, "it did not end for good before")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
