@@ -115,7 +115,7 @@ def test_apply_asks_on_a_terminal_in_either_mode(fleet: Fleet, answer: str, left
     os.close(theirs)
     assert asked.returncode == 0, err
     assert "remove  docker/node-1/old" in out
-    assert "Do these 1 steps?" in err
+    assert "Do this step?" in err
     assert fleet.names() == left
 
 
@@ -125,7 +125,7 @@ def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) ->
     if pid == 0:
         os.execve(sys.executable, [sys.executable, "-m", "gpukeeper", "apply"], fleet.env(TERM="dumb"))
     shown = b""
-    while b"Do these 1 steps?" not in shown:
+    while b"Do this step?" not in shown:
         shown += os.read(terminal, 4096)
     os.write(terminal, b"\x03")
     with contextlib.suppress(OSError):

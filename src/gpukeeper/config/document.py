@@ -11,10 +11,12 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpukeeper.config.problems import Path, Problem
 
+LARGEST = 1024 * 1024  # characters
 _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` knows what it means
 _NUMBERS = {_TAG + "int", _TAG + "float", _TAG + "bool"}
@@ -29,7 +31,15 @@ class Document:
 
 def read(text: str) -> Document:
     document, yaml = Document(), YAML(typ="safe", pure=True)
+    if len(text) > LARGEST:
+        document.problems.append(_not_yaml(f"it is larger than {LARGEST // 1024} KiB", 1))
+        return document
     try:
+        for event in YAML(typ="safe", pure=True).parse(text):
+            if isinstance(event, AliasEvent):
+                line = event.start_mark.line + 1
+                document.problems.append(_not_yaml("aliases (*name) are not used here; write it out", line))
+                return document
         root = yaml.compose(text)
         if root is not None:
             document.tree = _Reader(yaml, document).value(root, ())

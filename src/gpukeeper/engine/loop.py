@@ -19,7 +19,7 @@ from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import LeaseHeld, PlatformError
+from gpukeeper.model.errors import LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import Subject
@@ -36,6 +36,7 @@ class Watch:
     book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy file counts at once
     stop: asyncio.Event
     on_report: Callable[[PassReport], None] = lambda report: None
+    on_complaint: Callable[[str], None] = lambda what: None
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
@@ -91,9 +92,8 @@ async def _pass(w: Watch, platform: Platform) -> timedelta:
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     try:
         report = await reclaim(w.keeper, platform, book, act=act)
-    except (LeaseHeld, PlatformError) as problem:
-        what = f"the pass on {place} did not happen: {problem}"
-        await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
+    except (LeaseHeld, PlatformError, LedgerError) as problem:
+        await _complain(w, f"the pass on {place} did not happen: {problem}")
         return every
     w.wall[place] = now  # only a pass that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
@@ -132,7 +132,7 @@ async def _tick(w: Watch) -> None:
         await _wait(ended, w.tick)
         live = [subject for subjects in w.live.values() for subject in subjects]
         if w.keeper.meter is not None and live:
-            with suppress(PlatformError):  # not measured is not idle: the minutes stay empty
+            with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
                 await w.keeper.signals.add(await w.keeper.meter.read(live))
 
 
@@ -147,8 +147,14 @@ async def _look_for_missed_passes(w: Watch) -> None:
             silent = timedelta(seconds=steady - w.finished[place])
             if silent > MISSED * every and place not in w.missed:
                 w.missed.add(place)
-                what = f"no pass finished on {place} for {in_words(silent)}; due work is not reclaimed"
-                await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
+                await _complain(w, f"no pass finished on {place} for {in_words(silent)}; due work is not reclaimed")
+
+
+async def _complain(w: Watch, what: str) -> None:
+    """Told and recorded. A ledger that cannot be written (a full disk) is no reason to stop watching."""
+    w.on_complaint(what)
+    with suppress(LedgerError):
+        await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
 
 
 async def _wait(bell: asyncio.Event, span: timedelta) -> None:

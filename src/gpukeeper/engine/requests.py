@@ -57,9 +57,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             ref, granted = await hold(
                 keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
             )
-            return (
-                f"{ref.path} is held until {granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})."
-            )
+            until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
+            what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
+            return f"{ref.path} is held until {until}.{what}"
         case "release":
             return f"{(await release(keeper, book, request.workload, who)).path} is no longer held."
         case "stop" | "remove":
@@ -76,7 +76,7 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             return "Resumed."
         case "restore":
             ref, _ = await restore(keeper, book, request.workload, who)
-            return f"{ref.path} was restored. Look: gpukeeper observe --name {ref.name}"
+            return f"{ref.path} was restored. It may be due again soon; keep it: gpukeeper workload hold {ref.path}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
@@ -147,6 +147,10 @@ async def act_now(keeper: Keeper, book: Rulebook, words: str, who: str, action: 
     _allow(found.view, book, who)
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
+    held = next((h for h in found.view.memory.holds if h.by != who and h.until > keeper.clock.now()), None)
+    if held is not None:
+        path = found.view.subject.ref.path
+        raise UsageError(f"{path} is held by {held.by} ({held.reason or 'no reason given'}); release it first")
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
         paused = await keeper.ledger.paused()
         if paused is not None:
@@ -175,10 +179,10 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
         for one in lines
         if isinstance(one, Closed) and one.result is Result.RECLAIMED and one.action is not Action.TRIM
     ]
-    things = {one.ref.key: f"{one.ref.path} ({one.ref.uid})" for one in done if one.ref is not None}
+    things = {(one.ref.path, one.owner): one for one in done if one.ref is not None}  # the newest of each
     if len(things) > 1:
-        paths = "\n  ".join(sorted(things.values()))
-        raise UsageError(f'"{words}" fits {len(things)} things; write more of the path, or the uid:\n  {paths}')
+        told = "\n  ".join(_newest_of(one) for one in things.values())
+        raise UsageError(f'"{words}" fits {len(things)} things; write more of the path, or the uid:\n  {told}')
     if not done or done[-1].ref is None:
         raise UsageError(f'gpukeeper reclaimed nothing called "{words}". See: gpukeeper ledger list --type outcome')
     last = done[-1]
@@ -219,6 +223,11 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
 
 def _evidence_of(lines: Sequence[Event], step: str) -> str:
     return next((one.evidence for one in lines if isinstance(one, Captured) and one.step == step), "")
+
+
+def _newest_of(one: Closed) -> str:
+    assert one.ref is not None
+    return f"{one.ref.path} ({one.ref.uid}, {one.owner or 'nobody known'}, {one.at:%Y-%m-%d %H:%M})"
 
 
 def _owner(view: View) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -13,6 +13,7 @@ from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Complaint, Event, Passed, WarningSent
 from gpukeeper.model.unknown import Unknown
 
+TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(cast("type[Event]", Event))

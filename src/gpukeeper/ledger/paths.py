@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 LEDGER_FILE = "ledger.db"
+LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
 
 def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 
 import msgspec
 
+from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.unknown import Unknown
+
+SUSPENDABLE = frozenset({rule.NAME for rule in RULES if rule.ACTS} | {"*"})
 
 
 class NotAllowed(msgspec.Struct, frozen=True):
@@ -51,6 +55,11 @@ def may_hold(
     span = asked if asked is not None else longest
     if span <= timedelta():
         return NotAllowed("a hold needs a length such as 2h or 1d")
+    unknown = next((name for name in suspends if name not in SUSPENDABLE), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, SUSPENDABLE, 1)
+        hint = f'Did you mean "{near[0]}"?' if near else f"Rules: {', '.join(sorted(SUSPENDABLE))}"
+        return NotAllowed(f'there is no rule "{unknown}" to suspend. {hint}')
     if is_admin(book, who):
         return Hold(who, now, now + span, reason, admin=True, suspends=suspends)
     if suspends:

@@ -49,7 +49,7 @@ def _measured_and_quiet(run: Run, uid: str, at: datetime, window: timedelta) -> 
     by_device: dict[str, dict[int, float]] = defaultdict(dict)
     for when, device, value in run.world.samples.get(uid, []):
         back = int((at - when) / timedelta(minutes=1))
-        if when <= at and back < minutes:
+        if when < at and back < minutes:  # what was read at the very moment may have been read after the act
             by_device[device][back] = max(value, by_device[device].get(back, 0.0))
     if not by_device:
         yield f"idle stop of {uid} without any measurement"

@@ -40,9 +40,10 @@ def apply(
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
     from gpukeeper.interfaces.terminal.session import narrowed, opened
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
+        owner = _whose(session, owner)
+        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
         reports = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
         _print(session, reports, json=json, quiet=quiet)
     raise typer.Exit(_exit_code(reports))
@@ -59,6 +60,21 @@ def _may_act(session: Session, *, yes: bool, json: bool) -> None:
         )
     if not yes and (json or not sys.stdin.isatty()):
         raise UsageError("apply asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
+
+
+def _whose(session: Session, owner: str | None) -> str | None:
+    """An admin reclaims for everybody, anybody else only what is their own."""
+    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.lifecycle.holds import is_admin
+    from gpukeeper.model.errors import UsageError
+
+    me = session.user
+    if is_admin(session.book, me):
+        return owner
+    if owner not in (None, me):
+        raise UsageError(f"{me} is not an admin of this policy and may not reclaim what belongs to {owner}")
+    say(f"{me} is not an admin of this policy: only what belongs to {me} is reclaimed.")
+    return me
 
 
 async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[PassReport]:
@@ -87,9 +103,10 @@ async def _confirm(plan: Plan) -> bool:
     if plan.deferred:
         typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
     # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
+    question = "Do this step?" if len(plan.steps) == 1 else f"Do these {len(plan.steps)} steps?"
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return typer.confirm(f"Do these {len(plan.steps)} steps?", err=True)
+        return typer.confirm(question, err=True)
     except typer.Abort:
         raise KeyboardInterrupt from None
     finally:
@@ -112,6 +129,9 @@ def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bo
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
         due = sum(len(r.plan.steps) + len(r.plan.deferred) for r in reports)
+        if not outcomes and not warnings:
+            say("Nothing was done.")
+            return
         say(f"{reclaimed} of {due} due reclaimed, {len(warnings)} warned. The record: gpukeeper ledger list")
 
 

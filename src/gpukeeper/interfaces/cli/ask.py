@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.ledger.paths import ledger_path, socket_path
+from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, ledger_path, socket_path
 from gpukeeper.model.errors import KeeperError, UsageError
 
 SECONDS = 180.0  # a stop may take its grace and the looks afterwards
@@ -20,6 +20,7 @@ SECONDS = 180.0  # a stop may take its grace and the looks afterwards
 
 def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import plain
 
     request = Request(verb=verb, **asked)
     reply = _through_daemon(request) or _directly(request, policy)
@@ -28,18 +29,20 @@ def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
     if json:
         show.as_json("request", {"verb": verb, "reply": reply})
     else:
-        typer.echo(reply.words)
+        typer.echo(plain(reply.words))
 
 
 def _through_daemon(request: Request) -> Reply | None:
     """None when no daemon listens."""
+    if len(os.fsencode(socket_path())) > LONGEST_SOCKET_PATH:
+        return None  # nobody can listen there
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(socket_path()))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    except (FileNotFoundError, ConnectionRefusedError):
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
     except PermissionError as error:
         raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter, deque
 from datetime import datetime, timedelta
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 NEWEST = 14
 REFRESH = 0.1  # seconds
 COLUMNS = {"when": 9, "result": 9, "what": 40, "how": 11, "owner": 5, "because": 0}  # widths; the last takes the rest
+NARROW = {"result": 9, "what": 24, "because": 0}  # below this many columns, the why comes first
+WIDE = 110
 
 
 def demo(
@@ -78,10 +81,11 @@ def _picture(newest: deque[tuple[str, ...]], counts: Counter[str], at: datetime)
 
     head = ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "nothing yet"
     picture = Table(title=f"simulated fleet · {at:%A %H:%M} · {head}", title_justify="left", box=None, expand=True)
-    for name, width in COLUMNS.items():
+    shown = COLUMNS if shutil.get_terminal_size().columns >= WIDE else NARROW
+    for name, width in shown.items():
         picture.add_column(name, no_wrap=True, overflow="ellipsis", min_width=width, ratio=None if width else 1)
     for row in newest:
-        picture.add_row(*row)
+        picture.add_row(*(cell for name, cell in zip(COLUMNS, row, strict=True) if name in shown))
     return picture
 
 
@@ -100,6 +104,7 @@ def _print(week: Week) -> None:
         [(owner, str(n), f"{hours:.0f}", size_in_words(size)) for owner, n, hours, size in week.by_owner],
         head=("from", "reclaimed", "GPU-hours", "bytes"),
     )
+    typer.echo("\nGPU-hours: GPUs times the hours they were held after they were idle, over their time or left behind.")
     typer.echo("\nThe last of them:")
     show.table([show.outcome_row(line) for line in week.last])
     typer.echo(

@@ -51,11 +51,12 @@ async def _explain(session: Session, words: str, *, json: bool) -> None:
 
 def _print(view: View, decision: Decision, said: tuple[Answer, ...], history: list[Event], session: Session) -> None:
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import plain
 
     subject, now = view.subject, session.keeper.clock.now()
-    typer.echo(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})")
+    typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
-    typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {decision.reason}\n")
+    typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
     show.table(_facts(view, now), head=("fact", "as seen"))
     typer.echo("")
     suspended = _suspended(said)

@@ -37,12 +37,15 @@ def list_(
 ) -> None:
     """The newest lines, oldest first."""
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
 
     with _opened() as ledger:
         found = asyncio.run(_lines(ledger, last, tuple(type_ or ()), owner, workload, errors, since))
         if json and not follow:
             show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
             return
+        if not found and not follow:
+            say("No such lines.")
         for seq, line in found:
             _print(seq, line, json=json)
         if follow:
@@ -141,6 +144,12 @@ async def _lines(
     errors: bool,
     since: str | None,
 ) -> list[tuple[int, Event]]:
+    from gpukeeper.ledger.lines import TYPES
+    from gpukeeper.model.errors import UsageError
+
+    unknown = [name for name in types if name not in TYPES]
+    if unknown:
+        raise UsageError(f'there are no lines of type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
     return await ledger.lines(
         last=last, types=types, owner=owner, workload=workload, errors_only=errors, since=_begin(since)
     )
@@ -179,9 +188,27 @@ def _print(seq: int, line: Event, *, json: bool) -> None:
 def line_row(seq: int, line: Event) -> tuple[str, ...]:
     what = str(line.__struct_config__.tag)
     where = line.ref.path if line.ref else getattr(line, "place", "")
-    words = getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "message", "")
     result = str(getattr(line, "result", "") or getattr(line, "action", ""))
-    return (str(seq).rjust(6), f"{line.at:%Y-%m-%d %H:%M:%S}", what.ljust(9), result.ljust(11), where, words)
+    return (str(seq).rjust(6), f"{line.at:%Y-%m-%d %H:%M:%S}Z", what.ljust(9), result.ljust(11), where, _words(line))
+
+
+def _words(line: Event) -> str:
+    """Who and why, as far as the line says."""
+    from gpukeeper.model.event import Held, Passed, Paused, Released, Resumed, WarningSent
+
+    match line:
+        case Held():
+            reason = f": {line.hold.reason}" if line.hold.reason else ""
+            return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M}{reason}"
+        case Paused() | Resumed() | Released():
+            return f"by {line.by}" + (f": {line.reason}" if isinstance(line, Paused) and line.reason else "")
+        case WarningSent():
+            return ("delivered: " if line.delivered else "undelivered: ") + line.message
+        case Passed():
+            counts = f"{line.seen} seen, {line.due} due, {line.reclaimed} reclaimed, {line.deferred} deferred"
+            return "; ".join([counts, *([line.breaker] if line.breaker else []), *line.unseen])
+        case _:
+            return str(getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "note", ""))
 
 
 def _body(line: Event) -> dict[str, object]:

@@ -29,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("observe")(observe.observe)
 app.command("plan")(plan.plan)
@@ -44,34 +45,51 @@ app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    """Takes GPUs into service and takes them back: safely, and with reasons."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"gpukeeper {__version__}")
         raise typer.Exit
 
 
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Takes GPUs into service and takes them back: safely, and with reasons."""
+
+
 def run_app() -> int:
     """The exit code. A user's or the world's error is a sentence; a bug says that it is one."""
+    from gpukeeper.interfaces.terminal.session import say
     from gpukeeper.model.errors import KeeperError
 
     try:
         app(standalone_mode=True)
     except KeeperError as problem:
-        print(problem, file=sys.stderr)  # noqa: T201
+        say(str(problem))
         return problem.exit_code
+    except BaseExceptionGroup as several:
+        # The tasks of the daemon end together; what one of them ended with is what people must know.
+        first = _first(several)
+        if not isinstance(first, KeeperError):
+            raise
+        say(str(first))
+        return first.exit_code
     except AssertionError as bug:
-        words = f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched."
-        print(words, file=sys.stderr)  # noqa: T201
+        say(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched.")
         return 1
     except KeyboardInterrupt:
-        print("Interrupted. What was under way is looked at first by the next pass.", file=sys.stderr)  # noqa: T201
+        say("Interrupted. What was under way is looked at first by the next pass.")
         return 130
     except BrokenPipeError:
         # The reader of our output went away (| head); nothing is wrong.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner = several.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -81,13 +81,13 @@ def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = Fa
 
 
 @app.command()
-def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
+def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Sure = False, json: o.Json = False) -> None:
     """Stop one workload now, with the same care as a pass."""
     _act("stop", workload, policy, yes, json)
 
 
 @app.command()
-def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
+def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Sure = False, json: o.Json = False) -> None:
     """Remove one workload now: evidence first, verified afterwards."""
     _act("remove", workload, policy, yes, json)
 

@@ -14,8 +14,7 @@ from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.paths import socket_path
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.errors import PolicyError
-from gpukeeper.model.event import Complaint
+from gpukeeper.model.errors import LedgerError, PolicyError
 from gpukeeper.wiring import Session, reload_policy
 
 DAY = timedelta(days=1)
@@ -33,8 +32,9 @@ async def serve_until_stopped(
         say(f"listening on {socket_path()}; Ctrl-C ends it")
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
-            group.create_task(watch(Watch(session.keeper, _policy_now(session, policy, say), stop, on_report)))
-            group.create_task(_rotate_daily(session, stop))
+            book = _policy_now(session, policy, say)
+            group.create_task(watch(Watch(session.keeper, book, stop, on_report, say)))
+            group.create_task(_rotate_daily(session, stop, say))
         tell_systemd("STOPPING=1")
 
 
@@ -50,20 +50,22 @@ def _policy_now(session: Session, policy: Path | None, say: Callable[[str], None
                 complained.append(str(problem))
                 say(f"the policy cannot be used any more, so nothing is acted on:\n{problem}")
             return session.looking_only()
-        complained.clear()
+        if complained:
+            complained.clear()
+            say(f"the policy can be used again: mode {session.book.policy.mode}")
         return session.book
 
     return book
 
 
-async def _rotate_daily(session: Session, stop: asyncio.Event) -> None:
+async def _rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str], None]) -> None:
     while not stop.is_set():
         policy, now = session.book.policy, session.keeper.clock.now()
         try:
             await rotate(session.ledger, policy.ledger, now)
             await session.evidence.prune(policy.capture.keep, now)
-        except OSError as problem:
-            await session.ledger.append([Complaint(at=now, what=f"the ledger could not be rotated: {problem}")])
+        except (OSError, LedgerError) as problem:
+            say(f"the ledger could not be rotated: {problem}")
         waiting = asyncio.ensure_future(stop.wait())
         await asyncio.wait([waiting], timeout=DAY.total_seconds())
         waiting.cancel()

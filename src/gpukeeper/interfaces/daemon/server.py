@@ -15,7 +15,9 @@ import msgspec
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.errors import KeeperError
 from gpukeeper.wiring import Session, user_name
 
 LARGEST = 64 * 1024
@@ -26,6 +28,8 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 @asynccontextmanager
 async def listening(path: Path, session: Session) -> AsyncIterator[None]:
     """Listens while the block runs. Everybody may connect; rights are decided per request."""
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise KeeperError(f"{path} is too long for a socket. Name a shorter one with GPUKEEPER_SOCKET.")
     path.parent.mkdir(parents=True, exist_ok=True)
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
 

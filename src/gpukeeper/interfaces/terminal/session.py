@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpukeeper.ledger.paths import socket_path, state_folder
 from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
     try:
         for warning in session.loaded.warnings:
             say(f"policy: {warning}")
+        if os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder():
+            say("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
             for reach in session.reaches:
                 if not reach.reachable:
@@ -37,8 +41,13 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
 
 
 def say(words: str) -> None:
-    """Talk goes to stderr; results go to stdout."""
-    typer.echo(words, err=True)
+    """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
+    typer.echo("\n".join(map(plain, words.split("\n"))), err=True)
+
+
+def plain(words: str) -> str:
+    """Names are other people's words: nothing in them may drive the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
 
 
 def narrowed(

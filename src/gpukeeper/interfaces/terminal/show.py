@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from gpukeeper.interfaces.terminal.session import plain
 from gpukeeper.model.decision import Action, Decision, Result, Verdict
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
@@ -49,7 +50,7 @@ def as_json(schema: str, body: dict[str, object]) -> None:
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
     """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut."""
-    lines = [[_plain(cell) for cell in row] for row in rows]
+    lines = [[plain(cell) for cell in row] for row in rows]
     if head and lines:
         lines.insert(0, [cell.upper() for cell in head])
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(max(map(len, lines), default=0))]
@@ -63,7 +64,7 @@ def progress_line(words: str) -> None:
     """One line on stderr that the next one overwrites; nothing when nobody watches."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
-        typer.echo("\r" + words[: width - 1].ljust(width - 1), nl=False, err=True)
+        typer.echo("\r" + words[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
@@ -122,15 +123,10 @@ def when(at: datetime | None, now: datetime) -> str:
 
 
 def on_terminal() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _coloured(cell: str, *, dim: bool) -> str:
     if not on_terminal():
         return cell
     return typer.style(cell, bold=True) if dim else typer.style(cell, fg=COLOURS.get(cell.strip()))
-
-
-def _plain(words: str) -> str:
-    """Names are other people's words: nothing in them may drive the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)

@@ -35,7 +35,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees below {named.root} is not known ({together.why})")
     if together < named.above:
         held = f"{size_in_words(together)} of such trees below {named.root}"
-        return Answer(NAME, Verdict.SILENT, f"{held}; they are looked at above {size_in_words(named.above)}")
+        return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
     if isinstance(subject.in_use, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
     if subject.in_use:
