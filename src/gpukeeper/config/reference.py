@@ -31,7 +31,8 @@ list. An unknown setting, a setting given twice and a setting without a value ar
 `none` (also `never`) is no limit, `manual` keeps until somebody removes it, `as class` leaves it to the class.
 
 Where the file is looked for: `--policy`, then `$GPUKEEPER_POLICY`, then for everybody but root
-`$XDG_CONFIG_HOME/gpukeeper/policy.yaml` (`~/.config` without it), then `/etc/gpukeeper/policy.yaml`. Without a file the built-in policy holds:
+`$XDG_CONFIG_HOME/gpukeeper/policy.yaml` (`~/.config` without it), then `/etc/gpukeeper/policy.yaml`. Without a file
+the built-in policy holds:
 preset `shared-host`, mode `plan`, everything that is found in scope.
 """
 _SAME_AS_RETENTION = "The settings of each are those of [retention](#retention): `ci: {succeeded: 0, failed: 1d}`.\n"

@@ -37,6 +37,9 @@ async def take(
         problem = await _save_evidence(keeper, platform, step, book)
         if problem is not None:
             return await _close(keeper, step, *problem)
+    paused = await keeper.ledger.paused()
+    if paused is not None:
+        return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
     if not await _intend(keeper, step, pass_id, hourly):
         return await _close(keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass goes on")
     fresh = await look_again(keeper, platform, step, book)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.ports import Clock, EvidenceStore, Ledger, Meter, Notifier, Platform, Signals
@@ -23,6 +24,9 @@ class Keeper:
     meter: Meter | None = None
     clock_watch: ClockWatch = field(init=False)
     budget_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # places act at once; the hour is theirs together
+    in_vain: dict[str, datetime] = field(default_factory=dict)  # by key: when a step on it last came to nothing
+    missing_since: dict[str, datetime] = field(default_factory=dict)  # by key: not listed since then
+    patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
 

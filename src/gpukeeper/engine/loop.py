@@ -19,12 +19,13 @@ from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import LeaseHeld, LedgerError, PlatformError
+from gpukeeper.model.errors import KeeperError, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
+MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
 MISSED = 3  # a pass is missed after this many intervals
 
 
@@ -53,6 +54,7 @@ async def watch(w: Watch) -> None:
     """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
+    w.keeper.patience = MISSING_FOR
     w.keeper.clock_watch.settle_in(await w.keeper.ledger.last_line_at())
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
@@ -92,7 +94,7 @@ async def _pass(w: Watch, platform: Platform) -> timedelta:
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     try:
         report = await reclaim(w.keeper, platform, book, act=act)
-    except (LeaseHeld, PlatformError, LedgerError) as problem:
+    except KeeperError as problem:
         await _complain(w, f"the pass on {place} did not happen: {problem}")
         return every
     w.wall[place] = now  # only a pass that happened uses up the moment of a schedule

@@ -16,7 +16,8 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.decision import ACTING, Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Noticed
 from gpukeeper.model.identity import Ref
@@ -25,6 +26,7 @@ from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
+BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN)
 
@@ -76,8 +78,7 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
                 if may_be_idle(subject, book):
                     found.live.append(subject)
                 decision = _offered(decide(view, book, now), platform)
-                if subject.ref.key in unsettled and decision.action is not Action.KEEP:
-                    decision = _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
+                decision = _not_yet(keeper, decision, unsettled, now)
                 if narrow is None or narrow.fits(subject, now):
                     found.decisions.append(decision)
     except PlatformError as problem:
@@ -93,9 +94,9 @@ async def views(
 ) -> list[View]:
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
     keys = [s.ref.key for s in subjects if s.shape is not Shape.DEVICE]
-    memories = await keeper.ledger.memories(keys)
     live = [s.ref.key for s in subjects if may_be_idle(s, book)]
     series = await keeper.signals.series(live, now - _look_back(book), now) if live else {}
+    memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
     joined = []
     for subject in subjects:
@@ -164,6 +165,19 @@ def _offered(decision: Decision, platform: Platform) -> Decision:
     return _kept(decision, f"{decision.reason}; {platform.name} offers no {wanted}, so it is reported only")
 
 
+def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datetime) -> Decision:
+    """An earlier step on it is open, or came to nothing a moment ago: it waits, and what is behind it does not."""
+    key, tried = decision.seen.ref.key, keeper.in_vain.get(decision.seen.ref.key)
+    if decision.action is Action.KEEP:
+        return decision
+    if key in unsettled:
+        return _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
+    if tried is not None and decision.action in ACTING and timedelta() <= now - tried < BACK_OFF:
+        ago = f"a step on it came to nothing {in_words(now - tried)} ago, tried again after {in_words(BACK_OFF)}"
+        return _kept(decision, f"{decision.reason}; {ago}")
+    return decision
+
+
 def _kept(decision: Decision, reason: str) -> Decision:
     return msgspec.structs.replace(decision, action=Action.KEEP, reason=reason, verdict=Verdict.REPORT, stage=0)
 
@@ -171,10 +185,11 @@ def _kept(decision: Decision, reason: str) -> Decision:
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
     if subject.shape is not Shape.DEVICE:
         found.seen += 1
-    if subject.state in _LIVE and subject.root is None:
-        found.running += subject.shape is Shape.WORKLOAD
-        if not isinstance(subject.devices, Unknown):
-            claimed.update(subject.devices)
+    runs = subject.state in _LIVE
+    if subject.root is None and subject.shape is Shape.WORKLOAD:
+        found.running += runs or subject.live_children != 0
+    if subject.root is None and runs and not isinstance(subject.devices, Unknown):
+        claimed.update(subject.devices)
 
 
 def _update_demand(

@@ -80,7 +80,7 @@ async def reclaim(
         found = await survey(keeper, platform, book, narrow)
         await keeper.ledger.append([*found.lines, *await changed_decisions(keeper, found.decisions, found.at)])
         plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
-        await _record_vanished(keeper, platform, found)
+        await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
         report = PassReport(pass_id, found, plan, settled, acted=act)
         if act and plan.steps and (confirm is None or await confirm(plan)):
             hourly = None if allow is not None else book.policy.budget.per_hour.of(found.seen)
@@ -121,8 +121,17 @@ async def _take_steps(
         else:
             line = await take(keeper, platform, step, book, report.pass_id, hourly)
             report.outcomes.append(line)
+            _remember_failure(keeper, line)
         if progress is not None and line is not None:
             progress(line)
+
+
+def _remember_failure(keeper: Keeper, line: Closed) -> None:
+    """What the platform refuses today it refuses in five minutes, too; others must not wait behind it."""
+    assert line.ref is not None
+    keeper.in_vain.pop(line.ref.key, None)
+    if line.result in (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED):
+        keeper.in_vain[line.ref.key] = line.at
 
 
 async def _why_not_now(keeper: Keeper) -> str | None:
@@ -132,9 +141,15 @@ async def _why_not_now(keeper: Keeper) -> str | None:
     return await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 
-async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey) -> None:
-    """Missing from a complete list is a hint; a look by uid is the proof."""
-    gone = [await platform.look(ref) for ref in found.missing[:MISSING_LOOKED_AT]]
+async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
+    """Missing from a complete list is a hint; a look by uid is the proof. While the breaker is open even that is
+    believed only after a while: an engine that lost its data answers "gone" to every look."""
+    now, here = keeper.clock.now(), {ref.key: ref for ref in found.missing}
+    place = f"{platform.name}/{platform.place}/"
+    others = {key: at for key, at in keeper.missing_since.items() if not key.startswith(place)}
+    keeper.missing_since = others | {key: keeper.missing_since.get(key, now) for key in here}
+    lost = [r for key, r in here.items() if believe or now - keeper.missing_since[key] >= keeper.patience]
+    gone = [await platform.look(ref) for ref in lost[:MISSING_LOOKED_AT]]
     lines = [Vanished(at=keeper.clock.now(), ref=one.ref) for one in gone if isinstance(one, Gone)]
     if lines:
         await keeper.ledger.append(lines)

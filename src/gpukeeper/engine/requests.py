@@ -21,6 +21,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.event import Captured, Closed, Event, Held, Paused, Released, Restored, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 
@@ -33,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seconds: float | None = None
     reason: str = ""
     suspends: tuple[str, ...] = ()
+    attended: bool = False  # a person confirmed it on a terminal
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,8 @@ async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> 
     """Do what was asked, with the rights of `who`. Every refusal is a sentence."""
     try:
         words = await _fulfil(keeper, book, who, request)
+    except OverflowError:
+        return Reply(done=False, words="that is longer than anybody can hold anything", exit_code=2)
     except KeeperError as problem:
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
     return words if isinstance(words, Reply) else Reply(done=True, words=words)
@@ -63,7 +67,7 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
         case "release":
             return f"{(await release(keeper, book, request.workload, who)).path} is no longer held."
         case "stop" | "remove":
-            line = await act_now(keeper, book, request.workload, who, Action(request.verb))
+            line = await act_now(keeper, book, request.workload, who, Action(request.verb), attended=request.attended)
             assert line.ref is not None
             words = f"{line.ref.path}: {line.result}: {line.reason}"
             done = line.result is Result.RECLAIMED
@@ -141,8 +145,14 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> Ref:
     return found.view.subject.ref
 
 
-async def act_now(keeper: Keeper, book: Rulebook, words: str, who: str, action: Action) -> Closed:
+async def act_now(
+    keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, attended: bool = False
+) -> Closed:
     """Stop or remove one thing because its owner or an admin asks. Same evidence, condition and outcome as a pass."""
+    if not attended and book.policy.mode is Mode.PLAN:
+        raise UsageError(
+            "mode is plan, and only mode: enforce acts unattended. Nothing was done; confirm on a terminal"
+        )
     found = await find(keeper, book, words)
     _allow(found.view, book, who)
     if action not in found.platform.guards:
@@ -156,6 +166,9 @@ async def act_now(keeper: Keeper, book: Rulebook, words: str, who: str, action: 
         if paused is not None:
             raise UsageError(f"everything is paused ({paused}); nothing was done. Go on with: gpukeeper resume")
         await settle(keeper, found.platform)
+        ref = found.view.subject.ref
+        if any(i.ref and i.ref.key == ref.key for i in await keeper.ledger.open_intents(ref.platform, ref.place)):
+            raise UsageError(f"an earlier step on {ref.path} is not settled yet; nothing was done. Try again soon")
         pass_id = await keeper.ledger.next_pass()
         step = Step(f"{pass_id}.1", _asked(found.view, book, who, action))
         return await take(keeper, found.platform, step, book, pass_id)

@@ -70,6 +70,7 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
         at=keeper.clock.now(),
         ref=intent.ref,
         owner=intent.owner,
+        by="somebody",  # the command may never have been given: the lenient reading
         step=intent.step,
         action=intent.action,
         rule=intent.rule,

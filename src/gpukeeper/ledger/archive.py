@@ -40,6 +40,7 @@ class Rotation(msgspec.Struct, frozen=True):
     finished: tuple[str, ...] = ()
     archives_deleted: tuple[str, ...] = ()
     signals_deleted: int = 0
+    believed: datetime | None = None
 
 
 class Archived(msgspec.Struct, frozen=True):
@@ -77,11 +78,12 @@ async def rotate(
             header = written[1]
             await ledger.change(lambda c: _retire(c, header, now, str(ledger.path)))
             between("deleted")
-        gone = await asyncio.to_thread(_delete_old, folder, now - keep.keep)
+        believed = await believed_now(ledger, now)
+        gone = () if believed is None else await asyncio.to_thread(_delete_old, folder, believed - keep.keep)
         between("pruned")
         signals = await ledger.change(lambda c: prune(c, now - keep.signals))
     lines, name = (written[1].lines, written[0].name) if written else (0, None)
-    return Rotation(lines, name, finished, gone, signals)
+    return Rotation(lines, name, finished, gone, signals, believed)
 
 
 async def status(ledger: SqliteLedger, *, check: bool = False) -> Status:
@@ -92,6 +94,19 @@ async def status(ledger: SqliteLedger, *, check: bool = False) -> Status:
     size = sum(p.stat().st_size for p in ledger.path.parent.glob(ledger.path.name + "*"))
     there = Reserve(ledger.path.parent).is_there()
     return Status(lines, oldest, newest, size, archives, there, await ledger.paused())
+
+
+async def believed_now(ledger: SqliteLedger, now: datetime) -> datetime | None:
+    """The time by which things are deleted for ever: two days further a run at most, whatever the clock says.
+    None: nobody has seen this clock before."""
+
+    def do(c: sqlite3.Connection) -> datetime | None:
+        last = state.meta(c, "believed_now")
+        believed = now if last is None else min(now, moment(int(last)) + timedelta(days=2))
+        state.set_meta(c, "believed_now", micros(believed))
+        return None if last is None else believed
+
+    return await ledger.change(do)
 
 
 def _horizon(keep: LedgerKeep, now: datetime) -> datetime:

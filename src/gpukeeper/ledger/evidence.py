@@ -135,7 +135,7 @@ class FolderEvidence:
             for day in os.listdir(root):  # noqa: PTH208 (a descriptor, not a path)
                 # Only days; whatever else somebody put here is not ours to delete.
                 if _DAY.fullmatch(day) and day < before:
-                    shutil.rmtree(day, dir_fd=root)
+                    _prune_day(root, day)
             os.fsync(root)
         self._used = self._usage().bytes
         return used - self._used
@@ -151,6 +151,18 @@ class FolderEvidence:
                 with suppress(FileNotFoundError):
                     size += os.stat(file, dir_fd=fd, follow_symlinks=False).st_size
         return Usage(size, folders, self.quota)
+
+
+def _prune_day(root: int, day: str) -> None:
+    """Only folders with an index of ours in them; a day with anything else in it stays."""
+    with suppress(OSError):
+        with _folder(day, root) as days:
+            for name in os.listdir(days):  # noqa: PTH208
+                with suppress(OSError, msgspec.MsgspecError):
+                    with _folder(name, days) as folder:
+                        _INDEX.decode(_read(folder, INDEX))
+                    shutil.rmtree(name, dir_fd=days)
+        os.rmdir(day, dir_fd=root)
 
 
 def safe_name(name: str) -> str:

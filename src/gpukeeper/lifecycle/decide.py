@@ -148,7 +148,7 @@ def _decision(subject: Subject, answer: Answer, complaints: tuple[str, ...], set
         answer.limit,
         answer.then,
         NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
-        subject.state in _RUNNING or (answer.action is Action.REMOVE and subject.live_children != 0),
+        subject.state in _RUNNING or (answer.action in (Action.REMOVE, Action.TRIM) and subject.live_children != 0),
         subject.owner if isinstance(subject.owner, str) else None,
         devices if isinstance(devices, Unknown) else len(devices),
         subject.size,

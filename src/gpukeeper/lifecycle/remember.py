@@ -32,7 +32,7 @@ def remember(memory: Memory, line: Event) -> Memory | None:
         case Released():
             return msgspec.structs.replace(memory, holds=_end_holds(memory, line))
         case Closed(action=Action.STOP, result=Result.RECLAIMED):
-            stopped = Stopped("gpukeeper", line.rule, line.at, line.incarnation)
+            stopped = Stopped(line.by, line.rule, line.at, line.incarnation)
             return msgspec.structs.replace(memory, stopped=stopped)
         case Closed(action=Action.REMOVE, result=Result.RECLAIMED):
             return None

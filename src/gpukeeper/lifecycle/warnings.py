@@ -14,6 +14,7 @@ from gpukeeper.model.policy import Warnings
 
 _ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
 HOLD = "Keep it: gpukeeper workload hold"  # the path follows
+DAY = timedelta(days=1)
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
 
@@ -36,11 +37,11 @@ def staged(
 
     `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode.
     """
-    sent = [
-        w
-        for w in view.memory.warnings
-        if w.rule == rule and w.limit == limit and w.at <= now and (only_after is None or w.at >= only_after)
-    ]
+    # Nobody acts on what was announced for last week: a hold, an exemption or a pause was in between.
+    oldest = now - limit - settings.lead - settings.undelivered - DAY
+    if only_after is not None:
+        oldest = max(oldest, only_after)
+    sent = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
     done = max((w.stage for w in sent), default=0)
     if done < len(stages):
         after = _share(limit, stages[done])
@@ -80,6 +81,7 @@ def remove_with_children(rule: str, view: View, settings: Warnings, now: datetim
         condition=f"{answer.reason}; {view.subject.live_children} of its children still run and go with it",
         since=answer.since or now,
         remedy=f"{HOLD} {view.subject.ref.path}",
+        only_after=answer.since,
     )
     return msgspec.structs.replace(warned, suspends=answer.suspends)
 

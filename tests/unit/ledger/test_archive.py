@@ -6,9 +6,10 @@ from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpukeeper.ledger.archive import rotate, status
+from gpukeeper.ledger.archive import Rotation, rotate, status
 from gpukeeper.ledger.archive_file import read_archive
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
@@ -85,7 +86,7 @@ def test_old_lines_move_to_a_file_and_state_stays(tmp_path: Path) -> None:
         assert (await ledger.totals(NOW - 30 * DAY)).covers_from is None
         assert await ledger.damage() == []
         # Again: nothing is old enough, so nothing happens; not even a checkpoint.
-        assert await rotate(ledger, KEEP, NOW) == type(done)()
+        assert did_nothing(await rotate(ledger, KEEP, NOW))
         assert len(await ledger.lines()) == 3
         ledger.close()
 
@@ -116,11 +117,31 @@ def test_a_crash_at_any_step_loses_nothing_and_the_next_run_finishes(tmp_path: P
         assert set(lines) < set(found)
         assert set(found.values()) == {1}
         assert await answers(ledger) == state
-        assert await rotate(ledger, KEEP, NOW + 2 * DAY) == type(done)()
+        assert did_nothing(await rotate(ledger, KEEP, NOW + 2 * DAY))
         assert not list((tmp_path / "archive").glob(".*"))
         ledger.close()
 
     # KeyboardInterrupt would end asyncio.run's loop differently; the story catches it inside.
+    run(story())
+
+
+def did_nothing(done: Rotation) -> bool:
+    return msgspec.structs.replace(done, believed=None) == Rotation()
+
+
+def test_one_wrong_clock_deletes_nothing_for_ever(tmp_path: Path) -> None:
+    """A clock years ahead archives; what the archive holds stays until that time has really come."""
+
+    async def story() -> None:
+        ledger = await filled(tmp_path / "ledger.db")
+        await rotate(ledger, KEEP, NOW)
+        for _ in range(3):
+            done = await rotate(ledger, KEEP, NOW + 3650 * DAY)
+            assert done.archives_deleted == ()
+            assert done.believed is not None
+            assert done.believed <= NOW + 6 * DAY
+        ledger.close()
+
     run(story())
 
 
@@ -137,9 +158,11 @@ def test_archives_older_than_keep_are_deleted_and_signals_are_pruned(tmp_path: P
         first = await rotate(ledger, KEEP, NOW)
         assert first.signals_deleted == 3
         assert list(await signals.series([EVAL.key, TRAIN.key], NOW - 6 * DAY, NOW)) == [EVAL.key]
-        later = await rotate(ledger, KEEP, NOW + 340 * DAY)
-        assert later.archives_deleted == (first.archive,)
-        assert [p.name for p in (tmp_path / "archive").glob("*")] == [later.archive]
+        deleted: tuple[str, ...] = ()
+        for day in range(2, 342, 2):
+            deleted += (await rotate(ledger, KEEP, NOW + day * DAY)).archives_deleted
+        assert deleted[0] == first.archive
+        assert first.archive not in [p.name for p in (tmp_path / "archive").glob("*")]
         signals.close()
         ledger.close()
 

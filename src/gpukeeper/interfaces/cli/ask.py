@@ -48,7 +48,10 @@ def _through_daemon(request: Request) -> Reply | None:
         raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error
     except OSError as error:
         raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
-    return msgspec.json.decode(answer, type=Reply)
+    try:
+        return msgspec.json.decode(answer, type=Reply)
+    except msgspec.MsgspecError as error:
+        raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
 
 
 def _directly(request: Request, policy: Path | None) -> Reply:

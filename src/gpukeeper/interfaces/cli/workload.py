@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
@@ -81,13 +82,13 @@ def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = Fa
 
 
 @app.command()
-def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Sure = False, json: o.Json = False) -> None:
+def stop(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
     """Stop one workload now, with the same care as a pass."""
     _act("stop", workload, policy, yes, json)
 
 
 @app.command()
-def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Sure = False, json: o.Json = False) -> None:
+def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False, json: o.Json = False) -> None:
     """Remove one workload now: evidence first, verified afterwards."""
     _act("remove", workload, policy, yes, json)
 
@@ -97,4 +98,4 @@ def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) 
 
     if not yes and not typer.confirm(f"{verb.capitalize()} {workload} now?", err=True):
         raise typer.Exit(1)
-    ask(verb, policy=policy, json=json, workload=workload)
+    ask(verb, policy=policy, json=json, workload=workload, attended=not yes and sys.stdin.isatty())

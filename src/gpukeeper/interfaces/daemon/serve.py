@@ -14,7 +14,7 @@ from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.paths import socket_path
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.errors import LedgerError, PolicyError
+from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.wiring import Session, reload_policy
 
 DAY = timedelta(days=1)
@@ -62,9 +62,10 @@ async def _rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[st
     while not stop.is_set():
         policy, now = session.book.policy, session.keeper.clock.now()
         try:
-            await rotate(session.ledger, policy.ledger, now)
-            await session.evidence.prune(policy.capture.keep, now)
-        except (OSError, LedgerError) as problem:
+            done = await rotate(session.ledger, policy.ledger, now)
+            if done.believed is not None:
+                await session.evidence.prune(policy.capture.keep, done.believed)
+        except (OSError, KeeperError) as problem:
             say(f"the ledger could not be rotated: {problem}")
         waiting = asyncio.ensure_future(stop.wait())
         await asyncio.wait([waiting], timeout=DAY.total_seconds())

@@ -30,4 +30,3 @@ Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this n
 Workload: TypeAlias = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="platform/place/[namespace/kind/]name; any unique ending will do.")
 ]
-Sure: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

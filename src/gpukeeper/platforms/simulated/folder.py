@@ -33,7 +33,7 @@ from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-SUFFIX = ".json"
+SUFFIX, TAKEN = ".json", ".taken"
 
 
 class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -82,11 +82,15 @@ class FolderPlatform:
         yield None
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        """By inode, whatever its name is now: something that was only renamed is not gone."""
         now = datetime.now(UTC)
-        found = self._read(self._folder / (ref.name + SUFFIX), now)
-        if found is None or (isinstance(found, Subject) and found.ref.uid != ref.uid):
-            return Gone(ref, now)
-        return found
+        blind = None
+        for path in sorted(self._folder.iterdir()):
+            found = self._read(path, now) if path.suffix in (SUFFIX, TAKEN) else None
+            if isinstance(found, Subject) and found.ref.uid == ref.uid:
+                return found
+            blind = found if isinstance(found, Unknown) else blind
+        return Gone(ref, now) if blind is None else blind
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
@@ -101,7 +105,7 @@ class FolderPlatform:
         self._die_at(f"before act {self._acts}")
         path = self._path(fresh.ref)
         try:
-            answer = self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path)
+            answer = self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path, fresh)
         except FileNotFoundError:
             return Changed("its file is gone")
         except OSError as error:
@@ -120,19 +124,25 @@ class FolderPlatform:
         return Accepted()
 
     def _remove(self, path: Path, fresh: Subject) -> Accepted | Changed:
-        taken = path.with_suffix(".taken")
+        taken = path.with_suffix(TAKEN)
         path.rename(taken)
         facts = taken.stat()
         if (_uid(facts), _version(facts)) != (fresh.ref.uid, fresh.seen.version):
-            taken.rename(path)
+            path.hardlink_to(taken)  # back, but never over something that came meanwhile
+            taken.unlink()
             return Changed("its file is not the one that was looked at")
         taken.unlink()
         return Accepted(bytes_back=facts.st_blocks * 512)
 
-    def _stop(self, path: Path) -> Accepted:
-        workload = msgspec.json.decode(path.read_bytes(), type=Workload)
-        workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
-        path.write_bytes(msgspec.json.encode(workload))
+    def _stop(self, path: Path, fresh: Subject) -> Accepted | Changed:
+        with path.open("r+b") as file:
+            if _uid(os.fstat(file.fileno())) != fresh.ref.uid:
+                return Changed("its file is not the one that was looked at")
+            workload = msgspec.json.decode(file.read(), type=Workload)
+            workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
+            file.seek(0)
+            file.truncate()
+            file.write(msgspec.json.encode(workload))
         return Accepted()
 
     def _read(self, path: Path, now: datetime) -> Subject | Unknown | None:
@@ -146,7 +156,7 @@ class FolderPlatform:
         return _tell(self._ref(path, facts), workload, facts, now)
 
     def _ref(self, path: Path, facts: os.stat_result) -> Ref:
-        return Ref(self.name, self.place, "container", path.name.removesuffix(SUFFIX), _uid(facts))
+        return Ref(self.name, self.place, "container", _name(path), _uid(facts))
 
     def _path(self, ref: Ref) -> Path:
         return self._folder / (ref.name + SUFFIX)
@@ -154,6 +164,11 @@ class FolderPlatform:
     def _die_at(self, moment: str) -> None:
         if self._halt == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _name(path: Path) -> str:
+    """File names may hold any bytes; names are text."""
+    return os.fsencode(path.stem).decode("utf-8", "backslashreplace")
 
 
 def _uid(facts: os.stat_result) -> str:
