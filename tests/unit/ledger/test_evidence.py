@@ -102,6 +102,20 @@ def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "evidence").iterdir()} == {"20251210", "20260309", "notes.txt", "2020"}
 
 
+def test_date_named_folders_of_others_are_not_pruned(tmp_path: Path) -> None:
+    """A backup script names its folders by date, too; only what has our index in it is ours."""
+    root = tmp_path / "evidence"
+    store = FolderEvidence(root, MIB)
+    run(store.save(EVAL, "s1", NOW - timedelta(days=200), LOGS))
+    (root / "20240101").mkdir()
+    (root / "20240101" / "thesis.tar").write_text("years of work")
+    day = next(p for p in root.iterdir() if p.name != "20240101")
+    (day / "mine").mkdir()
+    run(store.prune(timedelta(days=90), NOW))
+    assert (root / "20240101" / "thesis.tar").read_text() == "years of work"
+    assert [p.name for p in day.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_loading_refuses_what_is_no_name_of_evidence(tmp_path: Path, name: str) -> None:
     store = FolderEvidence(tmp_path / "evidence", MIB)
