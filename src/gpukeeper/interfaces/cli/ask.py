@@ -20,7 +20,7 @@ SECONDS = 180.0  # a stop may take its grace and the looks afterwards
 
 def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import plain
+    from gpukeeper.notify.terminals import plain
 
     request = Request(verb=verb, **asked)
     reply = _through_daemon(request) or _directly(request, policy)

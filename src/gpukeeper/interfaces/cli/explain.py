@@ -51,7 +51,7 @@ async def _explain(session: Session, words: str, *, json: bool) -> None:
 
 def _print(view: View, decision: Decision, said: tuple[Answer, ...], history: list[Event], session: Session) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import plain
+    from gpukeeper.notify.terminals import plain
 
     subject, now = view.subject, session.keeper.clock.now()
     typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))

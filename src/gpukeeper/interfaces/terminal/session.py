@@ -13,6 +13,7 @@ import typer
 
 from gpukeeper.ledger.paths import socket_path, state_folder
 from gpukeeper.model.errors import UsageError
+from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
@@ -43,11 +44,6 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
 def say(words: str) -> None:
     """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
     typer.echo("\n".join(map(plain, words.split("\n"))), err=True)
-
-
-def plain(words: str) -> str:
-    """Names are other people's words: nothing in them may drive the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
 
 
 def narrowed(

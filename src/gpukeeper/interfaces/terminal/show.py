@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from gpukeeper.interfaces.terminal.session import plain
 from gpukeeper.model.decision import Action, Decision, Result, Verdict
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
