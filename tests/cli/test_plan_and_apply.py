@@ -147,17 +147,33 @@ def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
     assert fleet.names() == {"ended-2", "ended-3"}
 
 
-def test_the_breaker_refuses_when_too_much_running_work_is_due(fleet: Fleet) -> None:
-    fleet.write_policy(POLICY + "classes: {docker: {max_runtime: 1h}}\nwarnings: {lead: 1m, undelivered: 0s}\n")
+def test_overdue_running_work_is_warned_twice_before_anything_is_stopped(fleet: Fleet) -> None:
+    """C14.2"""
+    fleet.write_policy(POLICY + "classes: {docker: {max_runtime: 1h}}\n")
     for n in range(4):
         fleet.add(f"run-{n}", state=State.RUNNING, started=ago(hours=9), devices=("GPU-0",))
-    assert fleet.run("apply", "--yes").code == 0  # first warning; nothing is stopped
-    fleet.run("apply", "--yes")  # second warning
-    assert {line["stage"] for line in fleet.lines("warning")} == {1, 2}
-    ran = fleet.run("apply", "--yes")
-    assert ran.code in (0, 12)
-    assert fleet.names() == {f"run-{n}" for n in range(4)}
+    for _ in range(3):
+        assert fleet.run("apply", "--yes").code == 0
+    assert [line["stage"] for line in fleet.lines("warning")] == [1] * 4 + [2] * 4
     assert fleet.lines("intent") == []
+
+
+def test_the_breaker_refuses_with_12_and_allows_what_a_person_allows(fleet: Fleet) -> None:
+    for n in range(6):
+        fleet.ended(f"young-{n}", days=0.1)
+    fleet.run("apply", "--yes")
+    fleet.ended("old", days=2)
+    for n in range(4):
+        (fleet.folder / f"young-{n}.json").unlink()
+    refused = fleet.run("apply", "--yes")
+    assert refused.code == 12
+    assert "4 of 6 things seen in the last pass are missing" in refused.err
+    assert "Nothing was touched." in refused.err
+    assert "gpukeeper apply --budget" in refused.err
+    assert "old" in fleet.names()
+    assert fleet.lines("intent") == []
+    assert fleet.run("apply", "--yes", "--budget", "1").code == 0
+    assert "old" not in fleet.names()
 
 
 def test_what_cannot_be_read_is_not_seen_and_not_touched(fleet: Fleet) -> None:

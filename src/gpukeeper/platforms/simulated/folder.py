@@ -84,13 +84,11 @@ class FolderPlatform:
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         """By inode, whatever its name is now: something that was only renamed is not gone."""
         now = datetime.now(UTC)
-        blind = None
         for path in sorted(self._folder.iterdir()):
-            found = self._read(path, now) if path.suffix in (SUFFIX, TAKEN) else None
-            if isinstance(found, Subject) and found.ref.uid == ref.uid:
-                return found
-            blind = found if isinstance(found, Unknown) else blind
-        return Gone(ref, now) if blind is None else blind
+            if path.suffix in (SUFFIX, TAKEN) and _inode(path) == ref.uid:
+                found = self._read(path, now)
+                return Gone(ref, now) if found is None else found
+        return Gone(ref, now)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
@@ -169,6 +167,13 @@ class FolderPlatform:
 def _name(path: Path) -> str:
     """File names may hold any bytes; names are text."""
     return os.fsencode(path.stem).decode("utf-8", "backslashreplace")
+
+
+def _inode(path: Path) -> str | None:
+    try:
+        return _uid(path.stat())
+    except FileNotFoundError:
+        return None
 
 
 def _uid(facts: os.stat_result) -> str:
