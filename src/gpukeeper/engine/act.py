@@ -26,6 +26,7 @@ from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
+MANIFEST = ("manifest",)
 _LIVE = (State.RUNNING, State.PAUSED)
 
 
@@ -33,7 +34,7 @@ async def take(
     keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int, hourly: int | None = None
 ) -> Closed:
     """One acting step from evidence to outcome. Whatever happens, exactly one outcome is written."""
-    if step.decision.action is Action.REMOVE:
+    if step.decision.action is not Action.TRIM:
         problem = await _save_evidence(keeper, platform, step, book)
         if problem is not None:
             return await _close(keeper, step, *problem)
@@ -68,8 +69,9 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     if still_holds(step, fresh, book, keeper.clock.now()) is not None:
         return None
     decision = step.decision
-    message = f"{decision.seen.ref.path}: {decision.reason}"
-    delivered = await keeper.notifier.tell(decision.owner, message)
+    message = f"{decision.seen.ref.path}: {decision.reason}{_lost(fresh.subject, decision.then)}"
+    inside = await platform.tell(fresh.subject, message)
+    delivered = await keeper.notifier.tell(decision.owner, message) or inside
     line = WarningSent(
         at=keeper.clock.now(),
         ref=decision.seen.ref,
@@ -84,6 +86,16 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     )
     await keeper.ledger.append([line])
     return line
+
+
+def _lost(subject: Subject, then: Action) -> str:
+    """What a warning adds: the owner can still save it."""
+    if isinstance(subject.loses, Unknown):
+        return f". What would be lost could not be learned ({subject.loses.why})"
+    if not subject.loses:
+        return ""
+    once = "with it" if then is Action.REMOVE or subject.goes_when_stopped else "when it is removed"
+    return f". Lost {once}: {', '.join(subject.loses)}"
 
 
 async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
@@ -111,7 +123,9 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
-    taken = await platform.capture(found, book.policy.capture.what)
+    ends = step.decision.action is Action.REMOVE or found.goes_when_stopped
+    # Of what is only stopped, enough to bring it back as it was.
+    taken = await platform.capture(found, book.policy.capture.what if ends else MANIFEST)
     name: str | Unknown = ""
     note = ""
     match taken:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.clockwatch import ClockWatch
-from gpukeeper.engine.ports import Clock, EvidenceStore, Ledger, Meter, Notifier, Platform, Signals
+from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
 from gpukeeper.model.decision import Action, Guard
 
 IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM})
@@ -22,6 +22,7 @@ class Keeper:
     notifier: Notifier
     clock: Clock
     meter: Meter | None = None
+    gpus: Gpus | None = None
     clock_watch: ClockWatch = field(init=False)
     budget_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # places act at once; the hour is theirs together
     in_vain: dict[str, datetime] = field(default_factory=dict)  # by key: when a step on it last came to nothing

@@ -67,8 +67,21 @@ class Platform(Protocol):
         """One verb on exactly `fresh`. For an ATOMIC verb the platform refuses if it changed since."""
         ...
 
+    async def tell(self, subject: Subject, message: str) -> bool:
+        """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
+        ...
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """Bring back what gpukeeper stopped (no evidence) or removed (from its evidence)."""
+        ...
+
+
+class Gpus(Protocol):
+    """The GPUs of the machine we run on."""
+
+    async def shares(self) -> Mapping[str, float] | Unknown:
+        """What each GPU or slice weighs, by uuid: a whole GPU 1, a slice its part of one. A GPU that is cut is not
+        listed itself."""
         ...
 
 

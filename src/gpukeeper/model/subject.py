@@ -49,6 +49,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     hold_until: datetime | Unknown | None = None
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
     managed_elsewhere: str | None = None  # another actor owns its life
+    keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
+    evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
+    findings: tuple[str, ...] = ()  # sentences: what somebody should mend; nothing is repaired here
+    loses: tuple[str, ...] | Unknown = ()  # what its removal would destroy; filled in by a look, not when listed
+    goes_when_stopped: bool = False  # a stop is its removal, so that evidence comes first
     marks: Marks = Marks()
     labels: Mapping[str, str] = {}
 

@@ -94,6 +94,9 @@ class HostPlatform:
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         return errors.LOOKS_ONLY
 
+    async def tell(self, subject: Subject, message: str) -> bool:
+        return False  # whoever works on the machine itself sits at a terminal of the machine
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.LOOKS_ONLY
 

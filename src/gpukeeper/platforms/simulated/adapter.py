@@ -140,6 +140,9 @@ class SimulatedPlatform:
         self._do(thing, action)
         return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size)
 
+    async def tell(self, subject: Subject, message: str) -> bool:
+        return False
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         await self._call()
         world, thing = self._world, self._world.find(ref)

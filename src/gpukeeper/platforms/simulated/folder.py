@@ -111,6 +111,9 @@ class FolderPlatform:
         self._die_at(f"after act {self._acts}")
         return answer
 
+    async def tell(self, subject: Subject, message: str) -> bool:
+        return False
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
             return Refused("nothing was captured of it")
