@@ -11,12 +11,13 @@ from typing import TypeAlias
 
 from gpukeeper.devices import holders
 from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, in_thread, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]

@@ -14,13 +14,14 @@ import msgspec
 
 from gpukeeper.disk import measure, mounts, open_files
 from gpukeeper.disk.measure import Limits, Measured
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Temporary
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, in_thread, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
 
 NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
 

@@ -18,6 +18,7 @@ import pytest
 
 from gpukeeper.devices.nvml import GpuFacts, inventory
 from gpukeeper.disk.measure import Limits
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Action,
@@ -32,7 +33,7 @@ from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
-from gpukeeper.platforms.host.connect import Patience, hostname, in_thread, user_name
+from gpukeeper.platforms.host.connect import Patience, hostname, user_name
 
 T = TypeVar("T")
 BOOT = datetime(2026, 1, 1, tzinfo=UTC)
