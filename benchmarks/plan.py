@@ -88,6 +88,9 @@ class PagedPlatform:
     async def act(self, step: Step, fresh: Subject) -> Accepted | Refused | Unknown:
         return NO_VERB
 
+    async def tell(self, subject: Subject, message: str) -> bool:
+        return False
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return NO_VERB
 

@@ -1,0 +1,42 @@
+"""Blocking work (a driver, a disk) in a thread of its own that can be left behind: nothing may stop the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
+    """TimeoutError when it takes longer; the thread is then left behind.
+
+    Not asyncio.to_thread: its threads are waited for when the program ends, and a thread inside a dead network
+    filesystem never ends.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def tell(give: Callable[[], None]) -> None:
+        if not answer.done():
+            give()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # it belongs to whoever awaits the answer
+            failure = error
+            give: Callable[[], None] = lambda: answer.set_exception(failure)  # noqa: E731
+        else:
+            give = lambda: answer.set_result(result)  # noqa: E731
+        try:
+            loop.call_soon_threadsafe(tell, give)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=run, name="gpukeeper-blocking", daemon=True).start()
+    async with asyncio.timeout(deadline.total_seconds()):
+        return await answer
