@@ -5,25 +5,29 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from types import ModuleType
 
-NAMES = ("decisions", "plan", "startup", "simulation", "ledger")
+NAMES = ("decisions", "plan", "startup", "simulation", "ledger", "docker-plan", "docker-idle", "docker-outcome")
 
 
 def main(arguments: list[str]) -> int:
     if not arguments:
         for name in NAMES:
-            print(f"{name:12}{_first_line(name)}")
+            print(f"{name:16}{_first_line(name)}")
         return 0
     if len(arguments) > 1 or arguments[0] not in NAMES:
         print(f'"{" ".join(arguments)}" is not one of: {", ".join(NAMES)}', file=sys.stderr)
         return 2
-    importlib.import_module(f"benchmarks.{arguments[0]}").run()
+    _module(arguments[0]).run()
     return 0
 
 
 def _first_line(name: str) -> str:
-    module = importlib.import_module(f"benchmarks.{name}")
-    return inspect.cleandoc(module.__doc__ or "").splitlines()[0]
+    return inspect.cleandoc(_module(name).__doc__ or "").splitlines()[0]
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
 
 
 if __name__ == "__main__":

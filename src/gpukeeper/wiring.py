@@ -7,13 +7,17 @@ import pwd
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gpukeeper.config.load import Loaded, load_policy, load_text
+from gpukeeper.devices.gpus import LocalGpus
+from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
+from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Meter, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import FolderEvidence
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
@@ -24,6 +28,9 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.notify.terminals import Terminals
 from gpukeeper.platforms.docker import connect as docker
+from gpukeeper.platforms.docker import meter as docker_meter
+from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.kubernetes import connect as kubernetes
@@ -62,6 +69,7 @@ class Session:
     signals: SqliteSignals
     evidence: FolderEvidence
     user: str
+    usage: GpuUsage | None = None
     notes: list[str] = field(default_factory=list)
 
     def looking_only(self) -> Rulebook:
@@ -69,6 +77,8 @@ class Session:
         return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
 
     def close(self) -> None:
+        if self.usage is not None:
+            self.usage.close()
         self.ledger.close()
         self.signals.close()
 
@@ -79,7 +89,8 @@ def open_session(
     """`write`: the ledger will be written. `only` narrows to one platform, or one place of it."""
     clock = SystemClock()
     loaded = load_policy(policy, environ=environ)
-    platforms, reaches = _platforms(loaded, clock, environ)
+    gpus = LocalGpus()
+    platforms, reaches = _platforms(loaded, clock, environ, gpus)
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
@@ -89,6 +100,7 @@ def open_session(
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture
     evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
+    usage, meter = _meter(platforms, loaded, clock)
     keeper = Keeper(
         platforms=platforms,
         ledger=ledger,
@@ -96,8 +108,11 @@ def open_session(
         evidence=evidence,
         notifier=Terminals(),
         clock=clock,
+        meter=meter,
+        gpus=gpus if usage is not None else None,
     )
-    return Session(keeper, Rulebook(loaded.policy), loaded, reaches, ledger, signals, evidence, user_name(os.getuid()))
+    book, user = Rulebook(loaded.policy), user_name(os.getuid())
+    return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, usage)
 
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
@@ -133,7 +148,13 @@ def user_name(uid: int) -> str:
 def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:
     """What is here. The machine itself always is."""
     found = [Reach("host", hostname(), True, "this machine")]
-    for name, find in (("docker", docker.find), ("kubernetes", kubernetes.find), ("ray", ray.find)):
+    engine = docker.find(environ)
+    found.append(
+        Reach("docker", "", False, _NOT_FOUND["docker"])
+        if engine is None
+        else Reach("docker", hostname() if engine.startswith("unix://") else engine, True, f"at {engine}")
+    )
+    for name, find in (("kubernetes", kubernetes.find), ("ray", ray.find)):
         where = find(environ)
         if where is None:
             found.append(Reach(name, "", False, _NOT_FOUND[name]))
@@ -149,8 +170,22 @@ _NOT_FOUND = {
 }
 
 
+def _meter(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) -> tuple[GpuUsage | None, Meter | None]:
+    """What happens on this machine is measured here, with the driver kept open between readings."""
+    if not any(isinstance(one, HostPlatform) for one in platforms):
+        return None, None
+    usage = GpuUsage(clock, exporter=loaded.policy.gpu.dcgm)
+    meters: list[Meter] = [CounterMeter("host", clock, host_meter.count)]
+    here = ["host"]
+    for one in platforms:
+        if isinstance(one, DockerPlatform) and one.local:
+            meters.append(CounterMeter("docker", clock, partial(docker_meter.count, records=one.records)))
+            here.append("docker")
+    return usage, Meters(GpuMeter(usage, clock, here), *meters)
+
+
 def _platforms(
-    loaded: Loaded, clock: SystemClock, environ: Mapping[str, str]
+    loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: LocalGpus
 ) -> tuple[tuple[Platform, ...], list[Reach]]:
     fleet = environ.get(FLEET)
     if fleet:
@@ -160,4 +195,18 @@ def _platforms(
         platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
     host = HostPlatform(hostname(), loaded.policy.temporary, clock)
-    return (host,), discover(environ)
+    address = docker.find(environ)
+    if address is None:
+        return (host,), discover(environ)
+    engine = docker.Engine(address, environ)
+    place = hostname() if engine.local else engine.host
+    docker_host = DockerPlatform(
+        engine,
+        place,
+        clock,
+        gpus.inventory,
+        trusted_labels=loaded.policy.owner_labels,
+        keep_alive=loaded.policy.keep_alive,
+        cache=loaded.policy.build_cache.unused is not None,
+    )
+    return (host, docker_host), discover(environ)

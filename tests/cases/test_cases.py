@@ -21,7 +21,7 @@ from gpukeeper.lifecycle.decide import RULES, answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.identity import Seen
-from gpukeeper.model.memory import Memory
+from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Subject
@@ -62,7 +62,7 @@ def test_every_rule_has_cases(rule: str) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_case_says_why_and_what_it_expects(path: Path) -> None:
     case = json.loads(path.read_text())
-    assert set(case) <= {"why", "like", "subject", "series", "memory", "pressure", "policy", "expect"}
+    assert set(case) <= {"why", "like", "subject", "series", "memory", "pressure", "elsewhere", "policy", "expect"}
     assert len(case["why"]) > 20
     assert case["expect"]["action"]
 
@@ -76,8 +76,13 @@ def view_of(case: dict[str, Any]) -> View:
     memory = dict(case.get("memory", {}))
     memory["warnings"] = [WARNED | one for one in memory.get("warnings", [])]
     memory["holds"] = [HELD | one for one in memory.get("holds", [])]
+    elsewhere = [HELD | one for one in case.get("elsewhere", [])]
     return View(
-        subject, _series(case, facts), msgspec.convert(_values(memory), Memory), pressure=case.get("pressure", False)
+        subject,
+        _series(case, facts),
+        msgspec.convert(_values(memory), Memory),
+        pressure=case.get("pressure", False),
+        elsewhere=msgspec.convert(_values(elsewhere), tuple[Hold, ...]),
     )
 
 

@@ -59,6 +59,7 @@ _EXIT_CODES = {
     "doctor": {1: "it found a problem"},
     "plan": {4: "something is due, with `--exit-code`"},
     "serve": {11: "another daemon serves here"},
+    "stop-all": {3: "some were not stopped, or could not be seen"},
 }
 
 

@@ -18,11 +18,15 @@ PRINTERS = {"as_json", "_print_json"}
 # How each document is made on a fleet in which one workload is due.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": ("observe",),
+    "observe-gpus": ("observe", "--gpus"),
     "plan": ("plan",),
     "explain": ("explain", "eval"),
     "workload-list": ("workload", "list"),
+    "node-list": ("node", "list"),
+    "node-show": ("node", "show", "GPU-1"),
     "request": ("workload", "hold", "train", "--for", "1h"),
     "apply": ("apply", "--yes"),
+    "stop-all": ("stop-all", "--yes"),
     "ledger-list": ("ledger", "list"),
     "ledger-show": ("ledger", "show", "1"),
     "ledger-totals": ("ledger", "totals"),

@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 from gpukeeper.model.decision import View
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.memory import Hold, Memory, Stopped, Warned
+from gpukeeper.model.memory import KEEP_ALIVE, Hold, Memory, Stopped, Warned
 from gpukeeper.model.policy import (
     Activity,
     AfterIdle,
     AtFinish,
+    BuildCache,
     ClassSettings,
     Exemption,
     Group,
+    Images,
     Match,
     OnIdle,
     PlaceScope,
@@ -47,7 +49,11 @@ REFS = (
     Ref("docker", "node-3", "container", "eval", "c0ffee"),
     Ref("kubernetes", "prod", "trainjob", "run-7", "u7", "research"),
 )
-TREE = Ref("host", "node-3", "tree", "/tmp/tmp1", "8:77")
+LEFTOVERS = {
+    Shape.TREE: Ref("host", "node-3", "tree", "/tmp/tmp1", "8:77"),
+    Shape.IMAGE: Ref("docker", "node-3", "image", "lab/train:7", "sha256:77"),
+    Shape.CACHE: Ref("docker", "node-3", "cache", "k3s9", "k3s9"),
+}
 AGO = tuple(NOW - n * MINUTE for n in (0, 2, 8, 12, 25, 31, 45, 90, 130, 300, 3000, 50_000))
 MANY = 60
 T = TypeVar("T")
@@ -79,21 +85,23 @@ def view(rng: random.Random) -> View:
     one = subject(rng)
     live = one.state in (State.RUNNING, State.PAUSED)
     measured = series(rng, one.devices) if live and isinstance(one.devices, tuple) and one.devices else ()
-    return View(one, measured, memory(rng, one), rng.random() < 0.3)
+    elsewhere = (Hold("ann", rng.choice(AGO), NOW, devices=("GPU-0",)),) if rng.random() < 0.2 else ()
+    return View(one, measured, memory(rng, one), rng.random() < 0.3, elsewhere)
 
 
 def subject(rng: random.Random) -> Subject:
-    shape = rng.choice([*[Shape.WORKLOAD] * 6, Shape.ORPHAN, Shape.TREE])
+    shape = rng.choice([*[Shape.WORKLOAD] * 8, Shape.ORPHAN, Shape.TREE, Shape.IMAGE, Shape.CACHE])
     created = rng.choice(AGO)
     started = max(created, rng.choice(AGO))
     state = rng.choice([State.ENDED, State.ENDED, State.RUNNING, State.RUNNING, *State])
     over = state is State.ENDED
     return Subject(
-        seen=Seen(TREE if shape is Shape.TREE else rng.choice(REFS), "run-1", "1", NOW),
+        seen=Seen(LEFTOVERS.get(shape) or rng.choice(REFS), "run-1", "1", NOW),
         shape=shape,
         root="kubernetes/prod/research/trainjob/run-1" if rng.random() < 0.1 else None,
         state=state,
         owner=rng.choice(["ann", "bob", None]),
+        owner_verified=rng.random() < 0.8,
         class_=rng.choice(CLASSES),
         environment=rng.choice([None, "ci", "production"]),
         created=created,
@@ -102,6 +110,7 @@ def subject(rng: random.Random) -> Subject:
         ends_for_good=rng.random() < 0.3,
         outcome=rng.choice([*Outcome, None]) if over else None,
         devices=rng.choice([(), ("GPU-0",), ("GPU-0", "GPU-1")]),
+        slices=rng.choice([(), ("GPU-0",)]),
         live_children=rng.choice([0, 0, 0, 2]),
         size=rng.choice([0, 10**10]),
         last_used=rng.choice([*AGO, None]),
@@ -111,6 +120,7 @@ def subject(rng: random.Random) -> Subject:
         marks=Marks(
             ttl=rng.choice([None, None, None, SHORT, LONG, 90 * DAY]),
             hold_until=rng.choice([None, None, None, NOW - MINUTE, NOW + HOUR]),
+            keep_alive=rng.choice([None, None, None, False, True, True]),
             asks_exemption="ds01.protected=true" if rng.random() < 0.1 else None,
         ),
     )
@@ -134,7 +144,8 @@ def memory(rng: random.Random, one: Subject) -> Memory:
 def hold(rng: random.Random) -> Hold:
     suspends = rng.choice([(), ("max_runtime",), ("*",), ("idle", "retention")])
     admin = rng.random() < 0.5
-    return Hold("ann", rng.choice(AGO), rng.choice([NOW - MINUTE, NOW + HOUR]), admin=admin, suspends=suspends)
+    by = "ann" if admin else rng.choice(["ann", KEEP_ALIVE])
+    return Hold(by, rng.choice(AGO), rng.choice([NOW - MINUTE, NOW + HOUR]), admin=admin, suspends=suspends)
 
 
 def warnings(rng: random.Random) -> tuple[Warned, ...]:
@@ -166,6 +177,7 @@ def policy(rng: random.Random) -> Policy:
         idle=rng.choice([SHORT, SHORT, LONG, None]),
         on_idle=rng.choice([OnIdle.STOP, OnIdle.STOP, OnIdle.REPORT]),
         after_idle=rng.choice([*AfterIdle]),
+        idle_when_large=rng.choice(limit),
         max_runtime=rng.choice(limit),
         never_started=rng.choice(limit),
     )
@@ -181,13 +193,15 @@ def policy(rng: random.Random) -> Policy:
         classes={
             "managed": managed,
             "api": ClassSettings(max_runtime=LONG, idle=SHORT),
-            "infrastructure": ClassSettings(untouchable=True),
+            "infrastructure": ClassSettings(untouchable=rng.random() < 0.7),
         },
         groups=rng.choice([{}, {"faculty": Group(members=("ann",), idle=LONG, max_runtime=LONG)}]),
         match=rng.choice([(), (), (Match(class_="infrastructure", owner="bob"),)]),
         exemptions=tuple(exemption(rng) for _ in range(rng.choice([0, 0, 0, 1, 2]))),
         activity=Activity(signals=("cpu", "disk")),
         temporary=(Temporary(root="/tmp", names=("tmp*",), above=5 * 10**9),),
+        images=Images(unused=rng.choice(limit), keep=rng.choice([(), ("base/*",), ("lab/*",)])),
+        build_cache=BuildCache(unused=rng.choice(limit)),
     )
 
 

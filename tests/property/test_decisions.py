@@ -18,7 +18,7 @@ from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
 from gpukeeper.model.subject import Shape, State
-from tests.property.strategies import HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
+from tests.property.strategies import DAY, HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
 
 replace = msgspec.structs.replace
 Pairs = Dozens[tuple[View, Policy]]
@@ -53,6 +53,8 @@ def _patient(rules: Policy, factor: float) -> Policy:
         classes={name: _slower(one, factor) for name, one in rules.classes.items()},
         groups={name: _slower(one, factor) for name, one in rules.groups.items()},
         temporary=tuple(replace(one, older_than=one.older_than * factor) for one in rules.temporary),
+        images=replace(rules.images, **_times(rules.images, ("unused",), factor)),
+        build_cache=replace(rules.build_cache, **_times(rules.build_cache, ("unused",), factor)),
     )
 
 
@@ -62,7 +64,7 @@ def _longer(retention: Retention, factor: float) -> Retention:
 
 def _slower(limits: Any, factor: float) -> Any:
     names = ("idle", "max_runtime", "hold_after_stop")
-    more = ("never_started", "hold") if isinstance(limits, ClassSettings) else ()
+    more = ("never_started", "hold", "idle_when_large") if isinstance(limits, ClassSettings) else ()
     return replace(limits, **_times(limits, (*names, *more), factor))
 
 
@@ -74,6 +76,9 @@ def _times(value: Any, names: tuple[str, ...], factor: float) -> dict[str, timed
 @given(many=dozens(lambda rng: (*pair(rng), hold(rng))))
 def test_adding_a_hold_never_causes_a_removal(many: Dozens[tuple[View, Policy, Hold]]) -> None:
     for one, rules, added in many:
+        over = not added.admin and min(added.until, added.at + DAY) <= NOW
+        if over and one.subject.marks.keep_alive is True:
+            continue  # what was held before is what a keep-alive file can no longer ask for
         held = replace(one, memory=replace(one.memory, holds=(*one.memory.holds, added)))
         if decide(held, Rulebook(rules), NOW).action in ACTING:
             assert decide(one, Rulebook(rules), NOW).action is not Action.KEEP, f"{one}\n{added}"
@@ -87,6 +92,25 @@ def test_a_users_valid_hold_leaves_only_the_maximum_runtime(pairs: Pairs) -> Non
         held = replace(one, memory=replace(one.memory, holds=(*one.memory.holds, valid)))
         made = decide(held, Rulebook(rules), NOW)
         assert made.action is Action.KEEP or made.rule == "max_runtime"
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_keep_alive_lease_begins_only_when_it_keeps_and_never_beyond_the_total(pairs: Pairs) -> None:
+    """C8.5, for any view: a lease is a hold within the class's limit, and one is never granted beside another."""
+    for one, rules in pairs:
+        made = decide(one, Rulebook(rules), NOW)
+        if made.begins is None:
+            continue
+        assert made.action is Action.KEEP
+        assert one.subject.owner is not None
+        assert NOW < made.begins.until <= NOW + DAY
+        after = replace(one, memory=replace(one.memory, holds=(*one.memory.holds, made.begins)))
+        again = decide(after, Rulebook(rules), NOW + MINUTE)
+        assert again.begins is None
+        assert again.action not in ACTING or again.rule == "max_runtime"
+        at_end = decide(replace(after, series=()), Rulebook(rules), made.begins.until)
+        assert at_end.begins is None, "a file alone renews nothing"
 
 
 @settings(max_examples=150, deadline=None)

@@ -54,7 +54,7 @@ def vaguer(view: View, fact: str) -> View:
 
 def test_every_fact_that_may_be_unknown_is_tried() -> None:
     assert len(FACTS) >= 15
-    assert MARKS == ["ttl", "hold_until"]
+    assert MARKS == ["ttl", "hold_until", "keep_alive"]
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import msgspec
+
 from gpukeeper.engine import requests
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
@@ -33,6 +35,7 @@ from gpukeeper.model.policy import (
 )
 from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
@@ -186,7 +189,7 @@ async def _one_life(keeper: Keeper, run: Run, seconds: float) -> None:
 
 
 async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asyncio.Event) -> None:
-    """Owners hold and release; now and then an admin pauses everything for a while."""
+    """Owners hold and release and make keep-alive files; now and then an admin pauses everything for a while."""
     rng = world.rng
     await requests.resume(keeper, book, "root")  # whoever paused may have gone down with the last life
     while not stop.is_set():
@@ -206,3 +209,8 @@ async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asynci
                 await requests.pause(keeper, book, "root", "maintenance")
                 await asyncio.sleep(rng.uniform(60, 1200))
                 await requests.resume(keeper, book, "root")
+            elif dice >= 0.8 and running:
+                # A file inside a workload, made and taken away.
+                thing = rng.choice(running)
+                there = rng.choice((True, True, False, Unknown("its files could not be read")))
+                thing.marks = msgspec.structs.replace(thing.marks, keep_alive=there)

@@ -13,7 +13,17 @@ from gpukeeper.engine import act as engine_act
 from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
 from gpukeeper.lifecycle import activity, budget, decide, warnings
-from gpukeeper.lifecycle.rules import hold, idle, live_children, max_runtime, orphan, retention, target, temporary_tree
+from gpukeeper.lifecycle.rules import (
+    hold,
+    idle,
+    keep_alive,
+    live_children,
+    max_runtime,
+    orphan,
+    retention,
+    target,
+    temporary_tree,
+)
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
 from gpukeeper.model.subject import Shape, Subject
@@ -138,6 +148,20 @@ def treat_unknown_children_as_none() -> Iterator[None]:
 @planted("holds_and_scope")
 def ignore_a_hold() -> Iterator[None]:
     with rule_swapped(hold, lambda *_: Answer(hold.NAME, Verdict.SILENT, "nobody holds it")):
+        yield
+
+
+@planted("holds_and_scope")
+def forget_a_keep_alive_lease() -> Iterator[None]:
+    """It is written down and then not looked up."""
+    with swapped(keep_alive, "running_lease", lambda *_: None):
+        yield
+
+
+@planted("due_is_reclaimed")
+def never_write_a_keep_alive_lease_down() -> Iterator[None]:
+    """A lease without a clock of ours begins anew in every pass."""
+    with swapped(engine_observe, "_begun", lambda *_: []):
         yield
 
 

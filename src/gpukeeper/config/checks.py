@@ -82,7 +82,8 @@ def _kept(retention: Retention, at: Path) -> Iterator[Problem]:
 
 def _idle_limits(file: PolicyFile) -> list[tuple[Path, timedelta]]:
     """Every idle time that leads to a stop or report, shortest first."""
-    classes = [(("classes", name, "idle"), one.idle) for name, one in file.classes.items() if not one.untouchable]
+    live = [(name, one) for name, one in file.classes.items() if not one.untouchable]
+    classes = [(("classes", name, key), getattr(one, key)) for name, one in live for key in ("idle", "idle_when_large")]
     groups = [(("groups", name, "idle"), one.idle) for name, one in file.groups.items()]
     return sorted(((p, idle) for p, idle in [*classes, *groups] if idle is not None), key=lambda pair: pair[1])
 
@@ -145,6 +146,8 @@ def _stops(file: PolicyFile) -> list[tuple[Path, timedelta]]:
     for name, one in file.classes.items():
         if not one.untouchable:
             found.append((("classes", name, "idle"), one.idle if one.on_idle is OnIdle.STOP else None))
+            large = one.idle_when_large if one.idle is None and one.on_idle is OnIdle.STOP else None
+            found.append((("classes", name, "idle_when_large"), large))
             found.append((("classes", name, "max_runtime"), one.max_runtime))
     for name, group in file.groups.items():
         found += [(("groups", name, "idle"), group.idle), (("groups", name, "max_runtime"), group.max_runtime)]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from cronsim import CronSim, CronSimError
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
@@ -241,3 +242,17 @@ def _read_pattern(value: object) -> str:
 
 
 NamePattern = Annotated[str, *_kind(_read_pattern, str, {"type": "string", "pattern": "^[^/]+$", "x-kind": "pattern"})]
+
+
+def _read_address(value: object) -> str | None:
+    if value == "none":
+        return None
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
+        advice = "Write it like http://localhost:9400/metrics, or none."
+        raise ValueError(f"{units.shown(value)} is not the address of an exporter. {advice}")
+    return str(value)
+
+
+_ADDRESS_SCHEMA = {"type": "string", "pattern": "^(https?://.+|none)$", "x-kind": "address or none"}
+Address = Annotated[str | None, *_kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]

@@ -16,6 +16,10 @@ BUILT_IN: dict[str, Any] = {
         "serving": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
         "unknown": {"idle": "15m", "max_runtime": "24h"},
         "infrastructure": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
+        # What neither holds nor asks for a GPU is not what this is about.
+        "without-gpu": {"idle": "none", "max_runtime": "none", "never_started": "none", "untouchable": True},
+        # Somebody's program on the machine itself: told of, never touched.
+        "bare": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
         # On a cluster idle work is reported, not stopped, until a site's own class says otherwise.
         "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
         "ray": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},

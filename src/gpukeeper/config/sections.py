@@ -55,6 +55,9 @@ _C = model.ClassSettings()
 
 class Class(Section):
     idle: f.Limit = about(_C.idle, "Stopped after being idle this long. `none`: no idle rule.")
+    idle_when_large: f.Limit = about(
+        _C.idle_when_large, "The idle time of what has none and holds more than a slice. `none`: it is only reported."
+    )
     on_idle: f.OnIdleWord = about(_C.on_idle, "`report` tells and does nothing.")
     after_idle: f.AfterIdleWord = about(_C.after_idle, "Whether an idle stop is followed by removal.")
     max_runtime: f.Limit = about(_C.max_runtime, "Stopped after running this long in all, restarts included.")
@@ -169,6 +172,21 @@ class Temporary(Section):
     older_than: f.Span = about(_T.older_than, "Only what nobody used for this long.")
 
 
+_I = model.Images()
+
+
+class Images(Section):
+    unused: f.Limit = about(_I.unused, "Removed when unused for this long, as far as was seen. `none`: only reported.")
+    keep: list[str] = about(list(_I.keep), "Never removed: names of images. Patterns as in a shell.")
+
+
+_BC = model.BuildCache()
+
+
+class BuildCache(Section):
+    unused: f.Limit = about(_BC.unused, "Removed when no build used it for this long. `none`: only reported.")
+
+
 _E = model.Capture()
 _EVIDENCE = tuple(_E.what)
 
@@ -197,12 +215,24 @@ class Ledger(Section):
     signals: f.Span = about(_L.signals, "Measurements are kept this long.")
 
 
+_U = model.GpuSettings()
+
+
+class Gpu(Section):
+    reset: bool = about(_U.reset, "A GPU that stays dirty and that nobody holds is reset, at most once a day.")
+    settle: f.Interval = about(_U.settle, "A GPU that is not clean this long after its work ended is quarantined.")
+    dcgm: f.Address = about(_U.dcgm, "Where a DCGM exporter tells its metrics: http://localhost:9400/metrics.")
+
+
 _P = model.Policy()
 
 
 class Holds(Section):
-    total: f.Span = about(_P.hold_total, "A user's holds on one workload add up to no more than this ...")
+    total: f.Span = about(
+        _P.hold_total, "A user's holds on one workload, or of one GPU, add up to no more than this ..."
+    )
     within: f.Span = about(_P.hold_within, "... within this time.")
+    keep_alive: str = about(_P.keep_alive, "A file inside a workload that asks for a hold when it would be idle.")
 
 
 class Ttl(Section):
@@ -227,6 +257,9 @@ class PolicyFile(Section):
     classes: dict[str, Class] = about({}, "Limits by class of workload. New names make new classes.")
     groups: dict[str, Group] = about({}, "People with other limits. With several groups the most generous value wins.")
     admins: list[str] = about(list(_P.admins), "May hold, release and stop anybody's work.")
+    owner_labels: list[str] = about(
+        list(_P.owner_labels), "Labels only the site's own wrapper can set, so that they alone prove the owner."
+    )
     match: list[Match] = about([], "Assigns classes. Every pattern given must fit; the first that fits wins.")
     exemptions: list[Exemption] = about([], "Suspends rules for an owner, a workload or a class.")
     exemptions_from: str | None = about(None, "A file with more exemptions that other tools write.")
@@ -236,9 +269,12 @@ class PolicyFile(Section):
     budget: Budget = about(Budget(), "How much may happen.")
     breaker: Breaker = about(Breaker(), "When the world looks broken, nothing is touched.")
     temporary: list[Temporary] = about([], "Folders below which temporary trees may be deleted.")
+    images: Images = about(Images(), "Images that nothing refers to.")
+    build_cache: BuildCache = about(BuildCache(), "What image builds left for the next build.")
     orphans: bool = about(_P.orphans, "Proven remainders of ended workloads are ended.")
     loops: f.Count = about(_P.loops, "Ends of one workload, while it runs again, that make it a loop.")
     holds: Holds = about(Holds(), "How much a user may hold.")
     capture: Capture = about(Capture(), "Evidence, saved before anything is removed.")
+    gpu: Gpu = about(Gpu(), "The GPUs of this machine: measuring them, and proving them clean after work ended.")
     schedule: Schedule = about(Schedule(), "When passes happen.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")

@@ -18,6 +18,7 @@ def sentence(policy: Policy) -> str:
         *_children(policy),
         *_classes(policy),
         *_temporary(policy),
+        *_images(policy),
         *_exemptions(policy),
         f"at most {_amount(policy.budget.per_pass)} steps a pass and {_amount(policy.budget.per_hour)} an hour",
         f"nothing at all when more than {share_in_words(policy.breaker.running)} of the running work is due at once",
@@ -63,15 +64,22 @@ def _classes(policy: Policy) -> Iterator[str]:
     live = {name: one for name, one in policy.classes.items() if not one.untouchable}
     stopped = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.STOP}
     reported = {name: one.idle for name, one in live.items() if one.idle is not None and one.on_idle is OnIdle.REPORT}
+    large = {
+        name: one.idle_when_large
+        for name, one in live.items()
+        if one.idle is None and one.idle_when_large is not None and one.on_idle is OnIdle.STOP
+    }
     limited = {name: one.max_runtime for name, one in live.items() if one.max_runtime is not None}
     if stopped:
         yield f"idle work is stopped after {_by_span(stopped)}"
     if reported:
         yield f"idle work is only reported after {_by_span(reported)}"
+    if large:
+        yield f"idle work that holds more than a slice is stopped after {_by_span(large)}"
     if limited:
         yield f"running work is stopped after {_by_span(limited)}"
     if untouchable := [name for name, one in policy.classes.items() if one.untouchable]:
-        yield f"{_all(untouchable)} is never touched"
+        yield f"{_all(untouchable)} {'are' if len(untouchable) > 1 else 'is'} never touched"
     if changing := [name for name, group in policy.groups.items() if group.members]:
         yield f"members of {_all(changing)} have limits of their own"
 
@@ -92,6 +100,14 @@ def _temporary(policy: Policy) -> Iterator[str]:
             f"temporary trees {names} below {entry.root} go when unused for {span_in_words(entry.older_than)}"
             f" and together above {size_in_words(entry.above)}"
         )
+
+
+def _images(policy: Policy) -> Iterator[str]:
+    if policy.images.unused is not None:
+        spared = f", but not {_all(policy.images.keep)}" if policy.images.keep else ""
+        yield f"images go when unused for {span_in_words(policy.images.unused)}{spared}"
+    if policy.build_cache.unused is not None:
+        yield f"build cache goes when unused for {span_in_words(policy.build_cache.unused)}"
 
 
 def _exemptions(policy: Policy) -> Iterator[str]:

@@ -17,6 +17,7 @@ from gpukeeper.model.unknown import Unknown
 # The limits of a class that people ask about, and the words for "there is none".
 _OWNER_LIMITS = {
     "idle": "none",
+    "idle_when_large": "none",
     "on_idle": "",
     "max_runtime": "none",
     "grace": "",
@@ -126,8 +127,10 @@ def _class_rows(loaded: Loaded, class_name: str, owner: str, groups: list[str]) 
         return [Row("untouchable", True, loaded.origin(("classes", class_name, "untouchable")))]
     found = []
     for name, none in _OWNER_LIMITS.items():
-        if name == "on_idle" and limits.idle is None:
+        if name == "on_idle" and limits.idle is limits.idle_when_large is None:
             continue
+        if name == "idle_when_large" and limits.idle is not None:
+            continue  # it has an idle time whatever it holds
         field = "stop_grace" if name == "grace" else name
         value = getattr(limits, field)
         origin = loaded.origin(("classes", class_name, name))

@@ -20,6 +20,7 @@ _GPU = re.compile(r"/dev/nvidia(\d+)(?: \(deleted\))?")
 _CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)(?: \(deleted\))?")
 _SLICE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access (\d+)")
 _CONTAINER = re.compile(r"(?:[/:]|docker-|cri-containerd-|crio-|libpod-)([0-9a-f]{64})(?![0-9a-f])")
+_NODES = "/dev/nvidia"
 KERNEL_THREAD = 0x00200000
 ENDED_STATES = frozenset("ZXx")
 STOPPED_STATES = frozenset("Tt")
@@ -60,13 +61,31 @@ def scan(proc: str = "/proc") -> Holders:
     found, hidden = [], []
     for pid in pids(proc):
         try:
-            holder = look_up(pid, proc)
+            holder = look_up(pid, proc) if _may_hold(pid, proc) else None
         except PermissionError:
             hidden.append(pid)
         else:
             if holder is not None and holder.minors:
                 found.append(holder)
     return Holders(tuple(found), tuple(hidden))
+
+
+def _may_hold(pid: int, proc: str) -> bool:
+    """Most processes hold no GPU. Their descriptors alone tell that, so that nothing else is read of them; as text,
+    since this is asked of everybody all the time."""
+    folder = f"{proc}/{pid}/fd"
+    try:
+        for number in os.listdir(folder):  # noqa: PTH208
+            try:
+                if os.readlink(f"{folder}/{number}").startswith(_NODES):  # noqa: PTH115
+                    return True
+            except FileNotFoundError:
+                continue  # closed since it was listed
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True  # whoever may not be read is looked up, and hidden or ended is told apart there
+    return False
 
 
 def look_up(pid: int, proc: str = "/proc") -> Holder | None:
@@ -123,6 +142,11 @@ def parse_container(cgroup: str) -> str | None:
     """The outermost id: nested containers append theirs."""
     found = _CONTAINER.search(cgroup)
     return found.group(1) if found else None
+
+
+def parse_containers(cgroup: str) -> tuple[str, ...]:
+    """Every id, outermost first: whose engine it is decides which of them is meant."""
+    return tuple(dict.fromkeys(_CONTAINER.findall(cgroup)))
 
 
 def parse_mig_minors(text: str) -> dict[int, tuple[int, int, int]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
 from gpukeeper.model.decision import Action, Guard
+from gpukeeper.model.event import GpuChecked
+from gpukeeper.model.identity import Ref
 
 IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM})
 
@@ -30,11 +33,25 @@ class Keeper:
     patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
+    host: str = field(default_factory=socket.gethostname)  # where `gpus` are
+    serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
+    checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
+    proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
 
     def __post_init__(self) -> None:
         self.clock_watch = ClockWatch(self.clock)
         for platform in self.platforms:
             check_guards(platform)
+
+
+@dataclass
+class GpuCheck:
+    """A GPU that is being looked at because work on it ended."""
+
+    uuid: str
+    began: datetime
+    ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
+    task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
 
 
 @dataclass

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from cronsim import CronSim
 
+from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport, reclaim
@@ -54,6 +55,7 @@ async def watch(w: Watch) -> None:
     """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
+    w.keeper.serving = True
     w.keeper.patience = MISSING_FOR
     w.keeper.clock_watch.settle_in(await w.keeper.ledger.last_line_at())
     async with asyncio.TaskGroup() as group:
@@ -62,10 +64,12 @@ async def watch(w: Watch) -> None:
             group.create_task(_watch_place(w, platform))
         group.create_task(_tick(w))
         group.create_task(_look_for_missed_passes(w))
+        group.create_task(_learn_baselines(w))
         await w.stop.wait()
         w.keeper.stopping = True
         for bell in w.bells:
             bell.set()
+    await finish(w.keeper)
 
 
 async def _watch_place(w: Watch, platform: Platform) -> None:
@@ -136,6 +140,11 @@ async def _tick(w: Watch) -> None:
         if w.keeper.meter is not None and live:
             with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
                 await w.keeper.signals.add(await w.keeper.meter.read(live))
+
+
+async def _learn_baselines(w: Watch) -> None:
+    with suppress(LedgerError):  # the checks of GPUs learn them, too
+        await learn_baselines(w.keeper)
 
 
 async def _look_for_missed_passes(w: Watch) -> None:

@@ -1,4 +1,5 @@
-"""Observe and decide: everything at one place, page by page, joined with memory and signals. Writes nothing."""
+"""Observe and decide: everything at one place, page by page, joined with memory and signals. Writes nothing: what the
+ledger does not know yet, a lease that begins included, are lines for the pass to append."""
 
 from __future__ import annotations
 
@@ -14,21 +15,25 @@ from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import remember
+from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Decision, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.event import Complaint, Decided, Event, Noticed
+from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 _LIVE = (State.RUNNING, State.PAUSED)
-_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN)
+_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
+# Images and build cache come and go by the hundred: they say nothing of whether the world is whole, nor may many of
+# them raise a budget that is a share.
+_NOT_COUNTED = (Shape.DEVICE, Shape.IMAGE, Shape.CACHE)
 
 
 @dataclass(repr=False)
@@ -51,7 +56,8 @@ class Survey:
         return [d for d in self.decisions if d.action is not Action.KEEP]
 
     def fleet(self, acts_last_hour: int, clock: str | None) -> Fleet:
-        return Fleet(self.seen, self.running, self.before, len(self.missing), acts_last_hour, clock)
+        vanished = sum(map(_counts, self.missing))
+        return Fleet(self.seen, self.running, self.before, vanished, acts_last_hour, clock)
 
 
 async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None) -> Survey:
@@ -63,9 +69,9 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
     present = await keeper.ledger.present(platform.name, platform.place)
     before = {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
-    found.before = len(before)
+    found.before = sum(map(_counts, before.values()))
     claimed: set[str] = set()
-    devices = 0
+    devices: set[str] = set()
     try:
         async for page in platform.observe(scope):
             found.unseen += page.unseen
@@ -73,19 +79,24 @@ async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Nar
             for view in await views(keeper, platform, page.subjects, book, found.lines, now):
                 subject = view.subject
                 before.pop(subject.ref.key, None)
-                devices += subject.shape is Shape.DEVICE
+                if subject.shape is Shape.DEVICE:
+                    devices.add(subject.ref.uid)
                 _count(found, subject, claimed)
                 if may_be_idle(subject, book):
                     found.live.append(subject)
                 decision = _offered(decide(view, book, now), platform)
+                found.lines += _begun(keeper, decision, now)
                 decision = _not_yet(keeper, decision, unsettled, now)
                 if narrow is None or narrow.fits(subject, now):
                     found.decisions.append(decision)
     except PlatformError as problem:
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
     if not found.unseen:
-        found.missing = list(before.values())  # only a complete list can tell what is missing
-    _update_demand(keeper, platform, book, len(claimed), devices, found.at)
+        # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
+        found.missing = sorted(before.values(), key=_counts, reverse=True)
+    share = await _claimed_share(keeper, claimed, devices)
+    if share is not None:
+        _update_demand(keeper, platform, book, share, found.at)
     return found
 
 
@@ -95,7 +106,12 @@ async def views(
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
     keys = [s.ref.key for s in subjects if s.shape is not Shape.DEVICE]
     live = [s.ref.key for s in subjects if may_be_idle(s, book)]
-    series = await keeper.signals.series(live, now - _look_back(book), now) if live else {}
+    series = dict(await keeper.signals.series(live, now - _look_back(book), now)) if live else {}
+    asking = [s for s in subjects if s.marks.keep_alive is True]
+    elsewhere = {s.ref.key: await holds_elsewhere(keeper, book, s, now) for s in asking}
+    if leased := [key for key in live if key in elsewhere]:
+        # Whether it was used since its last lease, which may be longer ago than any idle time.
+        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
     joined = []
@@ -107,20 +123,33 @@ async def views(
             lines.append(line)
             memory = remember(memory, line) or EMPTY
         # Scarce GPUs shorten idle times; they say nothing about a disk.
-        joined.append(View(subject, series.get(key, ()), memory, pressure and subject.shape is Shape.WORKLOAD))
+        scarce = pressure and subject.shape is Shape.WORKLOAD
+        joined.append(View(subject, series.get(key, ()), memory, scarce, elsewhere.get(key, ())))
     return joined
 
 
+async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now: datetime) -> tuple[Hold, ...]:
+    """Its owner's holds on other workloads that have some of its GPUs, as far back as holds add up."""
+    if not isinstance(subject.owner, str) or isinstance(subject.devices, Unknown):
+        return ()
+    devices = frozenset(subject.devices)
+    found = await keeper.ledger.holds_of(subject.owner, now - book.policy.hold_within - book.policy.hold_total)
+    others = [hold for key, holds in found.items() if key != subject.ref.key for hold in holds]
+    return tuple(hold for hold in others if devices.intersection(hold.devices))
+
+
 def may_be_idle(subject: Subject, book: Rulebook) -> bool:
-    """Runs, holds GPUs, and its class has an idle time: only of these are signals measured and asked for."""
+    """Runs, holds GPUs, and its class has an idle time or it holds much: only of these are signals measured and
+    asked for."""
     if subject.state not in _LIVE or subject.devices == () or subject.root is not None:
         return False
     limits = book.settings(subject).limits
-    return isinstance(limits, Unknown) or limits.idle is not None
+    return isinstance(limits, Unknown) or limits.idle is not None or is_large(subject)
 
 
 def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
-    """A line when it is new, or in another state or incarnation than remembered. Trees always change: no lines."""
+    """A line when it is new, or in another state or incarnation than remembered. Trees always change: no lines. An
+    image is noticed for the time since when it is unused."""
     state = subject.state
     if subject.shape not in _REMEMBERED or isinstance(state, Unknown):
         return None
@@ -182,23 +211,41 @@ def _kept(decision: Decision, reason: str) -> Decision:
     return msgspec.structs.replace(decision, action=Action.KEEP, reason=reason, verdict=Verdict.REPORT, stage=0)
 
 
+def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
+    """The line of a lease that begins with this decision. Not while the clock is in doubt: its end would be wrong."""
+    if decision.begins is None or keeper.clock_watch.doubt() is not None:
+        return []
+    return [Held(at=now, ref=decision.seen.ref, owner=decision.owner, by=decision.begins.by, hold=decision.begins)]
+
+
+def _counts(ref: Ref) -> bool:
+    """A ref does not say its shape; of what is remembered only images are told apart, by their kind."""
+    return ref.kind != Shape.IMAGE.value
+
+
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
-    if subject.shape is not Shape.DEVICE:
-        found.seen += 1
+    found.seen += subject.shape not in _NOT_COUNTED
     runs = subject.state in _LIVE
     if subject.root is None and subject.shape is Shape.WORKLOAD:
         found.running += runs or subject.live_children != 0
-    if subject.root is None and runs and not isinstance(subject.devices, Unknown):
+    if subject.root is None and runs and subject.shape is not Shape.DEVICE and isinstance(subject.devices, tuple):
         claimed.update(subject.devices)
 
 
-def _update_demand(
-    keeper: Keeper, platform: Platform, book: Rulebook, claimed: int, devices: int, now: datetime
-) -> None:
-    if not devices:
-        return
+async def _claimed_share(keeper: Keeper, claimed: set[str], devices: set[str]) -> float | None:
+    """How much of the GPUs is taken. By weight where this machine's GPUs are meant, so that a slice is not a GPU; by
+    number where a place lists GPUs of its own. None: not known, and demand stays as it is."""
+    shares = await keeper.gpus.shares() if keeper.gpus is not None else None
+    if isinstance(shares, Unknown):
+        return None
+    if shares and (not devices or devices & shares.keys()):
+        return sum(weight for device, weight in shares.items() if device in claimed) / sum(shares.values())
+    return len(claimed) / len(devices) if devices else None
+
+
+def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: float, now: datetime) -> None:
     state = keeper.demand.setdefault((platform.name, platform.place), Demanded())
-    share, marks = claimed / devices, book.policy.demand
+    marks = book.policy.demand
     if share < marks.below:
         state.since, state.high = None, False
     elif share >= marks.above:
@@ -211,6 +258,7 @@ def _update_demand(
 def _look_back(book: Rulebook) -> timedelta:
     """Far enough for the longest idle window and the lead of its warnings."""
     windows = [c.idle for c in book.policy.classes.values() if c.idle is not None]
+    windows += [c.idle_when_large for c in book.policy.classes.values() if c.idle_when_large is not None]
     windows += [g.idle for g in book.policy.groups.values() if g.idle is not None]
     return max(windows, default=HOUR) + book.policy.warnings.lead + book.policy.warnings.undelivered + HOUR / 2
 

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
+from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -24,7 +25,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Memory
+from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Series
 from gpukeeper.model.subject import Gone, Subject
@@ -84,6 +85,14 @@ class Gpus(Protocol):
         listed itself."""
         ...
 
+    async def condition(self, uuid: str, since: datetime) -> Condition | Unknown:
+        """Who has that GPU or slice open, and what driver and kernel say about it since then."""
+        ...
+
+    async def reset(self, uuid: str) -> Accepted | Refused | Unknown:
+        """That one whole GPU, after letting go of it ourselves. Refused while anybody has it open."""
+        ...
+
 
 class Meter(Protocol):
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]: ...
@@ -116,6 +125,10 @@ class Ledger(Protocol):
     async def open_intents(self, platform: str, place: str) -> Sequence[Intended]: ...
     async def acts_since(self, since: datetime) -> int:
         """Intents written since then, on any place."""
+        ...
+
+    async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
+        """By key: the holds on this owner's workloads that were taken since then, gone workloads included."""
         ...
 
     async def about(self, words: str) -> Sequence[Event]:

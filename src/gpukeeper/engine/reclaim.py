@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.act import take, warn
+from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey, changed_decisions, survey
@@ -16,14 +17,14 @@ from gpukeeper.lifecycle.budget import make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Plan, Result
-from gpukeeper.model.event import Closed, Passed, Vanished, WarningSent
+from gpukeeper.model.event import Closed, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
 MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
 
 Confirm = Callable[[Plan], Awaitable[bool]]
-Progress = Callable[[Closed | WarningSent], None]
+Progress = Callable[[Closed | WarningSent | GpuChecked], None]
 
 
 @dataclass(repr=False)
@@ -36,6 +37,8 @@ class PassReport:
     settled: list[Closed] = field(default_factory=list)
     outcomes: list[Closed] = field(default_factory=list)
     warnings: list[WarningSent] = field(default_factory=list)
+    given_back: list[GivenBack] = field(default_factory=list)  # work that ended, with the GPUs it had
+    checks: list[GpuChecked] = field(default_factory=list)  # of those GPUs; a daemon's come later, in the journal
     paused: str | None = None
     acted: bool = True
 
@@ -82,11 +85,14 @@ async def reclaim(
         plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
         await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
         report = PassReport(pass_id, found, plan, settled, acted=act)
+        report.given_back += await newly_ended(keeper, platform, found.lines)
         if act and plan.steps and (confirm is None or await confirm(plan)):
             hourly = None if allow is not None else book.policy.budget.per_hour.of(found.seen)
             await _take_steps(keeper, platform, book, report, hourly, progress)
         await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
-        return report
+    # Without the lease: it may take minutes, and it ends nobody.
+    report.checks += await prove_clean(keeper, book, report.given_back, progress)
+    return report
 
 
 async def _clock_doubt(keeper: Keeper) -> str | None:
@@ -119,8 +125,11 @@ async def _take_steps(
             if line is not None:
                 report.warnings.append(line)
         else:
+            had = await held(keeper, platform, step.decision.seen.ref) if step.decision.running else None
             line = await take(keeper, platform, step, book, report.pass_id, hourly)
             report.outcomes.append(line)
+            if had is not None and line.result is Result.RECLAIMED:
+                report.given_back.append(had)
             _remember_failure(keeper, line)
         if progress is not None and line is not None:
             progress(line)

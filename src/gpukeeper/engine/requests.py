@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import views
+from gpukeeper.engine.observe import holds_elsewhere, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Result, Step, Verdict, View
+from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.event import Captured, Closed, Event, Held, Paused, Released, Restored, Resumed
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold
+from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
+
+GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +82,8 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
         case "resume":
             await resume(keeper, book, who)
             return "Resumed."
+        case "quarantine" | "return":
+            return await _change_gpu(keeper, book, who, request)
         case "restore":
             ref, _ = await restore(keeper, book, request.workload, who)
             return f"{ref.path} was restored. It may be due again soon; keep it: gpukeeper workload hold {ref.path}"
@@ -128,11 +134,11 @@ async def hold(
     suspends: tuple[str, ...] = (),
 ) -> tuple[Ref, Hold]:
     found = await find(keeper, book, words)
-    now = keeper.clock.now()
-    granted = may_hold(found.view, book, who, span, now, reason=reason, suspends=suspends)
+    now, subject = keeper.clock.now(), found.view.subject
+    view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
+    granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
-    subject = found.view.subject
     await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
     return subject.ref, granted
 
@@ -157,7 +163,9 @@ async def act_now(
     _allow(found.view, book, who)
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    held = next((h for h in found.view.memory.holds if h.by != who and h.until > keeper.clock.now()), None)
+    # What a file inside asks for, its owner may take back.
+    own = {who, KEEP_ALIVE} if found.view.subject.owner == who else {who}
+    held = next((h for h in found.view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
     if held is not None:
         path = found.view.subject.ref.path
         raise UsageError(f"{path} is held by {held.by} ({held.reason or 'no reason given'}); release it first")
@@ -182,6 +190,21 @@ async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
 async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
     _allow_admin(book, who)
     await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
+
+
+async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
+    """`workload` is the uuid of a GPU or slice of the machine that is asked."""
+    _allow_admin(book, who)
+    uuid = request.workload
+    if not GPU_UUID.fullmatch(uuid):
+        raise UsageError(f'"{uuid}" is not the uuid of a GPU. See: gpukeeper node list')
+    if request.verb == "quarantine":
+        if not await clean.quarantine(keeper, uuid, who, request.reason or f"asked for by {who}"):
+            raise UsageError(f"{uuid} is quarantined already. Why: gpukeeper node show {uuid}")
+        return f"{uuid} is quarantined until: gpukeeper node return {uuid}"
+    if not await clean.give_back(keeper, uuid, who, request.reason):
+        raise UsageError(f"{uuid} is not quarantined; nothing was changed")
+    return f"{uuid} was returned."
 
 
 async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, str]:
@@ -209,6 +232,8 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     evidence = await keeper.evidence.load(name) if name else None
     if isinstance(evidence, Unknown):
         raise UsageError(f"the evidence {name} cannot be read ({evidence.why}); nothing was restored")
+    if evidence is not None and last.action is Action.REMOVE:
+        evidence = Evidence({**await _before_the_stop(keeper, lines, ref), **evidence.files})
     answer = await platform.restore(ref, evidence)
     words = "restored" if isinstance(answer, Accepted) else answer.why
     await keeper.ledger.append(
@@ -232,6 +257,14 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
         owner=_owner(view),
         gpus=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
     )
+
+
+async def _before_the_stop(keeper: Keeper, lines: Sequence[Event], ref: Ref) -> dict[str, bytes]:
+    """What gpukeeper stopped before it removed it was still as its owner had made it when that stop was prepared."""
+    stops = [one for one in lines if isinstance(one, Closed) and one.action is Action.STOP and one.ref == ref]
+    name = _evidence_of(lines, stops[-1].step) if stops else ""
+    found = await keeper.evidence.load(name) if name else None
+    return {} if found is None or isinstance(found, Unknown) else {f"stop/{k}": v for k, v in found.files.items()}
 
 
 def _evidence_of(lines: Sequence[Event], step: str) -> str:

@@ -170,7 +170,9 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
         (header.first, header.last),
     ).fetchall()
     for key, stored in silent:
-        if all(hold.until <= now for hold in state.read_memory(stored).holds):
+        memory = state.read_memory(stored)
+        # A GPU's baseline and quarantine outlive their lines, however old those are.
+        if memory.gpu is None and all(hold.until <= now for hold in memory.holds):
             c.execute("DELETE FROM memories WHERE key = ?", (key,))
 
 

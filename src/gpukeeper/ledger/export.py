@@ -15,7 +15,7 @@ import msgspec
 
 from gpukeeper.ledger.lines import type_of
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import SCHEMA_VERSION, Checkpoint, Closed, Event, Passed
+from gpukeeper.model.event import SCHEMA_VERSION, Checkpoint, Closed, Event, GpuChecked, Passed
 
 FIELDS = ("timestamp", "event_type", "user", "source", "details", "schema_version")
 LINE_BYTES = 4095  # with the line's end
@@ -24,6 +24,7 @@ KEPT_CHARACTERS = 120
 CUT = " [cut]"
 IDLE_KILL, RUNTIME_KILL = "maintenance.idle_kill", "maintenance.runtime_kill"
 CONTAINER_REMOVE, WORKLOAD_REMOVE = "container.remove", "workload.remove"
+HEALTH_CHECK = "gpu.health_check"
 _STOPS = {"idle": IDLE_KILL, "max_runtime": RUNTIME_KILL}
 _ENVELOPE = frozenset({"type", "at", "owner"})
 
@@ -40,7 +41,10 @@ def csv_lines(lines: Iterable[tuple[int, Event]]) -> Iterator[str]:
 
 
 def event_type(line: Event) -> str:
-    """Stops and removals that were seen to happen have names of their own; everything else is gpukeeper.<type>."""
+    """Stops and removals that were seen to happen, and checks of GPUs, have names of their own; everything else is
+    gpukeeper.<type>."""
+    if isinstance(line, GpuChecked):
+        return HEALTH_CHECK
     if isinstance(line, Closed) and line.result is Result.RECLAIMED:
         if line.action is Action.STOP and line.rule in _STOPS:
             return _STOPS[line.rule]
@@ -54,7 +58,7 @@ def details(seq: int, line: Event) -> dict[str, Any]:
     """Everything the line says beyond the other fields."""
     found: dict[str, Any] = {"seq": seq}
     if line.ref is not None:
-        found["workload"] = line.ref.path
+        found["gpu" if isinstance(line, GpuChecked) else "workload"] = line.ref.path
     if isinstance(line, Checkpoint):
         # State, not history: only how much of it there was.
         return found | {"memories": len(line.memories), "present": len(line.present), "open": len(line.open)}

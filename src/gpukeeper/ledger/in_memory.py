@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
+from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, remember
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import (
@@ -16,14 +16,16 @@ from gpukeeper.model.event import (
     Closed,
     Decided,
     Event,
+    Held,
     Intended,
     Noticed,
     Passed,
     Paused,
+    Released,
     Resumed,
 )
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal
 from gpukeeper.model.unknown import Unknown
 
@@ -62,6 +64,13 @@ class InMemoryLedger:
 
     async def acts_since(self, since: datetime) -> int:
         return len(self._acts) - bisect.bisect_left(self._acts, since)
+
+    async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
+        return holds_from(
+            line
+            for line in self.lines
+            if isinstance(line, Held | Released) and line.owner == owner and line.at >= since
+        )
 
     async def about(self, words: str) -> Sequence[Event]:
         return [line for line in self.lines if line.ref is not None and line.ref.ends_with(words)]

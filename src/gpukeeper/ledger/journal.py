@@ -28,10 +28,11 @@ from gpukeeper.ledger.lease import Lease, take_lease
 from gpukeeper.ledger.lines import COLUMNS, fit, row
 from gpukeeper.ledger.queries import Totals
 from gpukeeper.ledger.reserve import Reserve
+from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Memory
+from gpukeeper.model.memory import Hold, Memory
 
 T = TypeVar("T")
 _INSERT = f"INSERT INTO journal ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608
@@ -92,6 +93,9 @@ class SqliteLedger:
     async def acts_since(self, since: datetime) -> int:
         return await self.read(lambda c: queries.acts_since(c, since))
 
+    async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
+        return await self.read(lambda c: queries.holds_of(c, owner, since, str(self.path)))
+
     async def about(self, words: str) -> Sequence[Event]:
         return [line for _, line in await self.lines(last=None, workload=words)]
 
@@ -149,6 +153,10 @@ class SqliteLedger:
     async def totals(self, since: datetime) -> Totals:
         """What was reclaimed since then, per owner, rule and platform. Unknown figures are counted apart."""
         return await self.read(lambda c: queries.totals(c, since, str(self.path)))
+
+    async def gpus(self, place: str) -> dict[str, GpuMemory]:
+        """By uuid: baseline, last check and quarantine of each GPU of that machine."""
+        return await self.read(lambda c: state.gpus(c, place))
 
     async def rebuild(self) -> int:
         """State anew from the journal, in one transaction. How many lines were folded."""

@@ -8,9 +8,10 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.event import Closed, Complaint, Event, Passed, WarningSent
+from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, Passed, Quarantined, WarningSent
 from gpukeeper.model.unknown import Unknown
 
 TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))
@@ -107,7 +108,8 @@ def result_of(line: Event) -> str | None:
 
 
 def is_error(line: Event) -> bool:
-    """What somebody may have to mend: a step that did not end well, a pass that did not see or do everything."""
+    """What somebody may have to mend: a step that did not end well, a pass that did not see or do everything, a GPU
+    that did not come back clean."""
     match line:
         case Closed():
             return line.result in _FAILED
@@ -115,8 +117,10 @@ def is_error(line: Event) -> bool:
             return bool(line.failed or line.unseen or line.breaker)
         case WarningSent():
             return not line.delivered
+        case GpuChecked():
+            return line.result is not CheckResult.CLEANED
         case _:
-            return isinstance(line, Complaint)
+            return isinstance(line, Complaint | Quarantined)
 
 
 def _plain(value: Any) -> Any:

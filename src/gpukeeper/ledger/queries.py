@@ -10,7 +10,9 @@ import msgspec
 
 from gpukeeper.ledger.lines import decode, micros, moment, text
 from gpukeeper.ledger.state import meta
-from gpukeeper.model.event import Closed, Event
+from gpukeeper.lifecycle.remember import holds_from
+from gpukeeper.model.event import Closed, Event, Held, Released
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.unknown import Unknown
 
 PAGE = 500
@@ -89,6 +91,14 @@ def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
 def acts_since(c: sqlite3.Connection, since: datetime) -> int:
     question = "SELECT count(*) FROM journal WHERE type = 'intent' AND at >= ?"
     return int(c.execute(question, (micros(since),)).fetchone()[0])
+
+
+def holds_of(c: sqlite3.Connection, owner: str, since: datetime, where: str) -> dict[str, tuple[Hold, ...]]:
+    rows = c.execute(
+        "SELECT seq, line FROM journal WHERE type IN ('hold', 'release') AND at >= ? AND owner = ? ORDER BY seq",
+        (micros(since), text(owner)),
+    )
+    return holds_from(line for _, line in _decoded(rows, where) if isinstance(line, Held | Released))
 
 
 def last_line_at(c: sqlite3.Connection) -> datetime | None:

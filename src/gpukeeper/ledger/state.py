@@ -11,6 +11,7 @@ import msgspec
 
 from gpukeeper.ledger.lines import decode, text
 from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
+from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Memory
@@ -90,6 +91,14 @@ def open_intents(c: sqlite3.Connection, platform: str, place: str, where: str) -
         (text(platform), text(place)),
     )
     return list(_intents(rows, where))
+
+
+def gpus(c: sqlite3.Connection, place: str) -> dict[str, GpuMemory]:
+    """By uuid: what is remembered of the GPUs of that machine."""
+    begin = text(f"host/{place}/")
+    rows = c.execute("SELECT key, memory FROM memories WHERE substr(key, 1, ?) = ?", (len(begin), begin)).fetchall()
+    found = {key[len(begin) :]: _MEMORY.decode(stored).gpu for key, stored in rows}
+    return {uuid: gpu for uuid, gpu in found.items() if gpu is not None}
 
 
 def read_memory(stored: str) -> Memory:

@@ -55,7 +55,8 @@ def judge(
     minutes = max(1, window // MINUTE)
     reach = max(minutes, horizon // MINUTE)
     newest_bucket = _minute(now)
-    gpus = [one for one in series if one.signal is Signal.GPU]
+    # Only of what it holds now: a slice that was cut anew leaves a series behind, which says nothing of anybody.
+    gpus = [one for one in series if one.signal is Signal.GPU and one.device in devices]
     if not gpus:
         needs = f"needs `gpukeeper serve` running for {in_words(window)}"
         return Judged(Use.UNKNOWN, f"GPU use was not measured yet: {needs}")
@@ -85,6 +86,18 @@ def judge(
     if quiet < thresholds.settle // MINUTE:
         return Judged(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
     return _judge_quiet(gpus + vetoes, thresholds, quiet, min(quiet, minutes), reach, now, skipped)
+
+
+def active_minutes(
+    series: Sequence[Series], devices: Sequence[str], thresholds: Thresholds, since: datetime
+) -> timedelta:
+    """Minutes from `since` on in which a GPU of it was measured to be in use."""
+    busy: set[datetime] = set()
+    for one in series:
+        if one.signal is Signal.GPU and one.device in devices:
+            threshold = thresholds.gpu_slice if one.slice else thresholds.gpu
+            busy.update(one.start + n * MINUTE for n, value in enumerate(one.minutes) if value >= threshold)
+    return sum(minute >= since for minute in busy) * MINUTE
 
 
 def _secondary(series: Sequence[Series], thresholds: Thresholds) -> list[Series] | str:

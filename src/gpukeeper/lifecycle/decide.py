@@ -11,9 +11,11 @@ from datetime import datetime, timedelta
 from types import ModuleType
 
 from gpukeeper.lifecycle.rules import (
+    build_cache,
     exemption,
     hold,
     idle,
+    keep_alive,
     live_children,
     max_runtime,
     never_started,
@@ -24,9 +26,11 @@ from gpukeeper.lifecycle.rules import (
     stop_hold,
     target,
     temporary_tree,
+    unused_image,
 )
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, View
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -36,6 +40,7 @@ RULES: tuple[ModuleType, ...] = (
     hold,
     stop_hold,
     max_runtime,
+    keep_alive,
     restart_loop,
     live_children,
     idle,
@@ -44,6 +49,8 @@ RULES: tuple[ModuleType, ...] = (
     retention,
     orphan,
     temporary_tree,
+    unused_image,
+    build_cache,
 )
 Ask = Callable[[View, Settings, datetime], Answer]
 
@@ -77,6 +84,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
     suspended: frozenset[str] = frozenset()
     spared: frozenset[str] | None = None  # when every rule but these is suspended
     complaints: tuple[str, ...] = ()
+    begins: Hold | None = None
     best = _NOTHING
     for name, ask in _ASK[subject.shape, state]:
         if name in suspended or (spared is not None and name not in spared):
@@ -89,6 +97,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
         if answer.verdict is Verdict.DUE:
             return _decision(subject, answer, complaints, settings)
         best = _weightier(best, answer)
+        begins = answer.begins or begins
         if answer.suspends:
             if "*" not in answer.suspends:
                 suspended |= answer.suspends
@@ -96,7 +105,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
                 spared = answer.spares
             else:
                 break
-    return _decision(subject, best, complaints, settings)
+    return _decision(subject, best, complaints, settings, begins)
 
 
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
@@ -134,7 +143,9 @@ def _weightier(best: Answer, answer: Answer) -> Answer:
     return answer if _WEIGHT[answer.verdict] > _WEIGHT[best.verdict] else best
 
 
-def _decision(subject: Subject, answer: Answer, complaints: tuple[str, ...], settings: Settings) -> Decision:
+def _decision(
+    subject: Subject, answer: Answer, complaints: tuple[str, ...], settings: Settings, begins: Hold | None = None
+) -> Decision:
     devices, limits = subject.devices, settings.limits
     return Decision(
         subject.seen,
@@ -153,4 +164,5 @@ def _decision(subject: Subject, answer: Answer, complaints: tuple[str, ...], set
         devices if isinstance(devices, Unknown) else len(devices),
         subject.size,
         complaints,
+        begins,
     )

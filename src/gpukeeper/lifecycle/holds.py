@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from gpukeeper.lifecycle.caps import left_to_hold
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
@@ -66,23 +67,8 @@ def may_hold(
         return NotAllowed("only an admin chooses what a hold suspends")
     if span > longest:
         return NotAllowed(f"a hold may last {in_words(longest)} at most; {in_words(span)} was asked for")
-    policy = book.policy
-    used = held_within(view.memory.holds, now - policy.hold_within, now)
-    left = policy.hold_total - used
-    if left <= timedelta():
-        return NotAllowed(
-            f"it was held for {in_words(used)} of the last {in_words(policy.hold_within)}, and "
-            f"{in_words(policy.hold_total)} is the limit. Use it, or ask an admin."
-        )
-    return Hold(who, now, now + min(span, left), reason)
-
-
-def held_within(holds: tuple[Hold, ...], since: datetime, now: datetime) -> timedelta:
-    """Time between `since` and now that users' holds covered; overlapping holds count once."""
-    spans = sorted((max(h.at, since), min(h.until, now)) for h in holds if not h.admin and h.until > since)
-    total, reached = timedelta(), since
-    for begin, end in spans:
-        begin = max(begin, reached)  # noqa: PLW2901 - the part not counted yet
-        if end > begin:
-            total, reached = total + (end - begin), end
-    return total
+    left = left_to_hold(view, book.policy, now)
+    if isinstance(left, str):
+        return NotAllowed(left)
+    devices = view.subject.devices if isinstance(view.subject.devices, tuple) else ()
+    return Hold(who, now, now + min(span, left), reason, devices=devices)

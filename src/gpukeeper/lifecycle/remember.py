@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, Vanished, WarningSent
-from gpukeeper.model.memory import Hold, Memory, Stopped, Warned
+from gpukeeper.model.event import (
+    BaselineSeen,
+    Closed,
+    Decided,
+    Event,
+    GpuChecked,
+    Held,
+    Noticed,
+    Quarantined,
+    Released,
+    ResetTried,
+    Returned,
+    Vanished,
+    WarningSent,
+)
+from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
 from gpukeeper.model.subject import Outcome, State
 
 WARNINGS_KEPT = 12
@@ -36,8 +52,19 @@ def remember(memory: Memory, line: Event) -> Memory | None:
             return msgspec.structs.replace(memory, stopped=stopped)
         case Closed(action=Action.REMOVE, result=Result.RECLAIMED):
             return None
+        case GpuChecked() | BaselineSeen() | Quarantined() | Returned() | ResetTried():
+            return msgspec.structs.replace(memory, gpu=_of_gpu(memory.gpu or GpuMemory(), line))
         case _:
             return memory
+
+
+def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:
+    """The holds that these lines make, by the key of what is held."""
+    memories: dict[str, Memory] = {}
+    for line in lines:
+        assert line.ref is not None, "a hold is always on something"
+        memories[line.ref.key] = remember(memories.get(line.ref.key, EMPTY), line) or EMPTY
+    return {key: memory.holds for key, memory in memories.items()}
 
 
 def is_gone(line: Event) -> bool:
@@ -121,3 +148,25 @@ def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
         h if h.until <= line.at or (h.admin and h.by != line.by) else msgspec.structs.replace(h, until=line.at)
         for h in memory.holds
     )
+
+
+def _of_gpu(gpu: GpuMemory, line: GpuChecked | BaselineSeen | Quarantined | Returned | ResetTried) -> GpuMemory:
+    match line:
+        case GpuChecked():
+            return msgspec.structs.replace(gpu, checked=line.at, result=line.result, reason=line.reason)
+        case BaselineSeen():
+            return msgspec.structs.replace(gpu, baseline_mib=line.memory_used_mib)
+        case Quarantined():
+            # The first reason is why it is out; what is found later does not make it younger.
+            if gpu.quarantined is not None:
+                return gpu
+            return msgspec.structs.replace(
+                gpu, quarantined=line.at, quarantine_reason=line.reason, quarantined_by=line.by
+            )
+        case Returned():
+            # Whoever returns it says that it is well as it is; a new driver may well use more memory for itself.
+            return msgspec.structs.replace(
+                gpu, quarantined=None, quarantine_reason="", quarantined_by="", baseline_mib=None
+            )
+        case ResetTried():
+            return msgspec.structs.replace(gpu, last_reset=line.at)

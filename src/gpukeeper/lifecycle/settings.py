@@ -34,7 +34,7 @@ class Rulebook:
         self._parts, self._labels = _matched_on(policy.match)
 
     def settings(self, subject: Subject) -> Settings:
-        key: tuple[object, ...] = (subject.class_, subject.owner, subject.environment)
+        key: tuple[object, ...] = (subject.class_, subject.owner, subject.owner_verified, subject.environment)
         if self._labels:
             key += tuple(map(subject.labels.get, self._labels))
         if self._parts:
@@ -96,7 +96,7 @@ def _settle(policy: Policy, class_: str | Unknown, subject: Subject) -> Settings
         class_name=class_ if is_known(class_) else "unknown",
         class_=class_,
         untouchable=_untouchable(policy, class_),
-        limits=_limits(policy, class_, subject.owner),
+        limits=_limits(policy, class_, subject.owner, verified=subject.owner_verified),
         retention=_retention(policy, subject.environment),
     )
 
@@ -108,14 +108,17 @@ def _untouchable(policy: Policy, class_: str | Unknown) -> bool | Unknown:
     return policy.classes.get(class_, NO_LIMITS).untouchable
 
 
-def _limits(policy: Policy, class_: str | Unknown, owner: str | Unknown | None) -> ClassSettings | Unknown:
+def _limits(
+    policy: Policy, class_: str | Unknown, owner: str | Unknown | None, *, verified: bool
+) -> ClassSettings | Unknown:
+    """A group's limits are for who surely belongs to it; who only claims to has those of the class."""
     if isinstance(class_, Unknown):
         return Unknown(f"its class is not known ({class_.why})")
     if isinstance(owner, Unknown):
         if policy.groups:
             return Unknown(f"its owner is not known ({owner.why}), and owners have different limits")
         owner = None
-    return limits_for(policy, class_, owner)
+    return limits_for(policy, class_, owner if verified else None)
 
 
 def _retention(policy: Policy, environment: str | Unknown | None) -> Retention | Unknown:

@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.model.direct import direct
 from gpukeeper.model.identity import Seen
-from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.series import Series
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
@@ -64,15 +64,18 @@ class Answer(msgspec.Struct, frozen=True):
     suspends: frozenset[str] = frozenset()
     spares: frozenset[str] = frozenset()  # when it suspends every rule: but not these
     complaint: str | None = None  # something an admin should mend
+    begins: Hold | None = None  # a hold that begins with this answer; the engine writes it down
 
 
 class View(msgspec.Struct, frozen=True):
-    """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place."""
+    """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place. `elsewhere`: its owner's holds on other
+    workloads that have some of its GPUs."""
 
     subject: Subject
     series: tuple[Series, ...] = ()
     memory: Memory = EMPTY
     pressure: bool = False
+    elsewhere: tuple[Hold, ...] = ()
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -111,6 +114,7 @@ class Decision(msgspec.Struct, frozen=True):
     gpus: int | Unknown = 0
     size: int | Unknown = 0
     complaints: tuple[str, ...] = ()
+    begins: Hold | None = None
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
@@ -132,6 +133,39 @@ class Restored(Line, frozen=True, tag="restore"):
     result: str
 
 
+class GpuChecked(Line, frozen=True, tag="gpu_check"):
+    """How a GPU was found after the work on it ended. `ref` is the GPU."""
+
+    result: CheckResult
+    reason: str
+    workload: str = ""  # paths of what ended
+    memory_used_mib: int | Unknown = Unknown("not measured")
+
+
+class BaselineSeen(Line, frozen=True, tag="baseline"):
+    """A GPU that nobody held, with less memory in use than ever seen before."""
+
+    memory_used_mib: int
+
+
+class Quarantined(Line, frozen=True, tag="quarantine"):
+    """A GPU that nobody should use until an admin returns it."""
+
+    reason: str
+
+
+class Returned(Line, frozen=True, tag="return"):
+    """The end of a quarantine."""
+
+    reason: str = ""
+
+
+class ResetTried(Line, frozen=True, tag="reset"):
+    """Written durably before a GPU is reset, so that it happens at most once a day."""
+
+    reason: str
+
+
 class Checkpoint(Line, frozen=True, tag="checkpoint"):
     """The whole state as of here, written before older lines are archived, so that folding can begin here."""
 
@@ -159,5 +193,10 @@ Event: TypeAlias = (
     | Resumed
     | Complaint
     | Restored
+    | GpuChecked
+    | BaselineSeen
+    | Quarantined
+    | Returned
+    | ResetTried
     | Checkpoint
 )

@@ -6,6 +6,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.model.condition import GpuMemory
+
+KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload asked for it
+
 
 class Warned(msgspec.Struct, frozen=True, gc=False):
     rule: str
@@ -25,6 +29,7 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     admin: bool = False
     suspends: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # what it held; a user's holds of one GPU add up over workloads
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +52,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stopped: Stopped | None = None
     first_seen_ended: datetime | None = None
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
+    gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine
 
 
 EMPTY = Memory()

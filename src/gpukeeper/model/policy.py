@@ -16,6 +16,7 @@ from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+WITHOUT_GPU = "without-gpu"  # the class of what neither holds nor asks for a GPU
 
 
 @direct
@@ -67,6 +68,7 @@ class Retention(Value, frozen=True, kw_only=True):
 
 class ClassSettings(Value, frozen=True, kw_only=True):
     idle: timedelta | None = None  # None: no idle rule
+    idle_when_large: timedelta | None = None  # without idle time, holding more than a slice. None: only reported
     on_idle: OnIdle = OnIdle.STOP
     after_idle: AfterIdle = AfterIdle.REMOVE
     max_runtime: timedelta | None = None  # None: no limit
@@ -179,11 +181,28 @@ class Temporary(Value, frozen=True, kw_only=True):
     older_than: timedelta = HOUR
 
 
+class Images(Value, frozen=True, kw_only=True):
+    unused: timedelta | None = None  # None: unused images are only reported
+    keep: tuple[str, ...] = ()  # patterns of names that are never removed
+
+
+class BuildCache(Value, frozen=True, kw_only=True):
+    unused: timedelta | None = None  # None: only reported
+
+
 class Capture(Value, frozen=True, kw_only=True):
     to: str | None = None  # None: below the ledger's folder
     what: tuple[str, ...] = ("manifest", "logs", "events", "reports")
     keep: timedelta = 90 * DAY
     quota: int = 20 * 1024**3
+
+
+class GpuSettings(Value, frozen=True, kw_only=True):
+    """The GPUs of the machine gpukeeper runs on."""
+
+    reset: bool = False  # a dirty GPU that nobody holds may be reset
+    settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
+    dcgm: str | None = None  # address of an exporter
 
 
 class Schedule(Value, frozen=True, kw_only=True):
@@ -211,6 +230,7 @@ class Policy(Value, frozen=True, kw_only=True):
     classes: Mapping[str, ClassSettings] = {}
     groups: Mapping[str, Group] = {}
     admins: tuple[str, ...] = ("root",)
+    owner_labels: tuple[str, ...] = ()  # labels that only a site's own wrapper can set: believed without more evidence
     match: tuple[Match, ...] = ()
     exemptions: tuple[Exemption, ...] | Unknown = ()
     warnings: Warnings = Warnings()
@@ -219,11 +239,15 @@ class Policy(Value, frozen=True, kw_only=True):
     budget: Budget = Budget()
     breaker: Breaker = Breaker()
     temporary: tuple[Temporary, ...] = ()
+    images: Images = Images()
+    build_cache: BuildCache = BuildCache()
     orphans: bool = True  # proven remainders of ended workloads are ended
     loops: int = 2  # ends seen under one uid, while it runs again, that make it a loop
-    hold_total: timedelta = DAY  # a user's holds on one workload add up to no more ...
+    hold_total: timedelta = DAY  # a user's holds on one workload, or of one GPU, add up to no more ...
     hold_within: timedelta = 3 * DAY  # ... than this within this time
+    keep_alive: str = "/workspace/.keep-alive"  # a file inside that asks for a hold while it would be idle
     capture: Capture = Capture()
+    gpu: GpuSettings = GpuSettings()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     digest: str = ""  # of the effective values; says which policy decided

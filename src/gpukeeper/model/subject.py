@@ -60,6 +60,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     root: str | Unknown | None = None  # path of what it is part of; None: it is a root, and only roots are acted on
     state: State | Unknown
     owner: str | Unknown | None = None  # None: looked for and nobody found
+    owner_verified: bool = True  # False: only a claim, such as a label that anybody can set
     class_: str | Unknown = "unknown"
     environment: str | Unknown | None = None
     created: datetime | Unknown
@@ -69,6 +70,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
     outcome: Outcome | Unknown | None = None
     devices: tuple[str, ...] | Unknown = ()
+    slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree

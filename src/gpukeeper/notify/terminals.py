@@ -34,7 +34,7 @@ class Terminals:
             uid = pwd.getpwnam(owner).pw_uid
         except KeyError:
             return False
-        text = f"\r\n\a[gpukeeper] {plain(message)}\r\n".encode()
+        text = as_written(message)
         return sum(_write(path, uid, text) for path in self._terminals()) > 0  # every terminal, not only the first
 
     def _terminals(self) -> Iterator[Path]:
@@ -47,6 +47,11 @@ class Terminals:
 def plain(message: str) -> str:
     """Names and labels are other people's words: control characters in them could drive a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
+
+
+def as_written(message: str) -> bytes:
+    """One line with a bell, on a line of its own whatever stands on the screen."""
+    return f"\r\n\a[gpukeeper] {plain(message)}\r\n".encode()
 
 
 def _write(path: Path, uid: int, text: bytes) -> bool:

@@ -45,7 +45,7 @@ def test_the_host_shows_its_gpus_while_one_is_in_use() -> None:
         assert all(uid in listed for uid in shown)
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 async def _observe() -> list:  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.model.event import Held, Passed
 from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import Thing
 from tests.simulation.harness import Run
 
@@ -34,6 +35,8 @@ def _due(run: Run, thing: Thing) -> datetime | None:
         return None
     if thing.shape is not Shape.WORKLOAD or thing.marks.ttl is not None:
         return None
+    if isinstance(thing.marks.keep_alive, Unknown):
+        return None  # kept until somebody mends that
     if thing.state is State.ENDED and thing.ended is not None and thing.outcome is not None:
         return thing.ended + getattr(run.policy.retention, thing.outcome.value)
     limits = run.policy.classes[thing.class_]

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.config.load import builtin_policy, load_text
-from gpukeeper.model.policy import AfterIdle, AtFinish, Mode, OnIdle, Policy, Retention
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, AtFinish, Mode, OnIdle, Policy, Retention
 
 M, H, D = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -57,6 +57,7 @@ CLASSES = {
     "serving": (30 * M, OnIdle.REPORT, None),
     "unknown": (15 * M, OnIdle.STOP, 24 * H),
     "infrastructure": (None, OnIdle.STOP, None),
+    "without-gpu": (None, OnIdle.STOP, None),
     "cluster": (30 * M, OnIdle.REPORT, None),
     "ray": (30 * M, OnIdle.REPORT, None),
 }
@@ -64,10 +65,12 @@ CLASSES = {
 
 @pytest.mark.parametrize("name", ["development", "ci", "production", "shared-host"])
 def test_the_class_table_is_the_same_in_every_preset(name: str) -> None:
-    """C8.4 (dev containers: no idle rule, 168h), C8.8 (idle 30m), C8.9, C9.1"""
+    """C8.2 (no GPU, no rule), C8.4 (dev containers: no idle rule, 168h), C8.8 (idle 30m), C8.9, C9.1"""
     classes = preset(name).classes
     assert {name: (one.idle, one.on_idle, one.max_runtime) for name, one in classes.items()} == CLASSES
-    assert [name for name, one in classes.items() if one.untouchable] == ["infrastructure"]
+    assert [name for name, one in classes.items() if one.untouchable] == ["infrastructure", "without-gpu"]
+    assert WITHOUT_GPU in classes
+    assert {one.idle_when_large for one in classes.values()} == {None}
 
 
 def test_the_times_around_start_and_stop() -> None:
@@ -77,7 +80,7 @@ def test_the_times_around_start_and_stop() -> None:
         assert one.stop_grace == timedelta(seconds=60)
         assert one.after_idle is AfterIdle.REMOVE
         assert one.hold_after_stop == 15 * M
-        assert one.never_started == (None if name == "infrastructure" else 30 * M)
+        assert one.never_started == (None if one.untouchable else 30 * M), name
         assert one.hold == 24 * H
 
 
@@ -123,3 +126,12 @@ def test_without_a_file_everything_found_is_looked_at_and_nothing_changed() -> N
     (entry,) = policy.temporary
     assert (entry.root, entry.names) == ("/tmp", ("ray_tmp_*", "pip-*", "tmp*"))
     assert (entry.above, entry.older_than) == (5_000_000_000, H)
+
+
+def test_images_and_build_cache_are_only_reported_unless_the_site_says_otherwise() -> None:
+    """C6.4: each by its own setting; patterns of names are never removed."""
+    policy = preset("shared-host")
+    assert (policy.images.unused, policy.images.keep, policy.build_cache.unused) == (None, (), None)
+    given = "images: {unused: 24h, keep: ['base/*']}\nbuild_cache: {unused: 7d}\n"
+    policy = load_text("scope: {docker: {}}\n" + given).policy
+    assert (policy.images.unused, policy.images.keep, policy.build_cache.unused) == (D, ("base/*",), 7 * D)

@@ -59,7 +59,7 @@ MISTAKES = {
     ),
     "unknown setting, nothing near": (
         "holds: {colour: red}",
-        'unknown setting "colour". Known here: total, within.',
+        'unknown setting "colour". Known here: total, within, keep_alive.',
     ),
     "a platform that is not one": ("scope.x: 1", 'unknown setting "scope.x". Did you mean "scope"?'),
     "wrong word": ("mode: enfroce", 'mode: "enfroce" is not a word for this. Did you mean "enforce"?'),
@@ -90,6 +90,16 @@ MISTAKES = {
         "classes: {managed: {idle: 4m}}\nwarnings: {lead: 1m}",
         "classes.managed.idle: an idle time of 4m is shorter than activity.settle (5m), so it could never pass."
         " Write at least 5m.",
+    ),
+    "idle when large below settle": (
+        "classes: {devcontainer: {idle_when_large: 4m}}\nwarnings: {lead: 1m}",
+        "classes.devcontainer.idle_when_large: an idle time of 4m is shorter than activity.settle (5m),"
+        " so it could never pass. Write at least 5m.",
+    ),
+    "idle when large shorter than the lead": (
+        "classes: {devcontainer: {idle_when_large: 9m}}",
+        "classes.devcontainer.idle_when_large: classes.devcontainer.idle_when_large is 9m and warnings.lead is 10m,"
+        " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
     ),
     "a tick that is too long for the built-in classes": (
         "activity: {tick: 10m}",

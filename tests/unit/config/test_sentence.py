@@ -18,7 +18,7 @@ def test_a_small_lab() -> None:
         " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown);"
         " idle work is only reported after 30m (serving, cluster, ray);"
         " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
-        " infrastructure is never touched;"
+        " infrastructure and without-gpu are never touched;"
         " at most 20 steps a pass and 100 an hour;"
         " nothing at all when more than 20% of the running work is due at once."
     )
@@ -40,6 +40,15 @@ def test_a_small_lab() -> None:
         (
             "temporary: [{root: /tmp, names: [a*, b*]}]",
             "; temporary trees a* and b* below /tmp go when unused for 1h and together above 5GB;",
+        ),
+        (
+            "classes: {devcontainer: {idle_when_large: 4h}}",
+            "; idle work that holds more than a slice is stopped after 4h (devcontainer);",
+        ),
+        ("images: {unused: 1d}", "; images go when unused for 1d;"),
+        (
+            "images: {unused: 1d, keep: [base/*, cuda*]}\nbuild_cache: {unused: 7d}",
+            "; images go when unused for 1d, but not base/* and cuda*; build cache goes when unused for 7d;",
         ),
         ("exemptions: [{owner: ann, reason: x}]", "; 1 exemption sets rules aside;"),
         ("exemptions_from: missing.yaml", "; everything is kept for now, because the exemptions could not be read;"),

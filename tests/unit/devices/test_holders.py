@@ -16,6 +16,7 @@ from gpukeeper.devices.holders import (
     look_up,
     mig_minors,
     parse_container,
+    parse_containers,
     parse_mig_minors,
     parse_stat,
     parse_uid,
@@ -133,6 +134,13 @@ def test_the_outermost_container_is_read_from_every_layout(cgroup: str) -> None:
 @pytest.mark.parametrize("cgroup", ["0::/\n", "0::/user.slice/session-3.scope\n", f"0::/x/{ID}0\n"])
 def test_no_container_where_none_is_named(cgroup: str) -> None:
     assert parse_container(cgroup) is None
+
+
+def test_every_container_is_read_outermost_first_and_each_once() -> None:
+    inner = "f" * 64
+    assert parse_containers(f"3:cpu:/docker/{ID}/docker/{inner}\n0::/docker/{ID}/docker/{inner}\n") == (ID, inner)
+    assert parse_containers(f"0::/kubepods.slice/cri-containerd-{ID}.scope/docker/{inner}\n") == (ID, inner)
+    assert parse_containers("0::/user.slice\n") == ()
 
 
 def test_capabilities_are_mapped_to_slices(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from gpukeeper.engine.act import gpu_hours, take, warn
-from gpukeeper.model.decision import Action, NothingToCapture, Result, Step
+from gpukeeper.model.decision import Action, Evidence, NothingToCapture, Result, Step
 from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
 from gpukeeper.model.memory import Stopped
-from gpukeeper.model.subject import Outcome, Shape, State
+from gpukeeper.model.subject import Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
@@ -47,6 +50,48 @@ async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Ben
 
 
 @virtual
+async def test_what_a_stop_removes_is_captured_whole(b: Bench) -> None:
+    """Some workloads vanish when they stop."""
+    asked: list[tuple[str, ...]] = []
+
+    class Vanishing(SimulatedPlatform):
+        async def look(self, ref: Any) -> Any:
+            found = await super().look(ref)
+            return msgspec.structs.replace(found, goes_when_stopped=True) if isinstance(found, Subject) else found
+
+        async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+            asked.append(tuple(what))
+            return await super().capture(subject, what)
+
+    b.platform = Vanishing(b.world, HERE)
+    await taken(b, await b.step(await b.overdue("train"), Action.STOP))
+    assert asked == [b.book.policy.capture.what]
+
+
+@virtual
+async def test_a_warning_says_what_would_be_lost_and_reaches_people_inside(b: Bench) -> None:
+    heard: list[str] = []
+
+    class Inside(SimulatedPlatform):
+        async def look(self, ref: Any) -> Any:
+            found = await super().look(ref)
+            return msgspec.structs.replace(found, loses=("2 GiB written inside it",))
+
+        async def tell(self, subject: Subject, message: str) -> bool:
+            heard.append(message)
+            return True
+
+    b.platform = Inside(b.world, HERE)
+    b.world.faults = Faults(undelivered=1.0)
+    thing = b.running("train", 3 * HOUR)
+    line = await warn(b.keeper, b.platform, await b.step(thing, Action.WARN), b.book)
+    assert line is not None
+    assert line.delivered
+    assert heard == [line.message]
+    assert line.message.endswith("Lost when it is removed: 2 GiB written inside it")
+
+
+@virtual
 async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Bench) -> None:
     thing = await b.overdue("train")
     line = await taken(b, await b.step(thing, Action.STOP))
@@ -58,9 +103,18 @@ async def test_a_stop_gives_its_gpus_back_and_says_what_they_cost(b: Bench) -> N
 
 
 @virtual
-async def test_a_stop_needs_no_evidence(b: Bench) -> None:
+async def test_a_stop_captures_enough_to_bring_it_back_as_it_was(b: Bench) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    class Listening(SimulatedPlatform):
+        async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+            asked.append(tuple(what))
+            return await super().capture(subject, what)
+
+    b.platform = Listening(b.world, HERE)
     await taken(b, await b.step(await b.overdue("train"), Action.STOP))
-    assert b.lines(Captured) == []
+    assert asked == [("manifest",)]
+    assert [line.evidence for line in b.lines(Captured)] != [""]
 
 
 @virtual

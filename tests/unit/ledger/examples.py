@@ -9,22 +9,28 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
+from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import (
+    BaselineSeen,
     Captured,
     Checkpoint,
     Closed,
     Complaint,
     Decided,
     Event,
+    GpuChecked,
     Held,
     Intended,
     Noticed,
     Passed,
     Paused,
+    Quarantined,
     Released,
+    ResetTried,
     Restored,
     Resumed,
+    Returned,
     Vanished,
     WarningSent,
 )
@@ -37,6 +43,7 @@ T = TypeVar("T")
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 EVAL = Ref("docker", "node-3", "container", "eval", "c0ffee")
 TRAIN = Ref("kubernetes", "prod/a", "trainjob", "run-7", "uid-7", "research")
+GPU = Ref("host", "node-3", "gpu", "GPU-1", "GPU-1")
 # A key does not say where place ends and uid begins; the stores must not mix these two up.
 SPLIT = Ref("kubernetes", "prod", "pod", "x", "a/uid-7")
 
@@ -84,6 +91,10 @@ def held(ref: Ref = EVAL, at: datetime = NOW, until: timedelta = timedelta(hours
     return Held(at=at, ref=ref, owner="ann", by="ann", hold=Hold("ann", at, at + until, "paper deadline"))
 
 
+def gpu_checked(at: datetime = NOW, result: CheckResult = CheckResult.DIRTY) -> GpuChecked:
+    return GpuChecked(at=at, ref=GPU, result=result, reason="900 MiB are in use by nobody", workload=EVAL.path)
+
+
 EVERY_TYPE: tuple[Event, ...] = (
     noticed(),
     Vanished(at=NOW, ref=TRAIN),
@@ -99,6 +110,11 @@ EVERY_TYPE: tuple[Event, ...] = (
     Resumed(at=NOW, by="root"),
     Complaint(at=NOW, ref=EVAL, what="its TTL is garbled"),
     Restored(at=NOW, ref=EVAL, evidence="20260310/eval-s1", result="restored"),
+    BaselineSeen(at=NOW, ref=GPU, memory_used_mib=615),
+    gpu_checked(),
+    ResetTried(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
+    Quarantined(at=NOW, ref=GPU, reason="900 MiB are in use by nobody"),
+    Returned(at=NOW, ref=GPU, by="root"),
     Checkpoint(at=NOW, memories={EVAL.key: Memory(incarnation="9")}, present=(EVAL,), passes=4),
 )
 
@@ -162,6 +178,11 @@ any_lines = st.lists(
         _line(passed, pass_id=st.integers(1, 9)),
         _line(Paused, reason=st.sampled_from(("", "maintenance"))),
         _line(Resumed),
+        _line(gpu_checked, result=st.sampled_from(CheckResult)),
+        _line(BaselineSeen, ref=st.just(GPU), memory_used_mib=st.integers(0, 999)),
+        _line(ResetTried, ref=st.just(GPU), reason=st.just("dirty")),
+        _line(Quarantined, ref=st.just(GPU), reason=st.text(max_size=5)),
+        _line(Returned, ref=st.just(GPU)),
         _checkpoints(),
     ),
     max_size=25,

@@ -16,11 +16,11 @@ from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.errors import LeaseHeld, LedgerError
-from gpukeeper.model.event import Complaint, Decided, Event, Paused, Vanished
+from gpukeeper.model.event import BaselineSeen, Complaint, Decided, Event, Paused, Quarantined, Vanished
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import LedgerKeep
 from gpukeeper.model.series import Sample, Signal
-from tests.unit.ledger.examples import EVAL, NOW, TRAIN, closed, held, intended, noticed, passed, run
+from tests.unit.ledger.examples import EVAL, GPU, NOW, TRAIN, closed, held, intended, noticed, passed, run
 from tests.unit.ledger.test_state import everything
 
 DAY = timedelta(days=1)
@@ -272,6 +272,24 @@ def test_two_rotations_do_not_run_at_once(tmp_path: Path) -> None:
         async with ledger.lease("ledger", "archive"):
             with pytest.raises(LeaseHeld):
                 await rotate(ledger, KEEP, NOW)
+        ledger.close()
+
+    run(story())
+
+
+def test_what_is_remembered_of_a_gpu_outlives_its_lines(tmp_path: Path) -> None:
+    """A quarantine of long ago is still one."""
+
+    async def story() -> None:
+        ledger = open_ledger(tmp_path / "ledger.db", write=True)
+        await ledger.append([BaselineSeen(at=OLD, ref=GPU, memory_used_mib=615)])
+        await ledger.append([Quarantined(at=OLD, ref=GPU, reason="dirty"), intended("newest", at=NOW)])
+        assert (await rotate(ledger, KEEP, NOW)).lines == 2
+        known = (await ledger.gpus("node-3"))["GPU-1"]
+        assert (known.baseline_mib, known.quarantined, known.quarantine_reason) == (615, OLD, "dirty")
+        assert await ledger.gpus("node") == {}
+        await ledger.rebuild()
+        assert (await ledger.gpus("node-3"))["GPU-1"] == known
         ledger.close()
 
     run(story())

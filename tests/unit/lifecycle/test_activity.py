@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from gpukeeper.lifecycle.activity import Use, judge
+from gpukeeper.lifecycle.activity import Use, active_minutes, judge
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
+from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW, quiet
 
 THRESHOLDS = Activity(signals=())
@@ -35,10 +36,23 @@ def test_the_newest_use_is_named_with_its_time() -> None:
     assert (active.use, active.reason) == (Use.ACTIVE, "GPU GPU-0 was in use 2m ago")
 
 
-def test_a_gpu_that_is_not_its_own_counts_when_it_was_measured() -> None:
-    """More was measured than it claims: any active GPU keeps."""
-    other = msgspec.structs.replace(gpu(*[90.0] * 60), device="GPU-7")
-    assert judge([*quiet(), other], ["GPU-0"], Activity(), HOUR / 2, NOW).use is Use.ACTIVE
+def test_a_gpu_that_it_no_longer_holds_says_nothing() -> None:
+    """A re-partition leaves series of slices that are gone: neither their use nor their failed reads are anybody's."""
+    used = msgspec.structs.replace(gpu(*[90.0] * 60), device="MIG-7")
+    lost = msgspec.structs.replace(gpu(), device="MIG-8", missing=Unknown("no such slice"))
+    assert judge([*quiet(), used, lost], ["GPU-0"], Activity(), HOUR / 2, NOW).use is Use.QUIET
+    assert judge([used, lost], ["MIG-9"], Activity(), HOUR / 2, NOW).use is Use.UNKNOWN
+
+
+def test_active_minutes_are_measured_minutes_of_its_own_gpus_since_then() -> None:
+    ten = [90.0] * 5 + [NOT_MEASURED] * 5
+    one, other = gpu(*ten), msgspec.structs.replace(gpu(*[0.0] * 4, *[90.0] * 6), device="GPU-1")
+    thresholds = Activity()
+    assert active_minutes([one], ["GPU-0"], thresholds, NOW - HOUR) == 5 * MINUTE
+    assert active_minutes([one, other], ["GPU-0", "GPU-1"], thresholds, NOW - HOUR) == 10 * MINUTE
+    assert active_minutes([one, other], ["GPU-0"], thresholds, NOW - HOUR) == 5 * MINUTE
+    assert active_minutes([other], ["GPU-1"], thresholds, NOW - 2 * MINUTE) == 3 * MINUTE
+    assert active_minutes((), ["GPU-0"], thresholds, NOW - HOUR) == 0 * MINUTE
 
 
 def test_a_window_shorter_than_a_minute_is_a_minute() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.lifecycle.holds import NotAllowed, held_within, may_hold, may_touch
+from gpukeeper.lifecycle.caps import held_within
+from gpukeeper.lifecycle.holds import NotAllowed, may_hold, may_touch
 from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
@@ -26,7 +27,7 @@ def held(start: timedelta, end: timedelta, **more: Any) -> Hold:
 
 def test_the_owner_may_hold_for_as_long_as_the_class_allows() -> None:
     granted = may_hold(view(), BOOK, "ann", None, NOW, reason="lunch")
-    assert granted == Hold("ann", NOW, NOW + DAY, "lunch")
+    assert granted == Hold("ann", NOW, NOW + DAY, "lunch", devices=("GPU-0",))
 
 
 def test_the_owner_may_ask_for_less() -> None:
@@ -133,3 +134,37 @@ def test_the_admins_are_the_policys() -> None:
     book = Rulebook(type(POLICY)(scope=POLICY.scope, classes=POLICY.classes, admins=("chief",)))
     assert may_touch(view(), book, "chief") is None
     assert may_touch(view(), book, "root") is not None
+
+
+def on(device: str, start: timedelta, end: timedelta) -> Hold:
+    return held(start, end, devices=(device,))
+
+
+def test_a_new_container_does_not_begin_a_new_count() -> None:
+    """C8.5: per user and GPU, too. 20h were held elsewhere on the same GPU, so 4h are left."""
+    elsewhere = (on("GPU-0", 40 * HOUR, 20 * HOUR), on("GPU-1", 60 * HOUR, 41 * HOUR))
+    granted = may_hold(View(subject(), elsewhere=elsewhere), BOOK, "ann", None, NOW)
+    assert isinstance(granted, Hold)
+    assert granted.until == NOW + 4 * HOUR
+
+
+def test_every_gpu_is_counted_on_its_own_and_the_fullest_decides() -> None:
+    elsewhere = (on("GPU-0", 60 * HOUR, 50 * HOUR), on("GPU-1", 40 * HOUR, 26 * HOUR))
+    granted = may_hold(View(subject(devices=("GPU-0", "GPU-1")), elsewhere=elsewhere), BOOK, "ann", None, NOW)
+    assert isinstance(granted, Hold)
+    assert granted.until == NOW + 10 * HOUR
+    assert granted.devices == ("GPU-0", "GPU-1")
+
+
+def test_a_gpu_held_up_elsewhere_is_refused_by_name() -> None:
+    refused = may_hold(View(subject(), elsewhere=(on("GPU-0", 30 * HOUR, HOUR),)), BOOK, "ann", HOUR, NOW)
+    assert isinstance(refused, NotAllowed)
+    assert refused.why.startswith(
+        "GPU GPU-0, counted over all workloads of its owner, was held for 1d5h of the last 3d"
+    )
+
+
+def test_unknown_devices_share_no_count() -> None:
+    """Which GPUs it has is not known: only its own holds are surely of it, and a hold keeps."""
+    view = View(subject(devices=Unknown("inspect timed out")), elsewhere=(on("GPU-0", 30 * HOUR, HOUR),))
+    assert isinstance(may_hold(view, BOOK, "ann", HOUR, NOW), Hold)

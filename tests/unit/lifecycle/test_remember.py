@@ -8,8 +8,24 @@ from typing import Any
 import pytest
 
 from gpukeeper.lifecycle.remember import WARNINGS_KEPT, closes, decision_words, is_gone, remember
+from gpukeeper.model.condition import CheckResult, GpuMemory
 from gpukeeper.model.decision import Action, Result, Verdict
-from gpukeeper.model.event import Closed, Decided, Event, Held, Noticed, Released, Vanished, WarningSent
+from gpukeeper.model.event import (
+    BaselineSeen,
+    Closed,
+    Decided,
+    Event,
+    GpuChecked,
+    Held,
+    Noticed,
+    Quarantined,
+    Released,
+    ResetTried,
+    Returned,
+    Vanished,
+    WarningSent,
+)
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped
 from gpukeeper.model.subject import Outcome, State
 from tests.unit.lifecycle.examples import DAY, EVAL, HOUR, MINUTE, NOW
@@ -200,3 +216,35 @@ def test_what_could_not_be_verified_stays_open() -> None:
 def test_a_decision_is_remembered_in_three_words() -> None:
     line = Decided(at=NOW, ref=EVAL, action=Action.KEEP, rule="idle", verdict=Verdict.WAIT, reason="")
     assert decision_words(line) == "keep idle wait"
+
+
+GPU = Ref("host", "node-3", "gpu", "GPU-1", "GPU-1")
+
+
+def test_a_gpu_is_remembered_by_its_baseline_its_last_check_and_its_quarantine() -> None:
+    later = NOW + timedelta(hours=1)
+    memory = fold(
+        BaselineSeen(at=NOW, ref=GPU, memory_used_mib=615),
+        GpuChecked(at=NOW, ref=GPU, result=CheckResult.DIRTY, reason="5000 MiB are in use by nobody"),
+        ResetTried(at=NOW, ref=GPU, reason="dirty"),
+        Quarantined(at=NOW, ref=GPU, reason="dirty"),
+        Quarantined(at=later, ref=GPU, by="root", reason="still dirty"),
+    )
+    assert memory.gpu is not None
+    assert (memory.gpu.baseline_mib, memory.gpu.result, memory.gpu.checked) == (615, CheckResult.DIRTY, NOW)
+    assert (memory.gpu.quarantined, memory.gpu.quarantine_reason, memory.gpu.quarantined_by) == (
+        NOW,
+        "dirty",
+        "gpukeeper",
+    )
+    assert memory.gpu.last_reset == NOW
+
+
+def test_a_return_ends_the_quarantine_and_the_baseline_is_learned_anew() -> None:
+    memory = fold(
+        BaselineSeen(at=NOW, ref=GPU, memory_used_mib=615),
+        ResetTried(at=NOW, ref=GPU, reason="dirty"),
+        Quarantined(at=NOW, ref=GPU, reason="dirty"),
+        Returned(at=NOW, ref=GPU, by="root"),
+    )
+    assert memory.gpu == GpuMemory(last_reset=NOW)

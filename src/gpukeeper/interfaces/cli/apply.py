@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, WarningSent
+    from gpukeeper.model.event import Closed, GpuChecked, WarningSent
     from gpukeeper.wiring import Session
 
 
@@ -83,7 +83,7 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
 
     done = 0
 
-    def progress(line: Closed | WarningSent) -> None:
+    def progress(line: Closed | WarningSent | GpuChecked) -> None:
         nonlocal done
         done += 1
         if not quiet and line.ref is not None:
@@ -124,15 +124,21 @@ def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bo
     outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
     warnings = [w for r in reports for w in r.warnings]
     show.progress_line("")
-    show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings)])
+    checks = [_check_row(c) for r in reports for c in r.checks]
+    show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
     if not quiet:
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
         due = sum(len(r.plan.steps) + len(r.plan.deferred) for r in reports)
-        if not outcomes and not warnings:
+        if not outcomes and not warnings and not checks:
             say("Nothing was done.")
             return
         say(f"{reclaimed} of {due} due reclaimed, {len(warnings)} warned. The record: gpukeeper ledger list")
+
+
+def _check_row(line: GpuChecked) -> tuple[str, ...]:
+    assert line.ref is not None
+    return (line.result.value, line.ref.path, "check", "-", line.reason)
 
 
 def _place(report: PassReport) -> dict[str, object]:
@@ -145,6 +151,7 @@ def _place(report: PassReport) -> dict[str, object]:
         "settled": report.settled,
         "outcomes": report.outcomes,
         "warnings": report.warnings,
+        "checks": report.checks,
         "deferred": report.plan.deferred,
         "unseen": report.survey.unseen,
     }

@@ -1,70 +1,185 @@
-"""`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why a thing is still there."""
+"""`gpukeeper explain WORKLOAD`: every rule's answer, with the facts it used; why a thing is still there.
+
+Every signal against its threshold, what comes when if nothing changes, and what would change it. With --watch, live.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpukeeper.lifecycle.claims import Finding
+    from gpukeeper.lifecycle.explain import Ahead, Measured
     from gpukeeper.model.decision import Answer, Decision, View
     from gpukeeper.model.event import Event
+    from gpukeeper.model.memory import Warned
     from gpukeeper.wiring import Session
 
 HISTORY = 8
 
 
-def explain(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
-    """Say what every rule thinks of a workload, and so why it is still there."""
-    from gpukeeper.interfaces.terminal.session import opened
-
-    with opened(policy, write=False) as session:
-        asyncio.run(_explain(session, workload, json=json))
-
-
-async def _explain(session: Session, words: str, *, json: bool) -> None:
-    from gpukeeper.engine.requests import find
+def explain(
+    workload: o.Workload,
+    policy: o.PolicyFile = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    json: o.Json = False,
+) -> None:
+    """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import opened, span
+
+    pause = span(every, "--every")
+    assert pause is not None
+    with opened(policy, write=False) as session:
+        while True:
+            found = asyncio.run(_look(session, workload))
+            if json:
+                _print_json(found)
+            else:
+                show.clear(when=watch)
+                _print(found)
+            if not watch:
+                return
+            asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """All that is said of one workload, as of `now`."""
+
+    now: datetime
+    view: View
+    decision: Decision
+    answers: tuple[Answer, ...]
+    signals: tuple[Measured, ...]
+    ahead: tuple[Ahead, ...]
+    remedies: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    history: Sequence[Event]
+
+
+async def _look(session: Session, words: str) -> Explained:
+    import msgspec
+
+    from gpukeeper.engine.requests import find
+    from gpukeeper.interfaces.cli.observe import look
+    from gpukeeper.lifecycle.claims import findings
     from gpukeeper.lifecycle.decide import answers, decide
+    from gpukeeper.lifecycle.explain import ahead, remedies, signals
+    from gpukeeper.model.subject import Subject
 
-    found = await find(session.keeper, session.book, words)
+    book = session.book
+    found = await find(session.keeper, book, words)
+    view, ref = found.view, found.view.subject.ref
+    closer = await found.platform.look(ref)
+    if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
+        view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
+    others = await look(session)
     now = session.keeper.clock.now()
-    view = found.view
-    decision, said = decide(view, session.book, now), answers(view, session.book, now)
-    history = list(await session.keeper.ledger.about(view.subject.ref.uid))[-HISTORY:]
-    if json:
-        body = {
-            "decision": decision,
-            "answers": said,
-            "subject": view.subject,
-            "memory": view.memory,
-            "history": history,
-        }
-        show.as_json("explain", body)
-        return
-    _print(view, decision, said, history, session)
+    said = answers(view, book, now)
+    strange = findings(
+        others.views, book, now, recorded=others.recorded, absent=others.absent, doubtful=others.doubtful
+    )
+    return Explained(
+        now=now,
+        view=view,
+        decision=decide(view, book, now),
+        answers=said,
+        signals=signals(view, book, now),
+        ahead=ahead(view, book, now, found.platform.guards),
+        remedies=remedies(view, book, said, now),
+        findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
+        history=list(await session.keeper.ledger.about(ref.uid))[-HISTORY:],
+    )
 
 
-def _print(view: View, decision: Decision, said: tuple[Answer, ...], history: list[Event], session: Session) -> None:
+def _print_json(found: Explained) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    body = {
+        "decision": found.decision,
+        "answers": found.answers,
+        "subject": found.view.subject,
+        "memory": found.view.memory,
+        "history": found.history,
+        "signals": found.signals,
+        "ahead": found.ahead,
+        "would_change_it": found.remedies,
+        "findings": [{"kind": one.kind, "words": one.words} for one in found.findings],
+    }
+    show.as_json("explain", body)
+
+
+def _print(found: Explained) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 
-    subject, now = view.subject, session.keeper.clock.now()
+    subject, decision, now = found.view.subject, found.decision, found.now
     typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
     typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
-    show.table(_facts(view, now), head=("fact", "as seen"))
+    show.table(_facts(found.view, now), head=("fact", "as seen"))
     typer.echo("")
-    suspended = _suspended(said)
-    rows = [(_word(a, suspended), a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for a in said]
+    suspended = _suspended(found.answers)
+    rows = [
+        (_word(a, suspended), a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for a in found.answers
+    ]
     show.table(rows, head=("answer", "rule", "because", ""))
-    if history:
-        typer.echo("\nFrom the ledger:")
-        show.table([_line(one) for one in history])
+    _section("Measured:", [_signal_row(one, now) for one in found.signals])
+    _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
+    _section("What would change it:", [(words,) for words in found.remedies])
+    _section("Findings:", [(one.words,) for one in found.findings])
+    _section("From the ledger:", [_line(one) for one in found.history])
+
+
+def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    if rows:
+        typer.echo(f"\n{title}")
+        show.table(rows)
+
+
+def _signal_row(one: Measured, now: datetime) -> tuple[str, ...]:
+    """The newest minute, and the window: its highest minute against the threshold, and how much of it was measured."""
+    from gpukeeper.lifecycle.explain import amount, threshold_in_words
+    from gpukeeper.model.durations import in_words
+
+    name = f"{one.signal} {one.device}".rstrip()
+    if one.missing is not None:
+        why = "absent by design" if one.missing.by_design else "could not be read"
+        return (name, f"{why}: {one.missing.why}")
+    if one.newest is None or one.newest_at is None:
+        return (name, "not measured")
+    newest = f"{amount(one.signal, one.newest)} ({_ago(one.newest_at, now)})"
+    most = f"at most {amount(one.signal, one.maximum)}" if one.maximum is not None else "not measured"
+    covered = f"{one.coverage:.0%} of it measured" + ("" if one.coverage >= one.needed else ", too little")
+    limit = threshold_in_words(one)
+    return (name, f"{newest}; {most} in {in_words(one.window)}, in use from {limit}; {covered}")
+
+
+def _ago(at: datetime, now: datetime) -> str:
+    from gpukeeper.model.durations import in_words
+
+    return "just now" if now - at < timedelta(minutes=2) else f"{in_words(now - at)} ago"
+
+
+def _ahead_row(one: Ahead, now: datetime) -> tuple[str, ...]:
+    from gpukeeper.interfaces.terminal import show
+
+    at = "at the next pass" if one.at <= now else f"{one.at:%Y-%m-%d %H:%M} UTC ({show.when(one.at, now)})"
+    stage = f" {one.stage}" if one.stage else ""
+    return (f"{one.action}{stage}", at, f"by {one.rule}")
 
 
 def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
@@ -75,6 +190,7 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
         ("part of", subject.root),
         ("class", subject.class_),
         ("owner", subject.owner if subject.owner is not None else "nobody known"),
+        ("owner because", subject.evidence or None),
         ("environment", subject.environment),
         ("created", subject.created),
         ("started", subject.started),
@@ -86,14 +202,21 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
         ("last used", subject.last_used),
         ("in use", subject.in_use if subject.last_used is not None else None),
         ("size", subject.size),
+        ("keep-alive file", subject.marks.keep_alive),
+        ("asks for exemption", subject.marks.asks_exemption),
+        ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
         ("first start", memory.first_start),
         ("ran before", memory.ran if memory.ran else None),
         ("times ended", memory.ends_seen or None),
         ("stopped by", memory.stopped.by if memory.stopped else None),
     ]
-    told += (("warned", f"{w.rule}, stage {w.stage}, {_when(w.at, now)}") for w in memory.warnings)
+    told += (("warned", f"{w.rule}, stage {w.stage}, {_heard(w)}, {_when(w.at, now)}") for w in memory.warnings)
     told += (("held by", f"{h.by}, until {_when(h.until, now)}") for h in memory.holds if h.until > now)
     return [(name, _said(value, now)) for name, value in told if value is not None]
+
+
+def _heard(warned: Warned) -> str:
+    return "delivered" if warned.delivered else "undelivered: nobody could be told"
 
 
 def _said(value: object, now: datetime) -> str:
@@ -112,7 +235,7 @@ def _said(value: object, now: datetime) -> str:
         case int():
             return size_in_words(value) if value > 1000 else str(value)
         case tuple():
-            return ", ".join(map(str, value))
+            return "; ".join(map(str, value)) if any(" " in str(one) for one in value) else ", ".join(map(str, value))
         case _:
             return str(value)
 

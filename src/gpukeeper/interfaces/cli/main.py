@@ -15,11 +15,13 @@ from gpukeeper.interfaces.cli import (
     doctor,
     explain,
     ledger,
+    node,
     observe,
     pause,
     plan,
     policy,
     restore,
+    stop_all,
     workload,
 )
 
@@ -37,12 +39,14 @@ app.command("explain")(explain.explain)
 app.command("apply")(apply.apply)
 app.command("demo")(demo.demo)
 app.add_typer(workload.app, name="workload")
+app.add_typer(node.app, name="node")
 app.add_typer(policy.app, name="policy")
 app.add_typer(ledger.app, name="ledger")
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
+app.command("stop-all")(stop_all.stop_all)
 
 
 def _print_version(wanted: bool) -> None:

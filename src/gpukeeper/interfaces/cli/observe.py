@@ -1,8 +1,12 @@
-"""`gpukeeper observe`: look, change nothing. With --watch, look again and again."""
+"""`gpukeeper observe`: look, change nothing; with --gpus, who has which. With --watch, look again and again.
+
+What does not fit together is said as a finding. Nothing is repaired here: that is `apply`, or a person.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,12 +14,19 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from gpukeeper.engine.ports import Platform
+    from gpukeeper.lifecycle.claims import Claim, Finding
     from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.decision import Snapshot
+    from gpukeeper.model.decision import Action, Unseen, View
+    from gpukeeper.model.identity import Ref
+    from gpukeeper.model.memory import Memory
     from gpukeeper.model.subject import Subject
     from gpukeeper.wiring import Session
 
-CLEAR = "\x1b[H\x1b[2J"
+HEAD = ("state", "what", "owner", "class", "gpus", "size", "since")
+GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
 
 def observe(
@@ -28,12 +39,16 @@ def observe(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="Who has which GPU or slice, since when, and what happens next.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Show what is there: workloads, leftovers and GPUs, and what could not be seen."""
+    """Show what is there: workloads, leftovers and GPUs, what does not fit together, and what could not be seen."""
+    from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, span
 
     narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
@@ -41,49 +56,138 @@ def observe(
     assert pause is not None
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         while True:
-            snapshots = asyncio.run(look(session))
-            _print(session, snapshots, narrow, json=json, watch=watch, quiet=quiet)
+            found = asyncio.run(look(session))
+            if json:
+                _print_json(session, found, narrow, gpus=gpus)
+            else:
+                show.clear(when=watch)
+                _print(session, found, narrow, gpus=gpus, quiet=quiet)
             if not watch:
                 return
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
 
 
-async def look(session: Session) -> list[Snapshot]:
-    from gpukeeper.model.decision import Snapshot, Unseen
+@dataclass
+class Looked:
+    """What one look at every place found, joined with what the ledger had before it."""
+
+    views: list[View] = field(default_factory=list)
+    unseen: list[tuple[Platform, Unseen]] = field(default_factory=list)
+    recorded: dict[str, Memory] = field(default_factory=dict)
+    absent: list[Ref] = field(default_factory=list)
+    offers: dict[tuple[str, str], frozenset[Action]] = field(default_factory=dict)
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        return frozenset(platform.place for platform, _ in self.unseen)
+
+
+async def look(session: Session) -> Looked:
+    from gpukeeper.model.decision import Unseen
     from gpukeeper.model.errors import PlatformError
 
-    pages: list[Snapshot] = []
+    found = Looked()
     for platform in session.keeper.platforms:
-        scope = session.book.policy.scope.get(platform.name)
+        found.offers[platform.name, platform.place] = frozenset(platform.guards)
         try:
-            if scope is not None:
-                pages += [page async for page in platform.observe(scope)]
+            await _look_at(session, platform, found)
         except PlatformError as problem:
-            unseen = (Unseen("everything", str(problem)),)
-            pages.append(Snapshot(platform.name, platform.place, session.keeper.clock.now(), (), unseen))
-    return pages
+            found.unseen.append((platform, Unseen("everything", str(problem))))
+    return found
 
 
-def _print(
-    session: Session, snapshots: list[Snapshot], narrow: Narrow, *, json: bool, watch: bool, quiet: bool
-) -> None:
+async def _look_at(session: Session, platform: Platform, found: Looked) -> None:
+    from gpukeeper.engine.observe import views
+    from gpukeeper.lifecycle.rules.target import in_scope
+
+    keeper, book = session.keeper, session.book
+    scope = book.policy.scope.get(platform.name)
+    if scope is None:
+        return
+    before = await keeper.ledger.present(platform.name, platform.place)
+    listed: set[str] = set()
+    complete = True
+    async for page in platform.observe(scope):
+        keys = [subject.ref.key for subject in page.subjects]
+        listed.update(keys)
+        complete = complete and not page.unseen
+        found.unseen += ((platform, one) for one in page.unseen)
+        found.recorded.update(await keeper.ledger.memories(keys))
+        found.views += await views(keeper, platform, page.subjects, book, [], keeper.clock.now())
+    if complete:  # only a complete list can tell what is missing
+        found.absent += [r for key, r in before.items() if key not in listed and in_scope(book.policy, r)]
+
+
+def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    now = session.keeper.clock.now()
+    about = {
+        "at": now,
+        "findings": [
+            {"kind": one.kind, "about": [ref.path for ref in one.about], "words": one.words}
+            for one in _findings(session, found, narrow, now)
+        ],
+        "unseen": [{"platform": p.name, "place": p.place, "what": u.what, "why": u.why} for p, u in found.unseen],
+    }
+    if gpus:
+        show.as_json("observe-gpus", {**about, "gpus": _claims(session, found, narrow, now)})
+    else:
+        subjects = [view.subject for view in found.views if narrow.fits(view.subject, now)]
+        show.as_json("observe", {**about, "subjects": subjects})
+
+
+def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
     now = session.keeper.clock.now()
-    subjects = [s for page in snapshots for s in page.subjects if narrow.fits(s, now)]
-    unseen = [(page, one) for page in snapshots for one in page.unseen]
-    if json:
-        told = [{"platform": page.platform, "place": page.place, "what": u.what, "why": u.why} for page, u in unseen]
-        show.as_json("observe", {"at": now, "subjects": subjects, "unseen": told})
+    if gpus:
+        rows = [show.claim_row(claim, now) for claim in _claims(session, found, narrow, now)]
+        show.table(rows, head=GPUS_HEAD)
+    else:
+        rows = [_row(view.subject) for view in found.views if narrow.fits(view.subject, now)]
+        show.table(rows, head=HEAD)
+    if quiet:
         return
-    if watch and show.on_terminal():
-        typer.echo(CLEAR, nl=False)
-    show.table([_row(s) for s in subjects], head=("state", "what", "owner", "class", "gpus", "size", "since"))
-    if not quiet:
-        for page, one in unseen:
-            say(f"{page.platform}/{page.place}: not seen: {one.what} ({one.why})")
-        say(f"{len(subjects)} things at {now:%Y-%m-%d %H:%M:%S} UTC" + (", and some were not seen" if unseen else ""))
+    for finding in _findings(session, found, narrow, now):
+        say(f"finding: {finding.words}")
+    for platform, one in found.unseen:
+        say(f"{platform.name}/{platform.place}: not seen: {one.what} ({one.why})")
+    what = "line" if gpus else "thing"
+    say(
+        f"{len(rows)} {what if len(rows) == 1 else f'{what}s'} at {now:%Y-%m-%d %H:%M:%S} UTC"
+        + (", and some were not seen" if found.unseen else "")
+    )
+
+
+def _claims(session: Session, found: Looked, narrow: Narrow, now: datetime) -> list[Claim]:
+    """Those of what was asked for. A free device is nobody's, so it is shown only when nothing was narrowed."""
+    from gpukeeper.lifecycle.claims import claims
+    from gpukeeper.lifecycle.narrow import Narrow
+
+    everything = claims(found.views, session.book, now, recorded=found.recorded, offers=found.offers)
+    fitting = _fitting(found, narrow, now)
+    alone = narrow == Narrow()
+    return [one for one in everything if (one.holder.key in fitting if one.holder is not None else alone)]
+
+
+def _findings(session: Session, found: Looked, narrow: Narrow, now: datetime) -> list[Finding]:
+    """Found among all, so that a narrowed look does not miss the other half; said of what was asked for."""
+    from gpukeeper.lifecycle.claims import findings
+    from gpukeeper.lifecycle.narrow import Narrow
+
+    everything = findings(
+        found.views, session.book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
+    )
+    if narrow == Narrow():
+        return list(everything)
+    fitting = _fitting(found, narrow, now)
+    return [one for one in everything if any(ref.key in fitting for ref in one.about)]
+
+
+def _fitting(found: Looked, narrow: Narrow, now: datetime) -> set[str]:
+    return {view.subject.ref.key for view in found.views if narrow.fits(view.subject, now)}
 
 
 def _row(s: Subject) -> tuple[str, ...]:
@@ -94,14 +198,11 @@ def _row(s: Subject) -> tuple[str, ...]:
     from gpukeeper.model.subject import Shape
     from gpukeeper.model.unknown import Unknown
 
-    def said(fact: object) -> str:
-        return "?" if isinstance(fact, Unknown) else "-" if fact is None else str(fact)
-
     devices = "?" if isinstance(s.devices, Unknown) else str(len(s.devices) or "-")
     size = "?" if isinstance(s.size, Unknown) else size_in_words(s.size) if s.size else "-"
     since = next((t for t in (s.ended, s.last_used, s.started, s.created) if isinstance(t, datetime)), None)
     if s.shape is Shape.DEVICE:
         model = s.labels.get("model", "")
         return ("gpu", s.ref.path, "-", model or "-", "-", "-", "-")
-    state = said(s.state) if s.shape is Shape.WORKLOAD else s.shape.value
-    return (state, s.ref.path, said(s.owner), said(s.class_), devices, size, show.when(since, s.seen.at))
+    state = show.fact(s.state) if s.shape is Shape.WORKLOAD else s.shape.value
+    return (state, s.ref.path, show.fact(s.owner), show.fact(s.class_), devices, size, show.when(since, s.seen.at))

@@ -42,7 +42,7 @@ def show(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False
     """Everything known about one workload, and every rule's answer."""
     from gpukeeper.interfaces.cli.explain import explain
 
-    explain(workload, policy, json)
+    explain(workload, policy, json=json)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +19,11 @@ from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.lifecycle.claims import Claim
     from gpukeeper.model.event import Closed, WarningSent
 
+CLEAR = "\x1b[H\x1b[2J"
+OLD = timedelta(minutes=2)  # a measurement older than this says so
 COLOURS = {
     "remove": typer.colors.RED,
     "stop": typer.colors.MAGENTA,
@@ -32,6 +35,10 @@ COLOURS = {
     "report": typer.colors.CYAN,
     "still there": typer.colors.RED,
     "refused": typer.colors.RED,
+    "free": typer.colors.GREEN,
+    "outside": typer.colors.YELLOW,
+    "orphan": typer.colors.YELLOW,
+    "quarantine": typer.colors.RED,
 }
 WHY_KEPT = {
     Verdict.WAIT: "waiting",
@@ -98,6 +105,29 @@ def warning_row(line: WarningSent) -> tuple[str, ...]:
     return ("warned", line.ref.path, word.value, line.owner or "-", line.message.partition(": ")[2])
 
 
+def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
+    """One device and who has it."""
+    holder = claim.holder.path if claim.holder is not None else "-"
+    since = in_words(now - claim.since) if claim.since is not None else "-"
+    owner = fact(claim.owner) if claim.holder is not None else "-"
+    return (claim.how.value, claim.name, holder, owner, since, _use(claim, now), claim.next)
+
+
+def _use(claim: Claim, now: datetime) -> str:
+    """Percent, and how old that is when it is not from just now."""
+    if claim.holder is None or claim.how.value == "kept for its owner":
+        return "-"  # nothing runs that could use it
+    if isinstance(claim.use, Unknown):
+        return "?"
+    age = now - claim.use_at if claim.use_at is not None else timedelta()
+    return f"{claim.use:.3g} %" + (f" {in_words(age)} ago" if age >= OLD else "")
+
+
+def fact(value: object) -> str:
+    """In a cell: what is not known, and what does not exist, are two things."""
+    return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
+
+
 def kept_summary(decisions: Iterable[Decision]) -> str:
     """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
     counts: dict[str, int] = {}
@@ -120,6 +150,12 @@ def when(at: datetime | None, now: datetime) -> str:
     if at is None:
         return "-"
     return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+
+
+def clear(*, when: bool) -> None:
+    """The screen, before the next look is shown; only where there is one."""
+    if when and on_terminal():
+        typer.echo(CLEAR, nl=False)
 
 
 def on_terminal() -> bool:

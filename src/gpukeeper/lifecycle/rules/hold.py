@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.memory import Hold
+from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
@@ -24,7 +24,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     mark = view.subject.marks.hold_until
     if mark is None and not view.memory.holds:
         return _NONE
-    held = [hold for hold in view.memory.holds if _end(hold, settings) > now]
+    # A keep-alive lease has a rule of its own, which warns before its end.
+    held = [hold for hold in view.memory.holds if hold.by != KEEP_ALIVE and end_of(hold, settings) > now]
     if isinstance(mark, datetime) and (until := min(mark, _latest(view.subject, settings))) > now:
         held.append(Hold("its own mark", now, until))
     if isinstance(mark, Unknown):
@@ -35,12 +36,12 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NONE
     suspends, spares = _suspended(held)
     longest = max(held, key=lambda hold: hold.until)
-    reason = f"held by {longest.by} for {in_words(_end(longest, settings) - now)} more"
+    reason = f"held by {longest.by} for {in_words(end_of(longest, settings) - now)} more"
     reason += f": {longest.reason}" if longest.reason else ""
     return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares)
 
 
-def _end(hold: Hold, settings: Settings) -> datetime:
+def end_of(hold: Hold, settings: Settings) -> datetime:
     """A user's hold never outlasts the class's limit, whatever was written."""
     if hold.admin or isinstance(settings.limits, Unknown):
         return hold.until

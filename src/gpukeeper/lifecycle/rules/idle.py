@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.activity import Use, judge
+from gpukeeper.lifecycle.activity import MINUTE, Use, judge
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "idle"
@@ -19,6 +19,7 @@ FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED, State.ENDED)
 ACTS = True
 
+REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
@@ -35,14 +36,45 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NO_GPU
     if isinstance(limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, limits.why)
-    if limits.idle is None:
-        return _NO_LIMIT
+    allowed = limits.idle
+    if allowed is None:
+        if not is_large(subject):
+            return _NO_LIMIT
+        if limits.idle_when_large is None:
+            return _report_large(view, settings, now)
+        allowed = limits.idle_when_large
     if isinstance(subject.devices, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"which GPUs it holds is not known ({subject.devices.why})")
     if not isinstance(subject.started, datetime):
         return Answer(NAME, Verdict.UNKNOWN, "when it started is not known")
-    window = limits.idle * settings.policy.demand.idle_factor if view.pressure else limits.idle
+    window = allowed * settings.policy.demand.idle_factor if view.pressure else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
+
+
+def is_large(subject: Subject) -> bool:
+    """Holds more than one slice: a whole GPU, or several of anything. What is not known may be."""
+    devices = subject.devices
+    return isinstance(devices, Unknown) or len(devices) > 1 or any(one not in subject.slices for one in devices)
+
+
+def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
+    """Nothing will happen to it, so what was not measured is no reason to speak."""
+    devices = view.subject.devices
+    if isinstance(devices, Unknown):
+        return _NO_LIMIT
+    window = REPORTED_AFTER + MINUTE  # the present minute is not over
+    judged = judge(view.series, devices, settings.policy.activity, window, now, 2 * window)
+    if judged.use is not Use.QUIET or judged.since is None or now - judged.since < REPORTED_AFTER:
+        return Answer(NAME, Verdict.SILENT, f"its class has no idle time; {judged.reason}")
+    idle_for = ("at least " if judged.used is None else "") + in_words(now - judged.since)
+    words = f"holds {_in_words(view.subject, devices)}, idle for {idle_for}; its class has no idle time"
+    return Answer(NAME, Verdict.REPORT, words, since=judged.since)
+
+
+def _in_words(subject: Subject, devices: tuple[str, ...]) -> str:
+    slices = sum(one in subject.slices for one in devices)
+    counts = ((len(devices) - slices, "whole GPU"), (slices, "slice"))
+    return " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count)
 
 
 def _judge(

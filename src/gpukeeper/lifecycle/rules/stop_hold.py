@@ -1,4 +1,7 @@
-"""After the owner's own stop the GPU stays theirs for a while, so that a restart finds it free."""
+"""After the owner's own stop the GPU stays theirs for a while, so that a restart finds it free.
+
+So does what was stopped at its maximum runtime: somebody worked with it until then. An idle stop gives the GPU back.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,27 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stop_hold"
-SAYS = "What its owner stopped keeps its GPU for hold_after_stop (15m); then it falls under retention."
+SAYS = "What its owner or its maximum runtime stopped keeps its GPU for hold_after_stop (15m); then comes retention."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = False
 
 _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")
+_OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
 _SUSPENDS = frozenset({"idle", "own_ttl", "retention"})
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     stopped = view.memory.stopped
-    if view.subject.state is not State.ENDED or stopped is None or stopped.by == "gpukeeper":
+    if view.subject.state is not State.ENDED or stopped is None:
+        return _NOT_STOPPED
+    how = _OURS_THAT_COUNT.get(stopped.rule) if stopped.by == "gpukeeper" else "stopped by hand"
+    if how is None:
         return _NOT_STOPPED
     if isinstance(settings.limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.limits.why, suspends=_SUSPENDS)
     until = stopped.at + settings.limits.hold_after_stop
     if now >= until or view.subject.devices == ():
         return _NOT_STOPPED
-    reason = (
-        f"stopped by hand {in_words(now - stopped.at)} ago; its GPU stays the owner's for {in_words(until - now)} more"
-    )
+    reason = f"{how} {in_words(now - stopped.at)} ago; its GPU stays the owner's for {in_words(until - now)} more"
     return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=_SUSPENDS)

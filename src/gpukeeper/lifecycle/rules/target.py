@@ -9,7 +9,7 @@ from functools import lru_cache
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Policy
+from gpukeeper.model.policy import WITHOUT_GPU, Policy
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
@@ -40,6 +40,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if isinstance(settings.untouchable, Unknown):
         return _unknown(f"its class is not known ({settings.untouchable.why}), and some are never touched")
     if settings.untouchable:
+        if settings.class_name == WITHOUT_GPU:
+            return _leave("it uses no GPU; its class is never touched")
         return _leave(f"class {settings.class_name} is never touched")
     return _FINE
 

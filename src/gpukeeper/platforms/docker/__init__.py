@@ -1,1 +1,1 @@
-"""Docker hosts. This version finds them; looking at them comes next."""
+"""Docker hosts, and Podman by the same API: containers, what they left behind, images, the builder's cache."""

@@ -1,16 +1,238 @@
-"""Is there a Docker engine here? Looks at the socket, asks nothing."""
+"""How an engine is reached: over its unix socket or DOCKER_HOST. Every call has a deadline; nothing here decides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
+import msgspec
+
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.platforms.docker.errors import NOT_MODIFIED, EngineError, EngineSilent, cannot_connect
+from gpukeeper.platforms.docker.wire import EngineEvent, Message
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"
+NEWEST = (1, 48)  # of the engine's API that we know; an older engine is spoken to in its own version
+QUICK, SLOW = timedelta(seconds=10), timedelta(seconds=60)
+AT_ONCE = 16  # questions in flight; more does not make an engine faster
+MOST = 64 * 1024 * 1024  # bytes of one answer
+LONGEST_EVENT = 4 * 1024 * 1024  # bytes
 
 
 def find(environ: Mapping[str, str]) -> str | None:
-    """Where it is, or None."""
+    """Where an engine is, or None. Looks at the socket, asks nothing."""
     address = environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
     if not address.startswith("unix://"):
         return address
     return address if Path(address.removeprefix("unix://")).is_socket() else None
+
+
+class Engine:
+    """One engine. A connection is open while somebody is inside `opened()`; calls may come from any one loop."""
+
+    def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
+        self.address = address
+        self._environ = environ
+        scheme, _, where = address.partition("://")
+        if scheme not in {"unix", "tcp", "http", "https"} or not where:
+            raise UsageError(f'DOCKER_HOST="{address}" is not unix://PATH or tcp://HOST:PORT')
+        self.local = scheme == "unix"
+        self._where = where
+        self._session: aiohttp.ClientSession | None = None
+        self._users = 0
+        self._version = ""
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the API, as agreed on with the engine."""
+        major, _, minor = self._version.removeprefix("v").partition(".")
+        return (int(major), int(minor)) if minor else (0, 0)
+
+    @property
+    def host(self) -> str:
+        """The machine it is on, where it is not this one."""
+        return self._where.partition("/")[0].rpartition(":")[0] or self._where
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """The first to come opens, the last to go closes: a one-shot command leaves nothing behind."""
+        if self._users == 0:
+            self._session, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
+        self._users += 1
+        try:
+            if not self._version:
+                self._version = await self._negotiate()
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._session is not None:
+                session, self._session, self._version = self._session, None, ""
+                await session.close()
+
+    async def get(self, path: str, type_: type[T], *, deadline: timedelta = QUICK, **query: object) -> T:
+        return _decode(await self._call("GET", path, deadline, query), type_, path)
+
+    async def raw(self, path: str, *, deadline: timedelta = QUICK, most: int = MOST, **query: object) -> bytes:
+        return await self._call("GET", path, deadline, query, most=most)
+
+    async def post(self, path: str, body: object = None, *, deadline: timedelta = QUICK, **query: object) -> bytes:
+        return await self._call("POST", path, deadline, query, body)
+
+    async def delete(self, path: str, *, deadline: timedelta = SLOW, **query: object) -> bytes:
+        return await self._call("DELETE", path, deadline, query)
+
+    async def events(self, filters: Mapping[str, list[str]], **query: object) -> AsyncGenerator[EngineEvent, None]:
+        """Until the engine ends the stream. Without `until` it lasts as long as the engine does."""
+        import aiohttp
+
+        assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
+        asked = _query({**query, "filters": msgspec.json.encode(filters).decode()})
+        timeout = aiohttp.ClientTimeout(total=None, connect=QUICK.total_seconds())
+        decoder = msgspec.json.Decoder(EngineEvent)
+        try:
+            # An event carries all labels in one line, and anybody may write long ones.
+            async with self._session.get(
+                self._url("/events"), params=asked, timeout=timeout, read_bufsize=LONGEST_EVENT
+            ) as answer:
+                if answer.status >= 400:
+                    raise EngineError(answer.status, _refusal(await answer.read()))
+                async for line in answer.content:
+                    if line.strip():
+                        yield decoder.decode(line)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineSilent(f"the engine's events ended: {error}") from error
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        deadline: timedelta,
+        query: Mapping[str, object],
+        body: object = None,
+        most: int = MOST,
+    ) -> bytes:
+        import aiohttp
+
+        assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=deadline.total_seconds())
+        try:
+            async with (
+                self._limit,
+                self._session.request(
+                    method, self._url(path), params=_query(query), data=data, headers=headers, timeout=timeout
+                ) as answer,
+            ):
+                read = await _read(answer.content, most)
+                if answer.status >= 400 or answer.status == NOT_MODIFIED:
+                    raise EngineError(answer.status, _refusal(read))
+                return read
+        except TimeoutError as error:
+            raise EngineSilent(f"the engine did not answer {method} {path} within {in_words(deadline)}") from error
+        except aiohttp.ClientConnectorError as error:
+            raise cannot_connect(self.address, str(error.os_error.strerror or error.os_error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineSilent(f"the engine broke off {method} {path}: {error}") from error
+
+    async def _negotiate(self) -> str:
+        """The newest version that both know."""
+        import aiohttp
+
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=QUICK.total_seconds())
+        try:
+            async with self._session.get(f"{self._base}/_ping", timeout=timeout) as answer:
+                spoken = answer.headers.get("Api-Version", "")
+        except TimeoutError as error:
+            raise EngineSilent(f"the engine at {self.address} did not answer within {in_words(QUICK)}") from error
+        except aiohttp.ClientConnectorError as error:
+            raise cannot_connect(self.address, str(error.os_error.strerror or error.os_error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise cannot_connect(self.address, str(error)) from error
+        major, _, minor = spoken.partition(".")
+        if not (major.isdecimal() and minor.isdecimal()):
+            raise EngineSilent(f"what answers at {self.address} is no container engine")
+        return "v{}.{}".format(*min(NEWEST, (int(major), int(minor))))
+
+    def _connect(self) -> aiohttp.ClientSession:
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise UsageError("looking at Docker needs: pip install 'gpukeeper[docker]'") from error
+        if self.local:
+            return aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=self._where, limit=0))
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=self._tls() or False))
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """As the docker command does it: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
+        folder = self._environ.get("DOCKER_CERT_PATH")
+        if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
+            context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
+        except OSError as error:
+            raise UsageError(f"the certificates in DOCKER_CERT_PATH={folder} cannot be read: {error}") from error
+        return context
+
+    @property
+    def _base(self) -> str:
+        if self.local:
+            return "http://engine"
+        encrypted = bool(self._environ.get("DOCKER_TLS_VERIFY") and self._environ.get("DOCKER_CERT_PATH"))
+        return f"{'https' if encrypted else 'http'}://{self._where}"
+
+    def _url(self, path: str) -> str:
+        return f"{self._base}/{self._version}{path}"
+
+
+def part(name: str) -> str:
+    """A name or id as a part of a path: whatever is in it, it stays one part."""
+    return quote(name, safe="")
+
+
+async def _read(content: Any, most: int) -> bytes:
+    """At most this much: an answer without end must not fill the memory."""
+    parts, size = [], 0
+    async for chunk in content.iter_chunked(65536):
+        parts.append(chunk[: most - size])
+        size += len(parts[-1])
+        if size >= most:
+            break
+    return b"".join(parts)
+
+
+def _query(query: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: (str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in query.items()
+        if value is not None
+    }
+
+
+def _decode(read: bytes, type_: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(read, type=type_)
+    except msgspec.DecodeError as error:
+        raise EngineSilent(f"the engine's answer to {path} cannot be read: {error}") from error
+
+
+def _refusal(read: bytes) -> str:
+    try:
+        return msgspec.json.decode(read, type=Message).message
+    except msgspec.DecodeError:
+        return read[:200].decode("utf-8", "replace").strip()

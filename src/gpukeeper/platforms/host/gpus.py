@@ -5,6 +5,7 @@ What is not here: whether a GPU is idle (a meter tells that), and containers (th
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, use
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]
+BETWEEN_SCANS = 0.5  # seconds
 HOLDERS = "processes that hold GPUs"
 HIDEPID = "this machine hides other people's processes (hidepid); run as root to see them"
 
@@ -81,7 +83,18 @@ class Gpus:
         found = holders.scan(self._proc)
         boot, now = holders.boot_time(self._proc), self._at().now
         bare = [one for one in found.found if translate.is_bare(one, holders.started(one.starttime, boot), now)]
-        return tuple(self._subject(holder, gpus) for holder in bare), self._unread(found.hidden)
+        if bare:
+            time.sleep(BETWEEN_SCANS)
+        lasting = [again for one in bare if (again := self._still(one)) is not None]
+        return tuple(self._subject(holder, gpus) for holder in lasting), self._unread(found.hidden)
+
+    def _still(self, holder: holders.Holder) -> holders.Holder | None:
+        """Seen twice: what was only ending, or closing the device, is nobody's claim on a GPU."""
+        try:
+            again = holders.look_up(holder.pid, self._proc)
+        except PermissionError:
+            return holder
+        return again if again is not None and again.starttime == holder.starttime and again.minors else None
 
     def _unread(self, hidden: tuple[int, ...]) -> tuple[Unseen, ...]:
         if hidden:

@@ -11,6 +11,7 @@ import msgspec
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.lifecycle.cleanliness import OF_A_SESSION
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Shape, State, Subject
@@ -92,9 +93,13 @@ def _memory(device: GpuFacts | SliceFacts) -> dict[str, int | float | str | Unkn
 
 
 def is_bare(holder: Holder, started: datetime, now: datetime) -> bool:
-    """A person's, outside any container, and not just begun. Whether it is in a container may be Unknown: shown."""
+    """A person's, outside any container, and not just begun. Whether it is in a container may be Unknown: shown.
+
+    What draws somebody's desktop is no work.
+    """
     in_container = isinstance(holder.container, str)
-    return not in_container and holder.uid >= FIRST_PERSON_UID and now - started > SETTLED
+    persons = holder.uid >= FIRST_PERSON_UID and holder.comm not in OF_A_SESSION
+    return not in_container and persons and now - started > SETTLED
 
 
 def process_uid(holder: Holder) -> str:

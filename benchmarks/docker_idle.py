@@ -1,0 +1,89 @@
+"""What `serve` costs while nothing happens: CPU and memory on a host with 100 running containers that hold GPUs.
+
+The engine is a private one; the driver is pretended, so what its programs cost is shown apart. The peer is the engine's
+own CPU time in the same minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.report import Figure, met, print_figure, print_table
+from tests.engines import has_docker
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed, docker_bed
+
+CONTAINERS, SETTLE, SECONDS = 100, 40, 120
+CPU, MEMORY = 0.5, 80.0  # targets: percent of a core; MiB
+POLICY = "preset: shared-host\nmode: enforce\nscope: {host: {}, docker: {}}\n"
+
+
+class Used(msgspec.Struct, frozen=True):
+    """CPU seconds until now: of a process, of its living children, and of those it has waited for."""
+
+    own: float
+    living: float
+    waited: float
+
+
+def run() -> None:
+    if not has_docker():
+        print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
+        return
+    with docker_bed() as bed:
+        for number in range(CONTAINERS):
+            bed.run(f"runs-{number}", gpus=[number % 4], cmd=programs.shell(bed.gpus[number % 4].path), user="0")
+        serving = bed.popen("serve", policy=POLICY)
+        bed.until((bed.folder / "state" / "ledger.db").exists, "it serves", 60)
+        time.sleep(SETTLE)
+        assert serving.poll() is None, serving.communicate()
+        _report(bed, serving.pid)
+        assert serving.poll() is None, serving.communicate()
+
+
+def _report(bed: DockerBed, pid: int) -> None:
+    begun, before, engine = time.monotonic(), used(pid), used(bed.engine_pid)
+    time.sleep(SECONDS)
+    took, after, later = time.monotonic() - begun, used(pid), used(bed.engine_pid)
+    own = (after.own - before.own) / took * 100
+    children = (after.living + after.waited - before.living - before.waited) / took * 100
+    peer = (later.own - engine.own) / took * 100
+    memory, theirs = resident(pid), sum(resident(one) for one in children_of(pid))
+    rows = [
+        ("serve", f"{own:.2f}", f"{memory:.0f}", ""),
+        ("its programs that ask the (pretended) driver", f"{children:.2f}", f"{theirs:.0f}", ""),
+        ("together", f"{own + children:.2f}", f"{memory + theirs:.0f}", ""),
+        ("dockerd", f"{peer:.2f}", f"{resident(bed.engine_pid):.0f}", ""),
+    ]
+    print_table((f"{CONTAINERS} running containers with GPUs", "% of a core", "MiB", ""), rows)
+    print(
+        f"over {took:.0f} s with the default tick; CPU of serve: target below {CPU:g} %, {met(own, CPU, least=False)}"
+    )
+    print(f"memory of serve: target below {MEMORY:g} MiB, {met(memory, MEMORY, least=False)}\n")
+    print_figure(Figure("docker-idle", round(own, 2), "% of a core", round(own / peer, 2), "dockerd itself"))
+
+
+def used(pid: int) -> Used:
+    own, waited = _times(pid)
+    return Used(own, sum(_times(one)[0] for one in children_of(pid)), waited)
+
+
+def children_of(pid: int) -> list[int]:
+    listed = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
+    return [int(one) for path in listed if path.exists() for one in path.read_text().split()]
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _times(pid: int) -> tuple[float, float]:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system, waited_user, waited_system = (int(one) / os.sysconf("SC_CLK_TCK") for one in fields[11:15])
+    return user + system, waited_user + waited_system

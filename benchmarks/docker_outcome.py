@@ -1,0 +1,85 @@
+"""How soon `serve` has recorded that a container ended: from Docker's `die` event to the line in the ledger.
+
+Passes are at least five seconds apart, however many hints come; so the time is shown for ends at any moment and for
+such that come when there was no pass in the last five seconds. The peer is a bare listener to the engine's events.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import statistics
+import threading
+import time
+from datetime import datetime
+from urllib.parse import quote
+
+from benchmarks.report import Figure, print_figure, print_table
+from tests.engines import has_docker
+from tests.real.docker.bed import DockerBed, docker_bed
+
+ENDS = 12
+POLICY = "mode: plan\nscope: {docker: {}}\n"
+LEAVES = 'trap "exit 3" 15; while sleep 0.1; do :; done'
+
+
+def run() -> None:
+    if not has_docker():
+        print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
+        return
+    rng = random.Random(7)
+    with docker_bed() as bed:
+        serving = bed.popen("serve", policy=POLICY)
+        heard = _listen(bed)
+        quiet = [_one(bed, f"quiet-{number}", heard, 7.0) for number in range(ENDS)]
+        any_time = [_one(bed, f"any-{number}", heard, rng.uniform(0, 5)) for number in range(ENDS)]
+        assert serving.poll() is None, serving.communicate()
+    rows = [
+        _row("no pass in the last 5 s", [ours for ours, _ in quiet]),
+        _row("at any moment", [ours for ours, _ in any_time]),
+        _row("a bare listener hears the event", peers := [peer for _, peer in quiet + any_time]),
+    ]
+    print_table(("from die to recorded, seconds", "median", "longest", ""), rows)
+    value, peer = statistics.median(ours for ours, _ in quiet), statistics.median(peers)
+    print_figure(Figure("docker-outcome", round(value, 3), "s", round(value / peer, 1), "a bare listener to events"))
+
+
+def _one(bed: DockerBed, name: str, heard: dict[str, tuple[float, float]], pause: float) -> tuple[float, float]:
+    """Ends a container after a pause; seconds until the ledger's line, and until a listener heard of it."""
+    made = bed.run(name, gpus=[0], cmd=["sh", "-c", LEAVES])
+    bed.until(lambda: _noticed(bed, made, "running"), "it is noticed", 60)
+    time.sleep(pause)
+    bed.signal_container(name, "TERM")
+    ended = bed.until(lambda: _noticed(bed, made, "ended"), "its end is recorded", 60)
+    assert ended is not None
+    died, arrived = heard[made]
+    return datetime.fromisoformat(str(ended["at"])).timestamp() - died, arrived - died
+
+
+def _noticed(bed: DockerBed, uid: str, state: str) -> dict[str, object] | None:
+    ran = bed.gpukeeper("ledger", "list", "--json", "--type", "noticed", "--last", "100000")
+    lines = json.loads(ran.out)["lines"] if ran.code == 0 else []
+    return next((one for one in lines if one["ref"]["uid"] == uid and one["state"] == state), None)
+
+
+def _listen(bed: DockerBed) -> dict[str, tuple[float, float]]:
+    """By id: when it died, and when that was heard here."""
+    heard: dict[str, tuple[float, float]] = {}
+
+    def listen() -> None:
+        filters = quote(json.dumps({"type": ["container"], "event": ["die"]}))
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.connect(str(bed.socket))
+            engine.sendall(f"GET /events?filters={filters} HTTP/1.0\r\n\r\n".encode())
+            for line in engine.makefile("rb"):
+                if line.startswith(b"{"):
+                    event = json.loads(line)
+                    heard[event["Actor"]["ID"]] = (event["timeNano"] / 1e9, time.time())
+
+    threading.Thread(target=listen, daemon=True).start()
+    return heard
+
+
+def _row(what: str, seconds: list[float]) -> tuple[str, str, str, str]:
+    return what, f"{statistics.median(seconds):.3f}", f"{max(seconds):.3f}", ""

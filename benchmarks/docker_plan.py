@@ -1,0 +1,137 @@
+"""A plan over 500 containers of a real engine, against the Docker SDK's list of the same ones.
+
+With what earlier passes know (the engine's events were heard meanwhile) and without. The engine is a private one,
+started for this. The peer is `containers.list(all=True)` of the package `docker`, in an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+import venv
+from pathlib import Path
+
+from benchmarks.report import Figure, met, print_figure, print_table
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.reclaim import look_and_plan
+from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.terminals import Terminals
+from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.wiring import SystemClock
+from tests.engines import has_docker
+from tests.real.docker.bed import DockerBed, docker_bed
+
+CONTAINERS, RUNNING, RUNS = 500, 10, 5
+KNOWING, COLD = 5.0, 3.0  # targets, times faster than the peer
+SDK = "docker==7.2.0"
+POLICY = Policy(scope={"docker": PlaceScope()}, classes={"unknown": ClassSettings(), "docker": ClassSettings()})
+LISTS = """
+import sys, time, docker
+client = docker.DockerClient(base_url=sys.argv[1])
+client.ping()
+begun = time.perf_counter()
+found = client.containers.list(all=True)
+print(time.perf_counter() - begun, len(found))
+"""
+
+
+def run() -> None:
+    if not has_docker():
+        print("dockerd cannot be started here (it needs root, dockerd and busybox): nothing was measured.")
+        return
+    sdk = sdk_interpreter()
+    if isinstance(sdk, Unknown):
+        print(f"The peer cannot be had: {sdk.why}. Nothing was measured.")
+        return
+    with docker_bed() as bed:
+        fill(bed)
+        rounds = [(_sdk_lists(sdk, bed), *asyncio.run(_plans(bed))) for _ in range(RUNS)]
+    peer, cold, knowing = (min(times) for times in zip(*rounds, strict=True))
+    rows = [
+        (f"docker SDK {SDK.partition('==')[2]}, list(all=True)", f"{peer:.3f}", "1.0", ""),
+        ("plan, cold: the first one", f"{cold:.3f}", f"{peer / cold:.1f}", _target(peer / cold, COLD)),
+        ("plan, knowing the last one", f"{knowing:.3f}", f"{peer / knowing:.1f}", _target(peer / knowing, KNOWING)),
+    ]
+    print_table((f"{CONTAINERS} containers, {RUNNING} running", "seconds", "times faster", "target"), rows)
+    print(f"minimum of {RUNS} rounds in turn\n")
+    print_figure(Figure("docker-plan", round(knowing, 4), "s", round(knowing / peer, 3), "the docker SDK's list"))
+
+
+def fill(bed: DockerBed) -> None:
+    for number in range(CONTAINERS - RUNNING):
+        bed.create(f"made-{number}", gpus=[number % 4] if number % 2 else [], user="1000")
+    for number in range(RUNNING):
+        bed.run(f"runs-{number}", gpus=[number % 4], user="1000")
+
+
+def sdk_interpreter() -> str | Unknown:
+    """Of an environment with the SDK, made once in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "gpukeeper" / f"benchmark-{SDK}"
+    program = folder / "bin" / "python"
+    if not _has_sdk(program):
+        try:
+            venv.create(folder, with_pip=True, clear=True)
+            subprocess.run(
+                [str(program), "-m", "pip", "install", "--quiet", SDK], check=True, capture_output=True, timeout=120
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return Unknown(f"{SDK} could not be installed into {folder}: {error}")
+    return str(program)
+
+
+def _has_sdk(program: Path) -> bool:
+    if not program.exists():
+        return False
+    return subprocess.run([str(program), "-c", "import docker"], capture_output=True, check=False).returncode == 0
+
+
+def _sdk_lists(sdk: str, bed: DockerBed) -> float:
+    printed = subprocess.run([sdk, "-c", LISTS, bed.host], capture_output=True, text=True, check=True).stdout
+    seconds, found = printed.split()
+    assert int(found) == CONTAINERS
+    return float(seconds)
+
+
+async def _plans(bed: DockerBed) -> tuple[float, float]:
+    """Cold, and once more after the first one while events are heard."""
+    await _timed(_keeper(bed))  # imports, as the peer has imported and connected before
+    cold = await _timed(_keeper(bed))
+    keeper = _keeper(bed)
+    hints = keeper.platforms[0].wake()
+    await anext(hints)
+    hearing = asyncio.ensure_future(anext(hints))
+    await _timed(keeper)
+    knowing = await _timed(keeper)
+    hearing.cancel()
+    await asyncio.wait([hearing])
+    return cold, knowing
+
+
+async def _timed(keeper: Keeper) -> float:
+    begun = time.perf_counter()
+    report = await look_and_plan(keeper, keeper.platforms[0], Rulebook(POLICY))
+    seconds = time.perf_counter() - begun
+    assert (report.survey.seen, report.survey.unseen) == (CONTAINERS, [])
+    return seconds
+
+
+def _keeper(bed: DockerBed) -> Keeper:
+    inventory, clock = bed.inventory(), SystemClock()
+
+    async def gpus() -> tuple[GpuFacts, ...] | Unknown:
+        return inventory
+
+    platform = DockerPlatform(Engine(bed.host, {}), "bench", clock, gpus)
+    return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Terminals(), clock)
+
+
+def _target(times: float, limit: float) -> str:
+    return f"at least {limit:g}, {met(times, limit, least=True)}"

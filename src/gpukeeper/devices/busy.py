@@ -1,0 +1,324 @@
+"""How busy a GPU was, judged from what several sources say. Pure: the same readings and times give the same answers.
+
+One source may lie: it stops and repeats itself, says 0 for all, or says 100 % after a crash. So a whole GPU needs two,
+and the energy counter, which grows even at rest, must show that the driver is alive. What is doubted is Unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.devices.dcgm import Exported
+from gpukeeper.model.unknown import Unknown
+
+Export: TypeAlias = Mapping[tuple[str, int | None], Exported]
+
+BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
+LATCHED_FROM = 50.0  # percent without anybody there
+EMPTY_MIB_MAX, SLACK_MIB = 1024, 64  # what the driver itself may take, and how much that may vary
+COVERED_MIN, SAMPLE_S_MAX = 0.8, 1.0  # of the window, by utilisation samples; the newest may be a second old
+STALE_AFTER = timedelta(minutes=2)
+DOUBT_FOR = timedelta(minutes=5)
+SETTLES_IN = timedelta(minutes=1)  # memory is scrubbed when the driver loads, and that reads as use
+
+NOT_ASKED = Unknown("the driver was not asked")
+NOT_CONFIGURED = Unknown("no DCGM exporter is configured", by_design=True)
+CUT = Unknown("the GPU is cut into slices; each is measured by itself")
+
+
+class PartReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, as the child read it."""
+
+    uuid: str
+    gi: int
+    ci: int
+    index: int = 0
+    gpm: float | Unknown = NOT_ASKED
+    memory_used_mib: int | Unknown = NOT_ASKED
+    pids: tuple[int, ...] | Unknown = NOT_ASKED
+
+
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU, as the child read it. Percentages are means since the reading before."""
+
+    index: int
+    uuid: str | Unknown
+    sliced: bool | Unknown = False
+    window_s: float = 0.0
+    gpm: float | Unknown = NOT_ASKED
+    utilisation: float | Unknown = NOT_ASKED
+    utilisation_peak: float = 0.0
+    utilisation_covered_s: float = 0.0
+    energy_mj: int | Unknown = NOT_ASKED
+    energy_before_mj: int | Unknown = NOT_ASKED  # when the window began
+    memory_used_mib: int | Unknown = NOT_ASKED
+    pids: tuple[int, ...] | Unknown = NOT_ASKED
+    slices: tuple[PartReading, ...] | Unknown = ()
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """How a GPU or slice was used since the reading before."""
+
+    uuid: str
+    slice: bool
+    busy: float | Unknown  # percent of the time
+    memory_used_mib: int | Unknown
+    pids: tuple[int, ...] | Unknown  # as the driver lists them: may be dead or reused, never to be signalled
+    parent: str | None = None  # of a slice
+    latched: bool = False  # says it is busy and nobody is there: neither activity nor dirt
+
+
+class Judge:
+    """Remembers what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
+
+    def __init__(self) -> None:
+        self.layout_changed: dict[str, datetime] = {}
+        self._layouts: dict[str, tuple[bool, frozenset[str]]] = {}
+        self._energy: dict[str, Heartbeat] = {}
+        self._exported_energy: dict[tuple[str, int | None], Heartbeat] = {}
+        self._last: dict[str, float] = {}  # the last known value of each
+        self._alone: dict[str, bool] = {}  # nobody was there at the last reading
+        self._floor: dict[str, int] = {}  # least memory used with nobody there
+        self._doubted_until: datetime | None = None
+
+    def judge(
+        self, gpus: Sequence[GpuReading], now: datetime, exported: Export | Unknown | None = None
+    ) -> dict[str, Use]:
+        """By uuid. A GPU that does not even tell its uuid is not in it."""
+        self._feel_exporter(exported, now)
+        uses: list[Use] = []
+        for gpu in gpus:
+            if isinstance(gpu.uuid, str):
+                uses += self._uses(gpu, gpu.uuid, now, exported)
+        judged = [self._without_latch(use) for use in uses]
+        return {use.uuid: use for use in self._doubted(judged, now)}
+
+    def _uses(self, gpu: GpuReading, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[Use]:
+        energy = self._energy.setdefault(uuid, Heartbeat())
+        energy.feel(gpu.energy_mj, now, gpu.energy_before_mj)
+        trouble = self._trouble(gpu, uuid, energy, now)
+        busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
+        whole = Use(uuid=uuid, slice=False, busy=busy, memory_used_mib=gpu.memory_used_mib, pids=gpu.pids)
+        parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
+        return [
+            whole,
+            *(
+                Use(
+                    uuid=part.uuid,
+                    slice=True,
+                    busy=trouble if trouble is not None else self._part(part, uuid, energy, now, exported),
+                    memory_used_mib=part.memory_used_mib,
+                    pids=part.pids,
+                    parent=uuid,
+                )
+                for part in parts
+            ),
+        ]
+
+    def _trouble(self, gpu: GpuReading, uuid: str, energy: Heartbeat, now: datetime) -> Unknown | None:
+        """What makes every value of this GPU doubtful."""
+        if isinstance(gpu.sliced, Unknown):
+            return Unknown(f"whether it is cut into slices is not known: {gpu.sliced.why}")
+        if isinstance(gpu.slices, Unknown):
+            return Unknown(f"its slices could not be listed: {gpu.slices.why}")
+        if self._layout_changed(uuid, gpu.sliced, gpu.slices, now):
+            return Unknown("its slices changed since the reading before")
+        if energy.settles(now):
+            return Unknown("the driver was loaded less than a minute ago")
+        if energy.is_stale(now):
+            return Unknown("its energy counter stands still, so what the driver says is old")
+        return None
+
+    def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[PartReading], now: datetime) -> bool:
+        layout = (sliced, frozenset(part.uuid for part in parts))
+        before = self._layouts.get(uuid)
+        self._layouts[uuid] = layout
+        if before is None or before == layout:
+            return False
+        for gone in before[1] - layout[1] | {uuid}:
+            for kept in (self._last, self._alone, self._floor):
+                kept.pop(gone, None)
+        self.layout_changed[uuid] = now
+        return True
+
+    def _whole(
+        self, gpu: GpuReading, uuid: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
+    ) -> float | Unknown:
+        if gpu.sliced is True:
+            return CUT
+        export = self._export(exported, (uuid, None), now)
+        utilisation = larger(samples_of(gpu), export if isinstance(export, Unknown) else export.utilisation)
+        return of_sources(
+            {
+                "GPM": plausible(gpu.gpm),
+                "utilisation samples": utilisation,
+                "DCGM": export if isinstance(export, Unknown) else export.engine,
+            },
+            energy.is_alive(now),
+        )
+
+    def _part(
+        self, part: PartReading, parent: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
+    ) -> float | Unknown:
+        """A slice has no utilisation: its activity counters, and the energy of the whole GPU as a sign of life."""
+        export = self._export(exported, (parent, part.gi), now)
+        engine = export if isinstance(export, Unknown) else export.engine
+        sources = {"GPM": plausible(part.gpm), "DCGM": engine}
+        known = [value for value in sources.values() if not isinstance(value, Unknown)]
+        if not known:
+            return none_answered(sources)
+        return max(known) if energy.is_alive(now) else Unknown("the GPU's energy counter was not seen to grow")
+
+    # The exporter: it may answer and repeat old values for weeks, so its own energy counter must grow too.
+
+    def _feel_exporter(self, exported: Export | Unknown | None, now: datetime) -> None:
+        for key, export in ({} if exported is None or isinstance(exported, Unknown) else exported).items():
+            self._exported_energy.setdefault(key, Heartbeat()).feel(export.energy_mj, now)
+
+    def _export(
+        self, exported: Export | Unknown | None, key: tuple[str, int | None], now: datetime
+    ) -> Exported | Unknown:
+        if exported is None:
+            return NOT_CONFIGURED
+        if isinstance(exported, Unknown):
+            return exported
+        if key not in exported:
+            return Unknown("the DCGM exporter does not show it")
+        hearts = (self._exported_energy.get(key), self._exported_energy.get((key[0], None)))
+        if any(heart is not None and heart.is_alive(now) for heart in hearts):
+            return exported[key]
+        return Unknown("the DCGM exporter's energy counter was not seen to grow, so its values may be old")
+
+    # Readings that cannot be true although every source answered.
+
+    def _without_latch(self, use: Use) -> Use:
+        """A process that died in mid-kernel can leave a GPU at 100 % for days."""
+        alone = use.pids == ()
+        if alone and not isinstance(use.memory_used_mib, Unknown):
+            self._floor[use.uuid] = min(use.memory_used_mib, self._floor.get(use.uuid, EMPTY_MIB_MAX))
+        # Somebody may have come and gone between two readings; so nobody must be there at both.
+        was_alone, self._alone[use.uuid] = self._alone.get(use.uuid, True), alone
+        if not (alone and was_alone and self._is_empty(use)) or isinstance(use.busy, Unknown):
+            return use
+        if use.busy < LATCHED_FROM:
+            return use
+        why = f"it says {use.busy:.0f} % and nobody is there: no process and no memory taken"
+        return msgspec.structs.replace(use, busy=Unknown(why), latched=True)
+
+    def _is_empty(self, use: Use) -> bool:
+        used = use.memory_used_mib
+        return not isinstance(used, Unknown) and used <= self._floor.get(use.uuid, 0) + SLACK_MIB
+
+    def _doubted(self, uses: Sequence[Use], now: datetime) -> list[Use]:
+        """All of them idle at once is how a dead source looks; a single job that ends looks the same for a while."""
+        known = {use.uuid: use.busy for use in uses if not isinstance(use.busy, Unknown)}
+        slices = {use.uuid for use in uses if use.slice}
+        busy_now = [uuid for uuid, value in known.items() if is_busy(value, uuid in slices)]
+        were_busy = [use.uuid for use in uses if is_busy(self._last.get(use.uuid, 0.0), use.slice)]
+        if busy_now:
+            self._doubted_until = None
+        elif len(were_busy) >= 2 and any(uuid in known for uuid in were_busy):
+            self._doubted_until = now + DOUBT_FOR
+        self._last.update(known)
+        until = self._doubted_until
+        if until is None or now >= until:
+            return list(uses)
+        doubt = Unknown("all GPUs turned idle at once; the source is doubted")
+        return [msgspec.structs.replace(use, busy=doubt) if use.uuid in known else use for use in uses]
+
+
+class Heartbeat:
+    """A counter that grows as long as its source lives."""
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+        self._exists = True
+        self._asked: datetime | None = None
+        self._grew: datetime | None = None
+        self._fell: datetime | None = None
+
+    def feel(self, value: int | Unknown, now: datetime, before: int | Unknown = NOT_ASKED) -> None:
+        self._asked = earlier(self._asked, now) or now
+        self._grew, self._fell = earlier(self._grew, now), earlier(self._fell, now)
+        if isinstance(value, Unknown):
+            self._exists = self._value is not None or not value.by_design
+            return
+        self._exists = True
+        known = [one for one in (self._value, before) if not isinstance(one, Unknown) and one is not None]
+        if self._value is not None and value < self._value:
+            self._fell = now  # it counts from the load of the driver
+        elif any(value > one for one in known):
+            self._grew = now
+        self._value = value
+
+    def is_alive(self, now: datetime) -> bool:
+        return self._grew is not None and now - self._grew <= STALE_AFTER
+
+    def is_stale(self, now: datetime) -> bool:
+        """False also where no such counter exists."""
+        since = self._grew or self._asked
+        return self._exists and since is not None and now - since > STALE_AFTER
+
+    def settles(self, now: datetime) -> bool:
+        return self._fell is not None and now - self._fell < SETTLES_IN
+
+
+def of_sources(sources: Mapping[str, float | Unknown], alive: bool) -> float | Unknown:
+    """The largest of at least two. One will do where the hardware has no other, if the energy counter grows."""
+    known = {name: value for name, value in sources.items() if not isinstance(value, Unknown)}
+    if not known:
+        return none_answered(sources)
+    if len(known) == 1:
+        (name,) = known
+        failed = [f"{other}: {value.why}" for other, value in unknown(sources).items() if not value.by_design]
+        if failed:
+            return Unknown(f"only one source answered ({name}); {'; '.join(failed)}")
+        if not alive:
+            return Unknown(f"{name} is the only source here, and the energy counter was not seen to grow")
+    return max(known.values())
+
+
+def none_answered(sources: Mapping[str, float | Unknown]) -> Unknown:
+    """Never by design: a GPU without any measurement is not to be passed over."""
+    return Unknown("; ".join(f"{name}: {value.why}" for name, value in unknown(sources).items()))
+
+
+def unknown(sources: Mapping[str, float | Unknown]) -> dict[str, Unknown]:
+    return {name: value for name, value in sources.items() if isinstance(value, Unknown)}
+
+
+def samples_of(gpu: GpuReading) -> float | Unknown:
+    enough = gpu.utilisation_covered_s >= COVERED_MIN * gpu.window_s - SAMPLE_S_MAX
+    if isinstance(gpu.utilisation, Unknown) or enough:
+        return plausible(gpu.utilisation)
+    covered = f"{gpu.utilisation_covered_s:.0f} of {gpu.window_s:.0f} seconds"
+    return Unknown(f"the driver's utilisation samples cover only {covered}")
+
+
+def plausible(percent: float | Unknown) -> float | Unknown:
+    """A blank is printed as a huge number, and rounding may pass 100 by a hair."""
+    if isinstance(percent, Unknown):
+        return percent
+    if not math.isfinite(percent) or not -0.5 <= percent <= 100.5:
+        return Unknown(f"{percent:g} % cannot be true")
+    return min(max(percent, 0.0), 100.0)
+
+
+def larger(one: float | Unknown, other: float | Unknown) -> float | Unknown:
+    if isinstance(one, Unknown):
+        return one if isinstance(other, Unknown) else other
+    return one if isinstance(other, Unknown) else max(one, other)
+
+
+def is_busy(percent: float, slice_: bool) -> bool:
+    return percent >= (SLICE_BUSY_FROM if slice_ else BUSY_FROM)
+
+
+def earlier(one: datetime | None, now: datetime) -> datetime | None:
+    """A clock that was set back must not make an old heartbeat young for hours."""
+    return None if one is None else min(one, now)

@@ -1,0 +1,167 @@
+"""How one GPU is: who has it open (by descriptors), what the driver says (asked by a child), what the kernel logged.
+
+Looks only. It finds the forked child that the driver's own list misses, and keeps that list apart: it may name a
+process that died.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpukeeper.devices import holders, kernel_log
+from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
+from gpukeeper.devices.nvml import _run as ask_child
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.condition import NOT_ASKED, Advice, Condition, GpuHolder
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.unknown import Unknown
+
+CHILD = (*INVENTORY_CHILD[:-1], "gpukeeper.devices.condition_child")
+DEADLINE = timedelta(seconds=20)
+A_MOMENT = timedelta(seconds=10)  # for the scan of processes, beyond the driver's deadline
+
+
+class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    memory_used_mib: int | Unknown = NOT_ASKED
+    listed: tuple[int, ...] | Unknown = NOT_ASKED
+
+
+class WholeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str | Unknown
+    minor: int | Unknown = NOT_ASKED
+    pci: str | Unknown = NOT_ASKED
+    memory_used_mib: int | Unknown = NOT_ASKED
+    listed: tuple[int, ...] | Unknown = NOT_ASKED
+    advice: Advice | Unknown = NOT_ASKED
+    remap_pending: bool | Unknown = NOT_ASKED
+    remap_failed: bool | Unknown = NOT_ASKED
+    sliced: bool | Unknown = NOT_ASKED
+    reset_alone: bool | Unknown = NOT_ASKED
+    slices: tuple[PartFacts, ...] | Unknown = ()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    state: Literal["answered", "failed"]
+    gpus: tuple[WholeFacts, ...] = ()
+    why: str = ""
+
+
+async def condition(uuid: str, since: datetime, deadline: timedelta = DEADLINE) -> Condition | Unknown:
+    """`since`: Xids before that are of no concern."""
+    try:
+        return await in_thread(lambda: examine(uuid, since, deadline), deadline + A_MOMENT)
+    except TimeoutError:
+        return Unknown(f"looking at it took longer than {in_words(deadline + A_MOMENT)}")
+
+
+def examine(
+    uuid: str,
+    since: datetime,
+    deadline: timedelta = DEADLINE,
+    *,
+    child: Sequence[str] = CHILD,
+    proc: str = "/proc",
+    log: str = "/dev/kmsg",
+) -> Condition | Unknown:
+    """Blocks, for the deadline and the time of a scan."""
+    printed = ask_child(child, deadline)
+    gpus = printed if isinstance(printed, Unknown) else read(printed)
+    if isinstance(gpus, Unknown):
+        return gpus
+    # After the driver was asked: the child that asked is gone by now and no holder.
+    try:
+        scanned = holders.scan(proc)
+        minors, boot = holders.mig_minors(proc), holders.boot_time(proc)
+    except OSError as error:
+        return Unknown(f"who has it open could not be read: {error.strerror}")
+    found = find(gpus, uuid)
+    if isinstance(found, Unknown):
+        return found
+    whole, part = found
+    here = [holder for holder in scanned.found if holds(holder, whole, part, minors)]
+    xids = whole.pci if isinstance(whole.pci, Unknown) else kernel_log.xids(whole.pci, since, boot, log)
+    hidden = len(scanned.hidden) + (not holders.shows_everyone(proc))
+    return Condition(
+        uuid=uuid,
+        at=datetime.now(UTC),
+        holders=tuple(_holder(one, proc) for one in here),
+        unread=hidden,
+        listed=(part or whole).listed,
+        memory_used_mib=(part or whole).memory_used_mib,
+        advice=whole.advice,
+        remap_pending=whole.remap_pending,
+        remap_failed=whole.remap_failed,
+        xids=xids,
+        sliced=whole.sliced,
+        reset_alone=whole.reset_alone,
+    )
+
+
+def read(printed: bytes) -> tuple[WholeFacts, ...] | Unknown:
+    try:
+        answer = msgspec.json.decode(printed, type=Answer)
+    except msgspec.DecodeError as error:
+        return Unknown(f"the program that asks the NVIDIA driver gave no record: {error}")
+    return answer.gpus if answer.state == "answered" else Unknown(answer.why)
+
+
+def find(gpus: Sequence[WholeFacts], uuid: str) -> tuple[WholeFacts, PartFacts | None] | Unknown:
+    """The GPU of that uuid; or, for a slice, the GPU it is a part of and itself."""
+    for gpu in gpus:
+        if gpu.uuid == uuid:
+            return gpu, None
+        for part in () if isinstance(gpu.slices, Unknown) else gpu.slices:
+            if part.uuid == uuid:
+                return gpu, part
+    silent = [gpu.uuid.why for gpu in gpus if isinstance(gpu.uuid, Unknown)]
+    return Unknown(f"the driver names no {uuid}" + (f"; one GPU does not answer: {silent[0]}" if silent else ""))
+
+
+def holds(
+    holder: holders.Holder,
+    whole: WholeFacts,
+    part: PartFacts | None,
+    minors: dict[int, tuple[int, int, int]],
+) -> bool:
+    """Whether it has this GPU or slice open. In doubt yes: a holder too many only makes us more careful."""
+    if isinstance(whole.minor, Unknown):
+        return bool(holder.minors)
+    if whole.minor not in holder.minors:
+        return False
+    opened = [minors[number] for number in holder.capabilities if number in minors]
+    if part is None or not opened:
+        return True
+    return (whole.minor, part.gpu_instance, part.compute_instance) in opened
+
+
+def _holder(one: holders.Holder, proc: str) -> GpuHolder:
+    try:
+        state, parent = parse_parent(Path(proc, str(one.pid), "stat").read_text("utf-8", "replace"))
+    except OSError:
+        state, parent = "", 0
+    return GpuHolder(
+        pid=one.pid,
+        starttime=one.starttime,
+        uid=one.uid,
+        comm=one.comm,
+        state=state,
+        workload_id=one.container,
+        ours=os.getpid() in (one.pid, parent),  # the programs that ask the driver for us are our children
+    )
+
+
+def parse_parent(stat: str) -> tuple[str, int]:
+    """The kernel's letter for its state, and the pid of its parent."""
+    state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
+    return state, int(parent)

@@ -1,0 +1,333 @@
+"""After the end: every GPU that ended work gave back is looked at until it is clean, or found not to be.
+
+Ends nobody: a remainder of ended work is a subject like any other, and the rule `orphan` decides about it.
+A GPU that stays dirty is quarantined; with `gpu.reset` it may be reset, behind the gate of lifecycle/reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import msgspec
+
+from gpukeeper.engine.keeper import GpuCheck, Keeper
+from gpukeeper.engine.observe import views
+from gpukeeper.engine.ports import Gpus, Platform
+from gpukeeper.lifecycle.cleanliness import Judgement, Life, Lives, Word, judge, new_baseline
+from gpukeeper.lifecycle.reset import ResetFacts, why_not
+from gpukeeper.lifecycle.rules import stop_hold
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.condition import CheckResult, Condition, GpuMemory
+from gpukeeper.model.decision import Accepted, Verdict, View
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.event import BaselineSeen, Event, GpuChecked, Noticed, Quarantined, ResetTried, Returned
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.policy import Mode, PlaceScope
+from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+LOOKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
+LOOKS_AFTER_RESET = (5.0, 30.0)  # seconds
+LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have deadlines of their own
+RECENT = timedelta(hours=1)
+AT_SHUTDOWN = timedelta(seconds=5)
+_LIVE = (State.RUNNING, State.PAUSED)
+_MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
+
+
+class GivenBack(msgspec.Struct, frozen=True):
+    """Work that ended, and the GPUs it had."""
+
+    ref: Ref
+    incarnation: str
+    devices: tuple[str, ...]
+
+
+async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None:
+    """The GPUs a thing has now, asked before it is ended. None: none that are known."""
+    if keeper.gpus is None:
+        return None
+    try:
+        found = await platform.look(ref)
+    except PlatformError:
+        return None
+    if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
+        return None
+    return GivenBack(ref, found.seen.incarnation, found.devices)
+
+
+async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[GivenBack]:
+    """Work that was noticed to have ended by itself, or by somebody else."""
+    if keeper.gpus is None:
+        return []
+    ended = [one for one in lines if isinstance(one, Noticed) and one.state is State.ENDED]
+    # What ended long ago, and is only new to us, says nothing about its GPUs of today.
+    refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT)]
+    found = [await held(keeper, platform, ref) for ref in refs]
+    return [one for one in found if one is not None and (one.ref.key, one.incarnation) not in keeper.proven]
+
+
+async def prove_clean(
+    keeper: Keeper,
+    book: Rulebook,
+    given_back: Sequence[GivenBack],
+    progress: Callable[[GpuChecked], None] | None = None,
+) -> list[GpuChecked]:
+    """Look at all those GPUs at once. A daemon goes on meanwhile; anybody else waits, and gets what was found."""
+    _raise_what_failed(keeper)
+    if keeper.gpus is None:
+        return []
+    started = {check.uuid: check for one in given_back for check in _begin(keeper, book, keeper.gpus, one)}
+    if keeper.serving:
+        return []
+    for task in asyncio.as_completed([check.task for check in started.values() if check.task is not None]):
+        line = await task
+        if progress is not None:
+            progress(line)
+    _raise_what_failed(keeper)
+    return [check.task.result() for check in started.values() if check.task is not None]
+
+
+async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
+    """At the end of a daemon: checks under way get a moment, then what they did not find out is recorded so."""
+    tasks = [check.task for check in keeper.checks.values() if check.task is not None]
+    if tasks:
+        await asyncio.wait(tasks, timeout=patience.total_seconds())
+    lines = []
+    for check in keeper.checks.values():
+        if check.task is not None and not check.task.done():
+            check.task.cancel()
+            await asyncio.wait([check.task])
+            why = "gpukeeper was stopped before it was seen to be clean"
+            lines.append(_line(keeper, check, CheckResult.UNKNOWN, why))
+    _raise_what_failed(keeper)
+    await keeper.ledger.append(lines)
+
+
+async def learn_baselines(keeper: Keeper) -> None:
+    """How much memory each GPU uses while nobody holds it, where that was never seen. Later checks need it."""
+    shares = await keeper.gpus.shares() if keeper.gpus is not None else {}
+    if keeper.gpus is None or isinstance(shares, Unknown):
+        return
+    for uuid in shares:
+        known = await remembered(keeper, uuid)
+        if known.baseline_mib is None:
+            condition = await keeper.gpus.condition(uuid, keeper.clock.now())
+            if isinstance(condition, Condition):
+                await _learn(keeper, condition, {}, None)
+
+
+async def quarantine(keeper: Keeper, uuid: str, who: str, reason: str) -> bool:
+    """False: it was quarantined already."""
+    if (await remembered(keeper, uuid)).quarantined is not None:
+        return False
+    await keeper.ledger.append([Quarantined(at=keeper.clock.now(), ref=gpu_ref(keeper, uuid), by=who, reason=reason)])
+    return True
+
+
+async def give_back(keeper: Keeper, uuid: str, who: str, reason: str) -> bool:
+    """The end of a quarantine. False: there was none."""
+    if (await remembered(keeper, uuid)).quarantined is None:
+        return False
+    await keeper.ledger.append([Returned(at=keeper.clock.now(), ref=gpu_ref(keeper, uuid), by=who, reason=reason)])
+    return True
+
+
+async def remembered(keeper: Keeper, uuid: str) -> GpuMemory:
+    key = gpu_ref(keeper, uuid).key
+    return (await keeper.ledger.memories([key])).get(key, EMPTY).gpu or GpuMemory()
+
+
+def gpu_ref(keeper: Keeper, uuid: str) -> Ref:
+    return Ref("host", keeper.host, "slice" if uuid.startswith("MIG-") else "gpu", uuid, uuid)
+
+
+def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[GpuCheck]:
+    """A check of each of its GPUs; one that is under way covers it, too."""
+    keeper.proven.add((one.ref.key, one.incarnation))
+    started = []
+    for uuid in one.devices:
+        check = keeper.checks.get(uuid)
+        if check is None:
+            check = keeper.checks[uuid] = GpuCheck(uuid, keeper.clock.now(), {one.ref.key: one.ref})
+            check.task = asyncio.create_task(_within_time(keeper, book, gpus, check))
+        check.ended[one.ref.key] = one.ref
+        started.append(check)
+    return started
+
+
+def _raise_what_failed(keeper: Keeper) -> None:
+    """A check that could not be recorded, or a bug in it, concerns the pass; it is not lost with its task."""
+    over = [check for check in keeper.checks.values() if check.task is not None and check.task.done()]
+    for check in over:
+        del keeper.checks[check.uuid]
+    for check in over:
+        if check.task is not None and not check.task.cancelled():
+            check.task.result()
+
+
+async def _within_time(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) -> GpuChecked:
+    try:
+        async with asyncio.timeout((book.policy.gpu.settle + LONGEST).total_seconds()):
+            result, reason = await _check(keeper, book, gpus, check)
+    except TimeoutError:
+        result, reason = CheckResult.UNKNOWN, "looking at it took too long"
+    line = _line(keeper, check, result, reason)
+    lines: list[Event] = [line]
+    bad = result in (CheckResult.DIRTY, CheckResult.RESET_FAILED)
+    if bad and (await remembered(keeper, check.uuid)).quarantined is None:
+        lines.append(Quarantined(at=line.at, ref=line.ref, reason=reason))
+    await keeper.ledger.append(lines)
+    return line
+
+
+async def _check(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck) -> tuple[CheckResult, str]:
+    found, residue_since = await _look(keeper, gpus, check), None
+    for pause in _pauses(book.policy.gpu.settle):
+        if found.settled:
+            break
+        residue_since = (residue_since or keeper.clock.now()) if found.residue else None
+        await asyncio.sleep(pause)
+        found = await _look(keeper, gpus, check)
+    if found.word is not Word.DIRTY:
+        return found.result, found.reason
+    residue_for = keeper.clock.now() - residue_since if residue_since is not None and found.residue else None
+    return await _reset(keeper, book, gpus, check, found, residue_for)
+
+
+def _pauses(settle: timedelta) -> list[float]:
+    """Between looks, the first of which is at once."""
+    at = [timedelta(), *(look for look in LOOKS_AT if look < settle), settle]
+    return [(after - before).total_seconds() for before, after in pairwise(at)]
+
+
+async def _look(keeper: Keeper, gpus: Gpus, check: GpuCheck) -> Judgement:
+    condition = await gpus.condition(check.uuid, check.began)
+    if isinstance(condition, Unknown):
+        return judge(condition, {}, None)
+    lives = await _lives(keeper, tuple(check.ended.values()), condition)
+    known = (await remembered(keeper, check.uuid)).baseline_mib
+    return judge(condition, lives, await _learn(keeper, condition, lives, known))
+
+
+async def _learn(keeper: Keeper, condition: Condition, lives: Lives, known: int | None) -> int | None:
+    """The baseline after this look."""
+    lower = new_baseline(condition, lives, known)
+    if lower is None:
+        return known
+    ref = gpu_ref(keeper, condition.uuid)
+    await keeper.ledger.append([BaselineSeen(at=keeper.clock.now(), ref=ref, memory_used_mib=lower)])
+    return lower
+
+
+async def _lives(keeper: Keeper, ended: Sequence[Ref], condition: Condition) -> dict[str, Life | Unknown]:
+    """Of each workload that a holder belongs to, as its platform says now."""
+    ids = {holder.workload_id for holder in condition.holders if isinstance(holder.workload_id, str)}
+    return {one: await _life(keeper, ended, one) for one in ids}
+
+
+async def _life(keeper: Keeper, ended: Sequence[Ref], uid: str) -> Life | Unknown:
+    places = {(ref.platform, ref.place): ref for ref in ended}
+    for (name, place), ref in places.items():
+        platform = next((p for p in keeper.platforms if (p.name, p.place) == (name, place)), None)
+        if platform is None:
+            return Unknown(f"{name}/{place} cannot be asked")
+        try:
+            found = await platform.look(msgspec.structs.replace(ref, name=uid, uid=uid))
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        if isinstance(found, Unknown):
+            return found
+        if isinstance(found, Gone):
+            continue
+        if isinstance(found.state, Unknown):
+            return found.state
+        return Life.LIVE if found.state in _MAY_RUN else Life.ENDED
+    if any(ref.uid == uid for ref in ended) or await keeper.ledger.about(uid):
+        return Life.ENDED
+    return Life.STRANGER
+
+
+async def _reset(
+    keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, found: Judgement, residue_for: timedelta | None
+) -> tuple[CheckResult, str]:
+    """What a dirty GPU comes to: reset and clean, reset in vain, or just dirty."""
+    if not book.policy.gpu.reset:
+        return found.result, found.reason
+    refused = await _why_no_reset(keeper, book, gpus, check, residue_for)
+    if refused:
+        return found.result, f"{found.reason}; not reset: {'; '.join(refused)}"
+    # Durable before it happens: a crash in between must not lead to a second one.
+    ref = gpu_ref(keeper, check.uuid)
+    await keeper.ledger.append([ResetTried(at=keeper.clock.now(), ref=ref, reason=found.reason)])
+    answer = await gpus.reset(check.uuid)
+    if not isinstance(answer, Accepted):
+        return CheckResult.RESET_FAILED, f"{found.reason}; the reset failed: {answer.why}"
+    after = found
+    for seconds in LOOKS_AFTER_RESET:
+        await asyncio.sleep(seconds)
+        after = await _look(keeper, gpus, check)
+        if after.word is Word.CLEAN:
+            return CheckResult.CLEANED, f"{found.reason}; reset, and {after.reason}"
+    return CheckResult.RESET_FAILED, f"{found.reason}; reset, and then: {after.reason}"
+
+
+async def _why_no_reset(
+    keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, residue_for: timedelta | None
+) -> tuple[str, ...]:
+    paused = await keeper.ledger.paused()
+    if paused is not None or keeper.stopping or book.policy.mode is not Mode.ENFORCE:
+        return (f"everything is paused ({paused})" if paused else "gpukeeper does not act now",)
+    facts = ResetFacts(
+        enabled=book.policy.gpu.reset,
+        root=os.geteuid() == 0,
+        condition=await gpus.condition(check.uuid, check.began),
+        residue_for=residue_for,
+        users=await _users(keeper, book, check.uuid),
+        last_reset=(await remembered(keeper, check.uuid)).last_reset,
+    )
+    return why_not(facts, keeper.clock.now())
+
+
+async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] | Unknown:
+    """Workloads that have it: running, paused, or stopped by their owner a moment ago."""
+    now, users = keeper.clock.now(), []
+    for platform in keeper.platforms:
+        try:
+            async for page in platform.observe(book.policy.scope.get(platform.name, PlaceScope())):
+                if page.unseen:
+                    return Unknown(f"{page.unseen[0].what} could not be seen: {page.unseen[0].why}")
+                subjects = [one for one in page.subjects if one.shape in (Shape.WORKLOAD, Shape.ORPHAN)]
+                for view in await views(keeper, platform, subjects, book, [], now):
+                    has = _has(view, book, uuid, now)
+                    if isinstance(has, Unknown):
+                        return has
+                    users += [view.subject.ref.path] if has else []
+        except PlatformError as problem:
+            return Unknown(str(problem))
+    return tuple(users)
+
+
+def _has(view: View, book: Rulebook, uuid: str, now: datetime) -> bool | Unknown:
+    subject = view.subject
+    kept = stop_hold.ask(view, book.settings(subject), now).verdict in (Verdict.PROTECT, Verdict.UNKNOWN)
+    if isinstance(subject.state, State) and subject.state not in _MAY_RUN and not kept:
+        return False
+    if isinstance(subject.devices, Unknown):
+        return Unknown(f"which GPUs {subject.ref.path} has is not known ({subject.devices.why})")
+    return uuid in subject.devices
+
+
+def _line(keeper: Keeper, check: GpuCheck, result: CheckResult, reason: str) -> GpuChecked:
+    return GpuChecked(
+        at=keeper.clock.now(),
+        ref=gpu_ref(keeper, check.uuid),
+        result=result,
+        reason=reason,
+        workload=", ".join(sorted(ref.path for ref in check.ended.values())),
+    )

@@ -1,0 +1,179 @@
+"""`gpukeeper node`: the GPUs of this machine: how each was found after its last work, and which are quarantined."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.devices.nvml import GpuFacts
+    from gpukeeper.model.condition import GpuMemory
+    from gpukeeper.model.unknown import Unknown
+    from gpukeeper.wiring import Session
+
+PATIENCE = timedelta(seconds=10)
+HISTORY = 20  # lines
+app = typer.Typer(no_args_is_help=True, help="This machine's GPUs: list, show; for admins: quarantine and return.")
+Gpu: TypeAlias = Annotated[
+    str, typer.Argument(metavar="GPU", help="Its uuid, a unique beginning of it, or its index on this machine.")
+]
+Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")]
+
+
+@app.command("list")
+def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Each GPU with its condition as last recorded, and why and since when it is quarantined."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.model.unknown import Unknown
+
+    with opened(policy, write=False) as session:
+        inventory, remembered = _inventory(), _remembered(session)
+        gpus = [_facts(uuid, index, remembered.get(uuid)) for uuid, index in _known(inventory, remembered)]
+        unseen = inventory.why if isinstance(inventory, Unknown) else None
+        if json:
+            show.as_json("node-list", {"node": session.keeper.host, "gpus": gpus, "unseen": unseen})
+            return
+        if unseen is not None:
+            say(f"Which GPUs are here could not be learned ({unseen}); shown is what the ledger knows.")
+        show.table([_row(gpu) for gpu in gpus], head=("condition", "gpu", "uuid", "since", "because"))
+        if not gpus:
+            say("No GPUs are known here.")
+
+
+@app.command()
+def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Everything recorded about one GPU."""
+    import msgspec
+
+    from gpukeeper.interfaces.cli.ledger import line_row
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.interfaces.terminal.session import opened
+
+    with opened(policy, write=False) as session:
+        inventory, remembered = _inventory(), _remembered(session)
+        uuid, index = _find(gpu, inventory, remembered)
+        lines = asyncio.run(session.ledger.lines(last=HISTORY, workload=uuid))
+        facts = _facts(uuid, index, remembered.get(uuid))
+        if json:
+            history = [{"seq": seq, **msgspec.to_builtins(line)} for seq, line in lines]
+            shown.as_json("node-show", {"node": session.keeper.host, "gpu": facts, "lines": history})
+            return
+        shown.table([(name.replace("_", " "), str(value)) for name, value in facts.items() if value is not None])
+        shown.table([line_row(seq, line) for seq, line in lines])
+
+
+@app.command()
+def quarantine(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """Mark a GPU as not to be used, until it is returned. Admins only; nothing on it is touched."""
+    _change("quarantine", gpu, reason, policy, json)
+
+
+@app.command("return")
+def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.Json = False) -> None:
+    """End a quarantine. Admins only. What the GPU is like then counts as clean."""
+    _change("return", gpu, reason, policy, json)
+
+
+def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
+    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.terminal.session import opened
+
+    with opened(policy, write=False) as session:
+        uuid, _ = _find(gpu, _inventory(), _remembered(session))
+    ask(verb, policy=policy, json=json, workload=uuid, reason=reason)
+
+
+def _inventory() -> tuple[GpuFacts, ...] | Unknown:
+    from gpukeeper.devices import nvml
+    from gpukeeper.model.unknown import Unknown
+    from gpukeeper.wiring import FLEET
+
+    if os.environ.get(FLEET):
+        return Unknown("a fleet of files has no GPUs", by_design=True)
+    return nvml.inventory(PATIENCE)
+
+
+def _remembered(session: Session) -> dict[str, GpuMemory]:
+    return asyncio.run(session.ledger.gpus(session.keeper.host))
+
+
+def _known(inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]) -> list[tuple[str, int | None]]:
+    """Every uuid with its index: what the driver names, then what only the ledger knows and is quarantined."""
+    from gpukeeper.model.unknown import Unknown
+
+    found: dict[str, int | None] = {}
+    for gpu in () if isinstance(inventory, Unknown) else inventory:
+        if isinstance(gpu.uuid, str):
+            found[gpu.uuid] = gpu.index
+        if not isinstance(gpu.slices, Unknown):
+            found |= {part.uuid: None for part in gpu.slices}
+    for uuid, one in remembered.items():
+        if isinstance(inventory, Unknown) or one.quarantined is not None:
+            found.setdefault(uuid, None)
+    return list(found.items())
+
+
+def _find(
+    words: str, inventory: tuple[GpuFacts, ...] | Unknown, remembered: dict[str, GpuMemory]
+) -> tuple[str, int | None]:
+    from gpukeeper.engine.requests import GPU_UUID
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.model.unknown import Unknown
+
+    known = _known(inventory, remembered)
+    fitting = [one for one in known if words == one[0] or words == str(one[1])] or [
+        one for one in known if one[0].lower().startswith(words.lower())
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting and isinstance(inventory, Unknown) and GPU_UUID.fullmatch(words):
+        return words, None  # a driver that does not answer is no reason to let nobody quarantine its GPU
+    if fitting:
+        raise UsageError(f'"{words}" fits {len(fitting)} GPUs: {", ".join(uuid for uuid, _ in fitting)}')
+    raise UsageError(f'no GPU of this machine is called "{words}". See: gpukeeper node list')
+
+
+def _facts(uuid: str, index: int | None, remembered: GpuMemory | None) -> dict[str, object]:
+    from gpukeeper.model.condition import GpuMemory
+
+    gpu = remembered or GpuMemory()
+    return {
+        "uuid": uuid,
+        "index": index,
+        "condition": gpu.result.value if gpu.result is not None else None,
+        "checked": gpu.checked,
+        "reason": gpu.reason or None,
+        "quarantined": gpu.quarantined,
+        "quarantine_reason": gpu.quarantine_reason or None,
+        "quarantined_by": gpu.quarantined_by or None,
+        "baseline_mib": gpu.baseline_mib,
+        "last_reset": gpu.last_reset,
+    }
+
+
+def _row(gpu: dict[str, object]) -> tuple[str, ...]:
+    index = "-" if gpu["index"] is None else str(gpu["index"])
+    if gpu["quarantined"] is not None:
+        why = f"{gpu['quarantine_reason']} ({gpu['quarantined_by']})"
+        return ("quarantined", index, str(gpu["uuid"]), _when(gpu["quarantined"]), why)
+    return (
+        str(gpu["condition"] or "not checked"),
+        index,
+        str(gpu["uuid"]),
+        _when(gpu["checked"]),
+        str(gpu["reason"] or "no work ended on it yet"),
+    )
+
+
+def _when(at: object) -> str:
+    from datetime import datetime
+
+    return f"{at:%Y-%m-%d %H:%M}Z" if isinstance(at, datetime) else "-"

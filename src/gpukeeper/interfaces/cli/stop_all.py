@@ -1,0 +1,156 @@
+"""`gpukeeper stop-all`: the emergency stop of one person's, or everybody's, running GPU work.
+
+Each stop is a request of its own with the rights, evidence, second look and record of `workload stop`; what is never
+touched, and what an admin exempted, is left and listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.requests import Reply
+    from gpukeeper.model.subject import Subject
+    from gpukeeper.wiring import Session
+
+
+def stop_all(
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    owner: o.Owner = None,
+    yes: o.Yes = False,
+    json: o.Json = False,
+) -> None:
+    """Stop every running GPU workload now, or one person's. Asks on a terminal. Exit 3: some were not stopped."""
+    from gpukeeper.interfaces.terminal.session import opened, say
+
+    with opened(policy, write=False, only=platform, quiet=json) as session:
+        _may_act(session, owner, yes=yes, json=json)
+        found = asyncio.run(_look(session, owner))
+    if not json:
+        _announce(found)
+    if found.running and not yes and not _confirmed(_question(found, owner)):
+        raise typer.Exit(1)
+    replies = [(subject, _stop(subject, policy, attended=not yes, quiet=json)) for subject in found.running]
+    _print(found, replies, json=json)
+    stopped = sum(reply.done for _, reply in replies)
+    if not json:
+        say(f"{stopped} of {len(replies)} stopped, {len(found.left)} left. The record: gpukeeper ledger list")
+    if stopped < len(replies) or found.unseen:
+        raise typer.Exit(3)
+
+
+@dataclass
+class Found:
+    """What runs and holds GPUs, what of it is left alone and why, and what could not be seen."""
+
+    running: list[Subject] = field(default_factory=list)
+    left: list[tuple[Subject, str]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> None:
+    from gpukeeper.lifecycle.holds import is_admin
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.model.policy import Mode
+
+    if not is_admin(session.book, session.user) and owner != session.user:
+        raise UsageError(
+            f"{session.user} is not an admin of this policy and may stop only what is their own: "
+            f"gpukeeper stop-all --owner {session.user}"
+        )
+    if yes and session.book.policy.mode is Mode.PLAN:
+        raise UsageError(
+            f"{session.loaded.source}: mode is plan, and only mode: enforce acts unattended. Nothing was done; "
+            "confirm on a terminal, without --yes"
+        )
+    if not yes and (json or not sys.stdin.isatty()):
+        raise UsageError("stop-all asks before it acts, and nobody can answer here. Nothing was done. Scripts: --yes")
+
+
+async def _look(session: Session, owner: str | None) -> Found:
+    from gpukeeper.interfaces.cli.observe import look
+    from gpukeeper.interfaces.terminal.session import narrowed
+    from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
+
+    narrow, now = narrowed(owner=owner), session.keeper.clock.now()
+    looked = await look(session)
+    found = Found(unseen=[f"{p.name}/{p.place}: not seen: {one.what} ({one.why})" for p, one in looked.unseen])
+    for view in looked.views:
+        subject = view.subject
+        if not runs_on_gpus(subject) or not narrow.fits(subject, now):
+            continue
+        why = left_alone(view, session.book, now, looked.offers)
+        if why is None:
+            found.running.append(subject)
+        else:
+            found.left.append((subject, why))
+    return found
+
+
+def _announce(found: Found) -> None:
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    rows = [("stop", s.ref.path, show.fact(s.owner), "") for s in found.running]
+    rows += [("kept", s.ref.path, show.fact(s.owner), why) for s, why in found.left]
+    show.table(rows)
+    for words in found.unseen:
+        say(words)
+
+
+def _question(found: Found, owner: str | None) -> str:
+    whose = f"of {owner}" if owner is not None else "of everybody"
+    count = len(found.running)
+    return f"Stop {count} running workload{'s' if count != 1 else ''} {whose} now?"
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:
+    """By uid: exactly what was shown, whatever carries its name by now."""
+    from gpukeeper.engine.requests import Reply, Request
+    from gpukeeper.interfaces.cli.ask import _directly, _through_daemon
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.errors import KeeperError
+
+    if not quiet:
+        show.progress_line(f"stopping {subject.ref.path}")
+    request = Request(verb="stop", workload=subject.ref.uid, attended=attended)
+    try:
+        return _through_daemon(request) or _directly(request, policy)
+    except KeeperError as problem:  # the others must be stopped all the same
+        return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
+
+
+def _print(found: Found, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    if json:
+        body = {
+            "outcomes": [{"workload": s.ref.path, "owner": s.owner, "reply": reply} for s, reply in replies],
+            "left": [{"workload": s.ref.path, "owner": s.owner, "why": why} for s, why in found.left],
+            "unseen": found.unseen,
+        }
+        show.as_json("stop-all", body)
+        return
+    show.progress_line("")
+    show.table([_outcome(subject, reply) for subject, reply in replies])
+
+
+def _outcome(subject: Subject, reply: Reply) -> tuple[str, ...]:
+    path = subject.ref.path
+    return ("stopped" if reply.done else "failed", path, reply.words.removeprefix(f"{path}: "))

@@ -1,0 +1,360 @@
+"""Who has which GPU, and what does not fit together. Pure; `observe` shows it and nothing here is repaired.
+
+A device is a whole GPU or a slice of one, known from the inventory of its place. Only a place whose inventory is there
+can tell that a device is free or missing; elsewhere a claim is shown as the workload names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from math import isnan
+
+import msgspec
+
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.rules import exemption, stop_hold, target
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Verdict, View
+from gpukeeper.model.direct import direct
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.series import Signal
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+BARE = "bare"  # the class of what a person runs outside any workload
+MINUTE = timedelta(minutes=1)
+NOT_MEASURED = (Unknown("not measured"), None)
+_LIVE = (State.RUNNING, State.PAUSED)
+# By place: the verbs that are offered there. A place that is not named offers all.
+Offers = Mapping[tuple[str, str], Collection[Action]]
+
+
+@direct
+class How(StrEnum):
+    """How somebody has a device."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CHILDREN = "living children"  # its workload ended, and parts of it run on
+    ORPHAN = "orphan"
+    BARE = "outside"  # a person's, in no workload
+    INFRASTRUCTURE = "infrastructure"  # never touched, and in nobody's way
+    KEPT = "kept for its owner"  # after a stop by hand
+    FREE = "free"
+    UNSURE = "perhaps free"
+    QUARANTINE = "quarantine"
+
+
+_CLAIMING = (How.RUNNING, How.PAUSED, How.CHILDREN)
+_SHARED = (How.INFRASTRUCTURE,)  # a device with only these is nobody's
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and one who has it. `device` is empty when nobody could learn which it is."""
+
+    device: str
+    name: str  # the path of the device, or what the workload calls it
+    place: str
+    how: How
+    holder: Ref | None = None  # None: nobody
+    owner: str | Unknown | None = None
+    since: datetime | None = None
+    use: float | Unknown = Unknown("not measured")  # percent, newest
+    use_at: datetime | None = None
+    next: str = ""  # what happens next, in words
+    next_at: datetime | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody should look at."""
+
+    kind: str
+    about: tuple[Ref, ...]
+    words: str
+
+
+def claims(
+    views: Sequence[View],
+    book: Rulebook,
+    now: datetime,
+    *,
+    recorded: Mapping[str, Memory] = {},
+    offers: Offers | None = None,
+) -> tuple[Claim, ...]:
+    """One entry for each device and each who has it, and one for each that nobody has.
+
+    `recorded`: what the ledger remembers, of devices too.
+    """
+    inventory = Inventory([view.subject for view in views])
+    found: list[Claim] = []
+    for view in views:
+        how = _how(view, book, now)
+        if how is not None:
+            decision = decide(view, book, now)
+            found += _claims_of(view, how, inventory, next_event(decision, now, offers), decision.due, now)
+    found += _nobodys(inventory, found, recorded)
+    return tuple(sorted(found, key=inventory.order))
+
+
+def findings(
+    views: Sequence[View],
+    book: Rulebook,
+    now: datetime,
+    *,
+    recorded: Mapping[str, Memory] = {},
+    absent: Sequence[Ref] = (),
+    doubtful: Collection[str] = (),
+) -> tuple[Finding, ...]:
+    """What does not fit together.
+
+    `recorded`: the ledger's memory from before this look. `absent`: what the ledger has and a complete list has not.
+    `doubtful`: places of which not everything was seen; what is missing there proves nothing.
+    """
+    inventory = Inventory([view.subject for view in views])
+    held = {view.subject.ref.key: how for view in views if (how := _how(view, book, now)) is not None}
+    subjects = [view.subject for view in views]
+    having = [(subject, held[subject.ref.key]) for subject in subjects if subject.ref.key in held]
+    return (
+        *(Finding(kind="reported", about=(s.ref,), words=_about(s, words)) for s in subjects for words in s.findings),
+        *_shared(having, inventory),
+        *_not_there(having, inventory, doubtful),
+        *_orphans(subjects),
+        *_against_the_record(subjects, recorded, absent),
+    )
+
+
+def next_event(decision: Decision, now: datetime, offers: Offers | None = None) -> str:
+    """What the decision says will happen, and when."""
+    ref, wanted = decision.seen.ref, decision.then if decision.action is Action.WARN else decision.action
+    offered = None if offers is None else offers.get((ref.platform, ref.place))
+    if wanted is not Action.KEEP and offered is not None and wanted not in offered:
+        return f"nothing: {decision.reason}; {ref.platform} offers no {wanted}"
+    if decision.action is Action.WARN:
+        return f"warned at the next pass: {decision.reason}"
+    if decision.action is not Action.KEEP:
+        return f"{decision.action} at the next pass: {decision.reason}"
+    match decision.verdict:
+        case Verdict.WAIT if decision.due is not None and decision.due > now:
+            return f"{decision.rule} in {in_words(decision.due - now)}: {decision.reason}"
+        case Verdict.REPORT:
+            return f"reported only: {decision.reason}"
+        case Verdict.SILENT:
+            return "nothing: no rule applies to it"
+        case _:
+            return f"kept: {decision.reason}"
+
+
+def runs_on_gpus(subject: Subject) -> bool:
+    """A workload that runs and holds GPUs, or may: which it holds can be unknown."""
+    if subject.shape is not Shape.WORKLOAD or subject.root is not None:
+        return False
+    return subject.state in _LIVE and subject.devices != ()
+
+
+def left_alone(view: View, book: Rulebook, now: datetime, offers: Offers) -> str | None:
+    """Why not even an emergency stop touches it; None when it may."""
+    settings, ref = book.settings(view.subject), view.subject.ref
+    standing = target.ask(view, settings, now)
+    if standing.verdict is not Verdict.SILENT:
+        return standing.reason
+    exempt = exemption.ask(view, settings, now)
+    if "*" in exempt.suspends:  # from every rule; an exemption from some is not one from this
+        return exempt.reason
+    if Action.STOP not in offers.get((ref.platform, ref.place), ()):
+        return f"{ref.platform} offers no stop"
+    return None
+
+
+class Inventory:
+    """The devices of every place, from the subjects that are devices."""
+
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        devices = [subject for subject in subjects if subject.shape is Shape.DEVICE]
+        self.devices = {(one.ref.place, one.ref.uid): one for one in devices}
+        self.places = {place for place, _ in self.devices}
+        self._numbers = {key: number for number, key in enumerate(self.devices)}
+        wholes = {one.ref.path: one.ref.uid for one in devices if one.root is None}
+        self._whole = {
+            (one.ref.place, one.ref.uid): wholes[one.root]
+            for one in devices
+            if isinstance(one.root, str) and one.root in wholes
+        }
+        self.cut = {(place, whole) for (place, _), whole in self._whole.items()}
+
+    def name(self, place: str, device: str) -> str:
+        known = self.devices.get((place, device))
+        return known.ref.path if known is not None else device
+
+    def overlapping(self, place: str, device: str) -> list[str]:
+        """Itself, the GPU it is a slice of, and the slices it is cut into."""
+        parts = {part for (where, part), whole in self._whole.items() if (where, whole) == (place, device)}
+        whole = self._whole.get((place, device))
+        return sorted({device} | parts | ({whole} if whole is not None else set()))
+
+    def order(self, claim: Claim) -> tuple[str, bool, int, str, str]:
+        """As the driver counts them; what is in no inventory comes last."""
+        number = self._numbers.get((claim.place, claim.device), len(self._numbers))
+        return (claim.place, not claim.device, number, claim.device, claim.holder.path if claim.holder else "")
+
+
+def _how(view: View, book: Rulebook, now: datetime) -> How | None:
+    """None: it has no device now."""
+    subject = view.subject
+    if subject.shape not in (Shape.WORKLOAD, Shape.ORPHAN) or subject.devices == ():
+        return None
+    if subject.shape is Shape.ORPHAN:
+        return How.ORPHAN
+    if subject.root is not None:
+        return None  # its root has them
+    settings = book.settings(subject)
+    if subject.state in _LIVE:
+        if not isinstance(settings.untouchable, Unknown) and settings.untouchable:
+            return How.INFRASTRUCTURE
+        if subject.class_ == BARE:
+            return How.BARE
+        return How.PAUSED if subject.state is State.PAUSED else How.RUNNING
+    if subject.state is State.ENDED and stop_hold.ask(view, settings, now).verdict is Verdict.PROTECT:
+        return How.KEPT
+    return How.CHILDREN if subject.state is State.ENDED and subject.live_children != 0 else None
+
+
+def _claims_of(
+    view: View, how: How, inventory: Inventory, words: str, due: datetime | None, now: datetime
+) -> Iterator[Claim]:
+    subject = view.subject
+    place = subject.ref.place
+    unknown = isinstance(subject.devices, Unknown)
+    since = subject.ended if how is How.KEPT else subject.started
+    for device in ("",) if isinstance(subject.devices, Unknown) else subject.devices:
+        use, use_at = newest_use(view, device, inventory.devices.get((place, device)))
+        yield Claim(
+            device=device,
+            name=f"which GPU is {subject.devices}" if unknown else inventory.name(place, device),
+            place=place,
+            how=how,
+            holder=subject.ref,
+            owner=subject.owner,
+            since=since if isinstance(since, datetime) else None,
+            use=use,
+            use_at=use_at,
+            next=words,
+            next_at=due if due is not None and due > now else None,
+        )
+
+
+def newest_use(view: View, device: str, known: Subject | None = None) -> tuple[float | Unknown, datetime | None]:
+    """The newest minute that was measured; else what the driver said of the whole device just now."""
+    for one in view.series:
+        if one.signal is not Signal.GPU or one.device != device:
+            continue
+        for back in range(len(one.minutes) - 1, -1, -1):
+            if not isnan(one.minutes[back]):
+                return one.minutes[back], one.start + back * MINUTE
+    try:
+        return (
+            (float(known.labels.get("utilisation_percent", "")), known.seen.at) if known is not None else NOT_MEASURED
+        )
+    except ValueError:
+        return NOT_MEASURED
+
+
+def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str, Memory]) -> Iterator[Claim]:
+    """Devices in quarantine, and free ones."""
+    taken: set[tuple[str, str]] = set()
+    for claim in found:
+        if claim.how not in _SHARED:
+            taken |= {(claim.place, device) for device in inventory.overlapping(claim.place, claim.device)}
+    for (place, device), subject in inventory.devices.items():
+        free = Claim(device=device, name=subject.ref.path, place=place, how=How.FREE)
+        gpu = recorded.get(subject.ref.key, EMPTY).gpu
+        if gpu is not None and gpu.quarantined is not None:
+            words = f"until an admin returns it: {gpu.quarantine_reason}"
+            yield msgspec.structs.replace(free, how=How.QUARANTINE, since=gpu.quarantined, next=words)
+        elif (place, device) in taken or (place, device) in inventory.cut:
+            continue
+        elif (place, "") in taken:
+            yield msgspec.structs.replace(free, how=How.UNSURE, next="somebody here has a GPU, and which is not known")
+        else:
+            yield free
+
+
+def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iterator[Finding]:
+    """More than one on a device: two workloads, one outside on a claimed device, one on what is kept for another."""
+    by_device: dict[tuple[str, str], list[tuple[Subject, How]]] = {}
+    for subject, how in having:
+        for device in () if isinstance(subject.devices, Unknown) else subject.devices:
+            by_device.setdefault((subject.ref.place, device), []).append((subject, how))
+    for (place, device), mine in by_device.items():
+        name = inventory.name(place, device)
+        wider = [one for other in inventory.overlapping(place, device) for one in by_device.get((place, other), ())]
+        claiming, own = _claiming(wider), _claiming(mine)
+        # Where a whole GPU and its slices meet it is said once, at the whole GPU.
+        if len(claiming) > 1 and own and (len(own) == len(claiming) or (place, device) in inventory.cut):
+            words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}"
+            yield Finding(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
+        for subject, how in mine:
+            if how is How.BARE and claiming:
+                words = f"{_one(subject)} runs outside any workload on {name}, which {_all(claiming)} claims"
+                yield Finding(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
+            others = [s for s in claiming if s.owner != subject.owner]
+            if how is How.KEPT and others:
+                words = f"{name} is kept for {_one(subject)} after its stop, and {_all(others)} runs on it"
+                yield Finding(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
+
+
+def _claiming(having: Sequence[tuple[Subject, How]]) -> list[Subject]:
+    """The running workloads among them. What may be a part of another one, of unknown class, is not counted twice."""
+    found = {s.ref.key: s for s, how in having if how in _CLAIMING and not isinstance(s.class_, Unknown)}
+    return [found[key] for key in sorted(found)]
+
+
+def _not_there(
+    having: Sequence[tuple[Subject, How]], inventory: Inventory, doubtful: Collection[str]
+) -> Iterator[Finding]:
+    for subject, _ in having:
+        place = subject.ref.place
+        if isinstance(subject.devices, Unknown) or place not in inventory.places or place in doubtful:
+            continue
+        for device in subject.devices:
+            if (place, device) not in inventory.devices:
+                words = _about(subject, f"it claims {device}, and {place} has no such GPU")
+                yield Finding(kind="missing device", about=(subject.ref,), words=words)
+
+
+def _orphans(subjects: Sequence[Subject]) -> Iterator[Finding]:
+    for subject in subjects:
+        if subject.shape is Shape.ORPHAN:
+            proof = subject.proof if isinstance(subject.proof, str) else "what it belonged to is not proven"
+            words = _about(subject, f"it outlived its workload ({proof})")
+            yield Finding(kind="orphan", about=(subject.ref,), words=words)
+
+
+def _against_the_record(
+    subjects: Sequence[Subject], recorded: Mapping[str, Memory], absent: Sequence[Ref]
+) -> Iterator[Finding]:
+    for subject in subjects:
+        memory = recorded.get(subject.ref.key)
+        if memory is None or memory.state != State.ENDED or subject.state not in _LIVE:
+            continue
+        if memory.incarnation == subject.seen.incarnation:
+            words = _about(subject, "the ledger has it ended, and it runs without having been started anew")
+            yield Finding(kind="record", about=(subject.ref,), words=words)
+    for ref in absent:
+        words = f"{ref.path}: the ledger has it, and it is not listed any more; the next pass records that"
+        yield Finding(kind="record", about=(ref,), words=words)
+
+
+def _about(subject: Subject, words: str) -> str:
+    return f"{subject.ref.path}: {words}"
+
+
+def _one(subject: Subject) -> str:
+    return f"{subject.ref.path} ({subject.owner if isinstance(subject.owner, str) else 'nobody known'})"
+
+
+def _all(subjects: Sequence[Subject]) -> str:
+    return ", ".join(_one(subject) for subject in subjects)

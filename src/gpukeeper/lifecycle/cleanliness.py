@@ -1,0 +1,221 @@
+"""Did a GPU come back clean? Pure: facts in, a judgement with a sentence out. Nobody is ended or reset from here.
+
+Who has the device open is what its descriptors say. The driver's own list is never a list of holders: it may name a
+process that died, whose pid an innocent one has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from gpukeeper.model.condition import Advice, CheckResult, Condition, GpuHolder
+from gpukeeper.model.direct import direct
+from gpukeeper.model.unknown import Unknown
+
+TOLERANCE_MIB = 64
+FIRST_BASELINE_MIB = 1024  # more than this in use by nobody is no baseline to begin with
+# What a program does to itself: a bad address, an illegal instruction, being killed in the middle of a kernel.
+XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
+# Only of root: anybody can call a program nvidia-persistenced. A kernel name has at most 15 characters.
+INFRASTRUCTURE = tuple(
+    name[:15]
+    for name in (
+        *("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "nv-fabricmanager", "nvidia-smi"),
+        *("Xorg", "Xwayland", "gnome-shell", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+    )
+)
+IN_A_WORKLOAD = frozenset({"nv-hostengine", "dcgm-exporter"})  # these watch GPUs, often from a workload of their own
+OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as whoever is logged in
+
+
+@direct
+class Life(StrEnum):
+    """What became of the workload that a holder belongs to."""
+
+    LIVE = "live"
+    ENDED = "ended"  # it is there and does not run, or it was known and is gone
+    STRANGER = "stranger"  # gone, and nobody here ever knew it: another engine's, perhaps
+
+
+@direct
+class Standing(StrEnum):
+    FOREIGN = "foreign"  # belongs to live work: never touched, the GPU is shared
+    ORPHAN = "orphan"
+    INFRASTRUCTURE = "infrastructure"
+    BARE = "bare"  # somebody's program on the bare host: reported only
+    STRANGER = "stranger"
+    UNKNOWN = "unknown"
+
+
+@direct
+class Word(StrEnum):
+    CLEAN = "clean"
+    SHARED = "shared"  # nothing of what ended is left, and others use it
+    ORPHANED_SHARED = "orphaned_shared"
+    DIRTY = "dirty"
+    UNKNOWN = "unknown"
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    word: Word
+    reason: str
+    residue: bool = False  # dirty although nobody holds it: only a reset could help
+
+    @property
+    def settled(self) -> bool:
+        """Looking again would not say more."""
+        return self.word in (Word.CLEAN, Word.SHARED)
+
+    @property
+    def result(self) -> CheckResult:
+        return _RESULTS[self.word]
+
+
+_RESULTS = {
+    Word.CLEAN: CheckResult.CLEANED,
+    Word.SHARED: CheckResult.CLEANED,
+    Word.ORPHANED_SHARED: CheckResult.ORPHANED_SHARED,
+    Word.DIRTY: CheckResult.DIRTY,
+    Word.UNKNOWN: CheckResult.UNKNOWN,
+}
+Lives = Mapping[str, Life | Unknown]
+
+
+def judge(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Judgement:
+    """`lives`: what became of each workload that a holder belongs to; one that is missing is not known."""
+    if isinstance(condition, Unknown):
+        return Judgement(Word.UNKNOWN, f"the GPU could not be looked at ({condition.why})")
+    standings = {holder: standing(holder, lives) for holder in condition.holders}
+    orphans = [h for h, s in standings.items() if s is Standing.ORPHAN]
+    others = [h for h, s in standings.items() if s in (Standing.FOREIGN, Standing.BARE)]
+    unclear = [h for h, s in standings.items() if s in (Standing.STRANGER, Standing.UNKNOWN)]
+    if orphans and (others or unclear):
+        words = f"{_left(orphans)}; shared with {_named([*others, *unclear])}, which is left alone"
+        return Judgement(Word.ORPHANED_SHARED, words)
+    if orphans:
+        return Judgement(Word.DIRTY, _left(orphans))
+    doubt = _doubt_about_holders(condition, standings, lives)
+    if doubt is not None:
+        return Judgement(Word.UNKNOWN, doubt)
+    sick = _sickness(condition)
+    if sick is not None:
+        return Judgement(Word.DIRTY, sick, residue=not others)
+    if others:
+        return Judgement(Word.SHARED, f"nothing of it is left; shared with {_named(others)}, so memory says nothing")
+    return _judge_unheld(condition, baseline_mib)
+
+
+def standing(holder: GpuHolder, lives: Lives) -> Standing:
+    if holder.ours:
+        return Standing.INFRASTRUCTURE
+    if isinstance(holder.workload_id, Unknown):
+        return Standing.UNKNOWN
+    if holder.workload_id is None:
+        return Standing.INFRASTRUCTURE if is_infrastructure(holder) else Standing.BARE
+    match lives.get(holder.workload_id):
+        case Life.LIVE:
+            watches = holder.comm in IN_A_WORKLOAD and is_infrastructure(holder)
+            return Standing.INFRASTRUCTURE if watches else Standing.FOREIGN
+        case Life.ENDED:
+            return Standing.ORPHAN
+        case Life.STRANGER:
+            return Standing.STRANGER
+        case _:
+            return Standing.UNKNOWN
+
+
+def is_infrastructure(holder: GpuHolder) -> bool:
+    return holder.comm in INFRASTRUCTURE and (holder.uid < 1000 or holder.comm in OF_A_SESSION)
+
+
+def unheld(condition: Condition, lives: Lives) -> bool:
+    """Provably nobody but infrastructure has it open."""
+    return not condition.unread and all(
+        standing(holder, lives) is Standing.INFRASTRUCTURE for holder in condition.holders
+    )
+
+
+def new_baseline(condition: Condition, lives: Lives, known: int | None) -> int | None:
+    """The memory in use while nobody holds it, when that is less than ever seen; None: nothing new."""
+    used = condition.memory_used_mib
+    if isinstance(used, Unknown) or not unheld(condition, lives) or condition.listed != ():
+        return None
+    return used if used < (FIRST_BASELINE_MIB + 1 if known is None else known) else None
+
+
+def _judge_unheld(condition: Condition, baseline_mib: int | None) -> Judgement:
+    listed, used = condition.listed, condition.memory_used_mib
+    if isinstance(listed, Unknown):
+        return Judgement(Word.UNKNOWN, f"whom the driver lists is not known ({listed.why})")
+    known = {holder.pid for holder in condition.holders}
+    ghosts = [pid for pid in listed if pid not in known]
+    if ghosts:
+        pids = ", ".join(map(str, ghosts))
+        words = f"the driver lists pid {pids}, which holds nothing, and nobody else does: residue of the driver"
+        return Judgement(Word.DIRTY, words, residue=True)
+    if isinstance(used, Unknown):
+        return Judgement(Word.UNKNOWN, f"its memory could not be measured ({used.why})")
+    if baseline_mib is None:
+        words = f"{used} MiB are in use by nobody, and how much that should be was never seen"
+        return Judgement(Word.UNKNOWN, words)
+    if used > baseline_mib + TOLERANCE_MIB:
+        words = f"{used} MiB are in use by nobody, {baseline_mib} MiB when it is free: residue of the driver"
+        return Judgement(Word.DIRTY, words, residue=True)
+    return Judgement(
+        Word.CLEAN, f"nobody holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
+    )
+
+
+def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Standing], lives: Lives) -> str | None:
+    for holder, found in standings.items():
+        if found is Standing.STRANGER:
+            return f"{_named([holder])} holds it, in a workload that nobody here knows; another engine's, perhaps"
+        if found is Standing.UNKNOWN:
+            return f"what {_named([holder])} belongs to is not known ({_why(holder, lives)})"
+    if condition.unread:
+        return f"the open files of {condition.unread} processes could not be read; that needs root (CAP_SYS_PTRACE)"
+    return None
+
+
+def _sickness(condition: Condition) -> str | None:
+    """What the driver and the kernel say. What they cannot say on this model says nothing."""
+    if isinstance(condition.advice, Advice) and condition.advice is not Advice.NONE:
+        return f"the driver advises: {condition.advice}"
+    if condition.remap_failed is True:
+        return "memory rows could not be replaced"
+    if condition.remap_pending is True:
+        return "memory rows wait for a reset to be replaced"
+    xids = () if isinstance(condition.xids, Unknown) else condition.xids
+    bad = [xid for xid in xids if xid.number not in XIDS_OF_PROGRAMS]
+    if bad:
+        return f"the kernel reported Xid {bad[0].number}: {bad[0].words}"
+    return None
+
+
+def _aside(condition: Condition) -> str:
+    """What was not looked at is named."""
+    facts = (("advice", condition.advice), ("row remapping", condition.remap_pending), ("Xids", condition.xids))
+    missing = [name for name, fact in facts if isinstance(fact, Unknown)]
+    return f"; not known: {', '.join(missing)}" if missing else ""
+
+
+def _left(orphans: list[GpuHolder]) -> str:
+    return f"still held by {_named(orphans)}, left behind by work that ended"
+
+
+def _named(holders: list[GpuHolder]) -> str:
+    return ", ".join(f"pid {h.pid} ({h.comm}{_stuck(h)})" for h in holders)
+
+
+def _stuck(holder: GpuHolder) -> str:
+    return ", in state D: no signal ends it" if holder.state == "D" else ""
+
+
+def _why(holder: GpuHolder, lives: Lives) -> str:
+    if isinstance(holder.workload_id, Unknown):
+        return holder.workload_id.why
+    life = lives.get(holder.workload_id or "")
+    return life.why if isinstance(life, Unknown) else "nobody could be asked"

@@ -1,0 +1,211 @@
+"""What `explain` says of one workload, as values: every signal, what comes when, and what would change it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from math import isnan
+
+import msgspec
+
+from gpukeeper.lifecycle.activity import PAIR
+from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
+from gpukeeper.lifecycle.decide import answers, decide
+from gpukeeper.lifecycle.rules import hold, idle, keep_alive, max_runtime, target
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.memory import KEEP_ALIVE, Warned
+from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.unknown import Unknown
+
+MINUTE = timedelta(minutes=1)
+FAR = timedelta(days=60)  # nobody needs to know what comes later than this
+STEPS = 100  # more than all rules together have stages, and people have holds
+_PENDING = (Verdict.WAIT, Verdict.DUE, Verdict.REPORT)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One signal over the idle window against its threshold. None: not one minute was measured."""
+
+    signal: Signal
+    device: str
+    window: timedelta
+    threshold: float
+    newest: float | None = None
+    newest_at: datetime | None = None
+    maximum: float | None = None
+    coverage: float = 0.0
+    needed: float = 0.0  # coverage below which it counts as not measured
+    missing: Unknown | None = None
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """What would be done, and when, if nothing changes."""
+
+    at: datetime
+    action: Action
+    rule: str
+    reason: str
+    stage: int = 0
+
+
+def signals(view: View, book: Rulebook, now: datetime) -> tuple[Measured, ...]:
+    """Every series that the idle rule looks at. Nothing for what has no idle time."""
+    window = idle_window(view, book)
+    return () if window is None else tuple(_measured(one, book, window, now) for one in _looked_at(view))
+
+
+def idle_window(view: View, book: Rulebook) -> timedelta | None:
+    """The time over which the idle rule judges it, or None."""
+    limits = book.settings(view.subject).limits
+    if isinstance(limits, Unknown):
+        return None
+    allowed = limits.idle
+    if allowed is None:
+        if not idle.is_large(view.subject):
+            return None
+        if limits.idle_when_large is None:
+            return idle.REPORTED_AFTER
+        allowed = limits.idle_when_large
+    return allowed * book.policy.demand.idle_factor if view.pressure else allowed
+
+
+def _looked_at(view: View) -> list[Series]:
+    """A slice that was cut anew leaves a series behind; only what is held now counts."""
+    devices = view.subject.devices
+    held = None if isinstance(devices, Unknown) else devices
+    return [one for one in view.series if one.signal is not Signal.GPU or held is None or one.device in held]
+
+
+def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> Measured:
+    thresholds = book.policy.activity
+    gpu = thresholds.gpu_slice if one.slice else thresholds.gpu
+    threshold = gpu if one.signal is Signal.GPU else secondary_threshold(one.signal, thresholds, window)
+    minutes = max(1, window // MINUTE)
+    first = now.replace(second=0, microsecond=0) - (minutes - 1) * MINUTE
+    known = [(one.start + n * MINUTE, value) for n, value in enumerate(one.minutes) if not isnan(value)]
+    inside = [value for at, value in known if first <= at <= now]
+    newest_at, newest = known[-1] if known else (None, None)
+    return Measured(
+        signal=one.signal,
+        device=one.device,
+        window=window,
+        threshold=threshold,
+        newest=newest,
+        newest_at=newest_at,
+        maximum=max(inside, default=None),
+        coverage=len(inside) / minutes,
+        needed=thresholds.coverage,
+        missing=one.missing,
+    )
+
+
+def amount(signal: Signal, value: float) -> str:
+    """A value of that signal in words."""
+    match signal:
+        case Signal.GPU:
+            return f"{value:.3g} %"
+        case Signal.CPU:
+            return f"{value:.3g} % of a core"
+        case Signal.TERMINAL:
+            return "input" if value else "no input"
+        case _:
+            return f"{size_in_words(value)}/s"
+
+
+def threshold_in_words(one: Measured) -> str:
+    if one.signal is Signal.TERMINAL:
+        return "any input"
+    lone = "" if one.signal is Signal.GPU else f", twice within {PAIR}m"
+    return amount(one.signal, one.threshold) + lone
+
+
+def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[Ahead, ...]:
+    """What comes if it is not used and nobody asks for anything: the rules themselves, asked at later times.
+
+    Ends with the first act, or where the rules have no time to name.
+    """
+    found: list[Ahead] = []
+    at = earliest = now
+    for _ in range(STEPS):
+        view = _quiet_until(view, at)
+        decision = decide(view, book, at)
+        if decision.action is Action.KEEP:
+            if decision.begins is not None:
+                memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, decision.begins))
+                view = msgspec.structs.replace(view, memory=memory)
+            later = _next_time(view, book, at)
+            if later is None or later - now > FAR:
+                break
+            if decision.verdict is not Verdict.WAIT:
+                earliest = later  # something other than time keeps it until then
+            at = later
+            continue
+        if (decision.then if decision.action is Action.WARN else decision.action) not in offered:
+            break
+        # A later look finds what was due before it; then is when it comes.
+        when = earliest = max(earliest, decision.due or at)
+        found.append(Ahead(when, decision.action, decision.rule, decision.reason, decision.stage))
+        if decision.action is not Action.WARN:
+            break
+        incarnation = decision.seen.incarnation
+        heard = Warned(decision.rule, decision.stage, when, True, incarnation, decision.limit)
+        memory = msgspec.structs.replace(view.memory, warnings=(*view.memory.warnings, heard))
+        view = msgspec.structs.replace(view, memory=memory)
+    return tuple(found)
+
+
+def _quiet_until(view: View, at: datetime) -> View:
+    """The same with no use from its newest minute on. What was never measured stays so."""
+    last = at.replace(second=0, microsecond=0)
+    return msgspec.structs.replace(view, series=tuple(_quiet(one, last) for one in view.series))
+
+
+def _quiet(one: Series, last: datetime) -> Series:
+    more = (last - one.start) // MINUTE + 1 - len(one.minutes)
+    if one.missing is not None or more <= 0 or not one.minutes:
+        return one
+    return msgspec.structs.replace(one, minutes=one.minutes + (0.0,) * more)
+
+
+def _next_time(view: View, book: Rulebook, at: datetime) -> datetime | None:
+    """When the next answer may change: something is due, a hold ends, or a lease's end is near enough to warn."""
+    settings = book.settings(view.subject)
+    times = [one.due for one in answers(view, book, at) if one.due is not None]
+    for one in view.memory.holds:
+        end = hold.end_of(one, settings)
+        times += [end, *(end - before for before in keep_alive.WARNED_BEFORE if one.by == KEEP_ALIVE)]
+    return min((time for time in times if time > at), default=None)
+
+
+def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
+    """What would change what happens, in sentences for the owner. Empty: nothing is going to happen."""
+    path = view.subject.ref.path
+    verdicts = {answer.rule: answer.verdict for answer in said}
+    if verdicts[target.NAME] is not Verdict.SILENT:
+        return ()
+    pending = {rule for rule, verdict in verdicts.items() if verdict in _PENDING}
+    found = [f"what is not known is learned: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
+    if idle.NAME in pending:
+        found.append(_use_it(view, book))
+    if pending - hold.NOT_SUSPENDED:
+        found.append(f"keep it for a while: gpukeeper workload hold {path}")
+    if pending - hold.NOT_SUSPENDED and view.subject.marks.keep_alive is False:
+        found.append("touch the keep-alive file inside it")
+    if max_runtime.NAME in pending:
+        asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
+        found.append(f"an admin grants more time: {asked}")
+    if pending:
+        found.append("an admin exempts it, in the policy")
+    if any(one.until > now for one in view.memory.holds):
+        found.append(f"end its hold: gpukeeper workload release {path}")
+    return tuple(found)
+
+
+def _use_it(view: View, book: Rulebook) -> str:
+    """Every GPU series has its threshold; the smallest is the one to reach."""
+    thresholds = book.policy.activity
+    parts = [one.slice for one in _looked_at(view) if one.signal is Signal.GPU]
+    least = min((thresholds.gpu_slice if part else thresholds.gpu for part in parts), default=thresholds.gpu)
+    return f"use the GPU above {least:g} %"

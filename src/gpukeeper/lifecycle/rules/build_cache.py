@@ -1,0 +1,42 @@
+"""What image builds left for the next build. Nobody's work is in it; the next build takes longer without it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.rules.unused_image import size_words
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Shape
+from gpukeeper.model.unknown import Unknown
+
+NAME = "build_cache"
+SAYS = "A piece of build cache goes when no build used it for build_cache.unused; without that it is reported."
+FOR = (Shape.CACHE,)
+ACTS = True
+
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not build cache")
+_USED = Answer(NAME, Verdict.PROTECT, "a build uses it")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject, unused = view.subject, settings.policy.build_cache.unused
+    if subject.shape is not Shape.CACHE:
+        return _NOT_ONE
+    if isinstance(subject.in_use, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+    if subject.in_use:
+        return _USED
+    last_used = subject.last_used
+    if not isinstance(last_used, datetime):
+        why = last_used.why if isinstance(last_used, Unknown) else "nothing says when"
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
+    reason = f"{size_words(subject)}, unused for {in_words(now - last_used)}"
+    if unused is None:
+        return Answer(NAME, Verdict.REPORT, reason + "; the policy only reports build cache", since=last_used)
+    due = last_used + unused
+    reason += f", kept for {in_words(unused)}"
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used)

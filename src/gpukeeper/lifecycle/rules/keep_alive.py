@@ -1,0 +1,123 @@
+"""A keep-alive file inside a workload asks for a lease. The lease runs on our clock: touching the file changes nothing.
+
+It begins when something would be due otherwise, lasts as long as a hold may, and counts like one. Another one needs
+measured use of the GPU after the first.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpukeeper.lifecycle.activity import active_minutes
+from gpukeeper.lifecycle.caps import left_to_hold
+from gpukeeper.lifecycle.rules import (
+    exemption,
+    hold,
+    idle,
+    live_children,
+    never_started,
+    own_ttl,
+    restart_loop,
+    retention,
+    stop_hold,
+)
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import KEEP_ALIVE, Hold
+from gpukeeper.model.policy import ClassSettings
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "keep_alive"
+SAYS = (
+    "A keep-alive file keeps what would go for as long as a hold may (24h), never beyond max runtime; then use counts."
+)
+FOR = (Shape.WORKLOAD,)
+ACTS = False
+
+RENEWED_BY = timedelta(minutes=30)  # of measured GPU use after the last lease
+WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
+UNOWNED = "unknown"  # the class of what nobody is known to own
+# What it protects from, in their order, behind what may have suspended them. Never the maximum runtime.
+_OTHERS = (stop_hold, restart_loop, live_children, idle, never_started, own_ttl, retention)
+_ENDED = (State.CREATED, State.ENDED)
+_NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file asks for anything")
+_NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file is there; its lease begins when something would be due")
+_NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file is there, but nobody is known to own it")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    mark = view.subject.marks.keep_alive
+    if mark is None and not view.memory.holds:
+        return _NONE  # nearly everything, and quickly
+    lease = running_lease(view, settings, now)
+    if lease is not None:
+        return _protect(lease, view, settings, now)
+    if mark is None or mark is False:
+        return _NONE
+    if view.subject.owner is None or settings.class_ == UNOWNED:
+        return _NOBODYS
+    if not _would_be_due(view, settings, now):
+        return _NOT_YET
+    begins = _begin(view, settings, now)
+    if isinstance(begins, str):
+        return Answer(NAME, Verdict.SILENT, f"a keep-alive file does not count: {begins}")
+    if isinstance(mark, Unknown):
+        return _unknown(f"whether a keep-alive file is there is not known ({mark.why}); kept until somebody mends it")
+    if isinstance(view.subject.owner, Unknown):
+        return _unknown(f"a keep-alive file is there, and whose it is, is not known ({view.subject.owner.why})")
+    reason = f"a keep-alive file asks to keep it; kept for {in_words(begins.until - now)} from now on"
+    return Answer(NAME, Verdict.PROTECT, reason, due=begins.until, suspends=EVERY_RULE, begins=begins)
+
+
+def running_lease(view: View, settings: Settings, now: datetime) -> Hold | None:
+    return next((h for h in view.memory.holds if h.by == KEEP_ALIVE and now < hold.end_of(h, settings)), None)
+
+
+def _protect(lease: Hold, view: View, settings: Settings, now: datetime) -> Answer:
+    ends = hold.end_of(lease, settings)
+    reason = f"a keep-alive file keeps it for {in_words(ends - now)} more"
+    length = ends - lease.at
+    sent = [w for w in view.memory.warnings if w.rule == NAME and w.limit == length and lease.at <= w.at <= now]
+    stage = max((w.stage for w in sent), default=0)
+    if stage < len(WARNED_BEFORE) and now >= ends - WARNED_BEFORE[stage] and _would_be_due(view, settings, now):
+        then = Action.REMOVE if view.subject.state in _ENDED else Action.STOP
+        words = f"{reason}; then the usual limits count again. A new lease needs {in_words(RENEWED_BY)} of GPU use"
+        at = ends - WARNED_BEFORE[stage]
+        return Answer(NAME, Verdict.DUE, words, Action.WARN, at, lease.at, stage=stage + 1, limit=length, then=then)
+    return Answer(NAME, Verdict.PROTECT, reason, due=ends, suspends=EVERY_RULE)
+
+
+def _would_be_due(view: View, settings: Settings, now: datetime) -> bool:
+    suspended = exemption.ask(view, settings, now).suspends
+    for rule in _OTHERS:
+        if rule.NAME in suspended or "*" in suspended:
+            continue
+        answer = rule.ask(view, settings, now)
+        if answer.verdict is Verdict.DUE:
+            return True
+        suspended |= answer.suspends
+    return False
+
+
+def _begin(view: View, settings: Settings, now: datetime) -> Hold | str:
+    """The lease that begins now, or why none does."""
+    left = left_to_hold(view, settings.policy, now)
+    if isinstance(left, str):
+        return left
+    devices = view.subject.devices if isinstance(view.subject.devices, tuple) else ()
+    last = max((h.until for h in view.memory.holds if h.by == KEEP_ALIVE), default=None)
+    if last is not None:
+        used = active_minutes(view.series, devices, settings.policy.activity, last)
+        if used < RENEWED_BY:
+            return (
+                f"its last lease ended {in_words(now - last)} ago, and a new one needs {in_words(RENEWED_BY)} of "
+                f"measured GPU use since then, {in_words(used)} were seen. Use it, or ask an admin"
+            )
+    longest = ClassSettings().hold if isinstance(settings.limits, Unknown) else settings.limits.hold
+    return Hold(KEEP_ALIVE, now, now + min(longest, left), "a keep-alive file", devices=devices)
+
+
+def _unknown(why: str) -> Answer:
+    return Answer(NAME, Verdict.UNKNOWN, why, suspends=EVERY_RULE, complaint=why)

@@ -1,0 +1,65 @@
+"""Images that nothing refers to. Counted from when they were first seen unused, never from when they were built."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+NAME = "unused_image"
+SAYS = "An image that nothing refers to goes when it was seen unused for images.unused; without that it is reported."
+FOR = (Shape.IMAGE,)
+ACTS = True
+
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not an image")
+_USED = Answer(NAME, Verdict.PROTECT, "a workload refers to it")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject, images = view.subject, settings.policy.images
+    if subject.shape is not Shape.IMAGE:
+        return _NOT_ONE
+    if isinstance(subject.in_use, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+    if subject.in_use or subject.state is not State.ENDED:
+        return _USED
+    kept_by = next(
+        (pattern for pattern in images.keep if any(fnmatchcase(n, pattern) for n in names_of(subject))), None
+    )
+    if kept_by is not None:
+        return Answer(NAME, Verdict.PROTECT, f'images.keep names it ("{kept_by}")')
+    since = _unused_since(view)
+    if isinstance(since, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, since.why)
+    reason = f"{size_words(subject)}, unused for {in_words(now - since)}"
+    if images.unused is None:
+        return Answer(NAME, Verdict.REPORT, reason + "; the policy only reports unused images", since=since)
+    due = since + images.unused
+    reason += f", kept for {in_words(images.unused)}"
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, reason, due=due)
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, since)
+
+
+def names_of(subject: Subject) -> tuple[str, ...]:
+    """Every name it goes by; one of them being kept keeps it."""
+    return (subject.ref.name, *subject.labels.get("names", "").split())
+
+
+def size_words(subject: Subject) -> str:
+    return "of unknown size" if isinstance(subject.size, Unknown) else size_in_words(subject.size)
+
+
+def _unused_since(view: View) -> datetime | Unknown:
+    """The later of both: an image may have been used and left again between two passes."""
+    seen, used = view.memory.first_seen_ended, view.subject.last_used
+    if isinstance(used, Unknown):
+        return Unknown(f"when it was last used is not known ({used.why})")
+    if seen is None:
+        return Unknown("it was not seen unused before")
+    return seen if used is None else max(seen, used)

@@ -1,0 +1,299 @@
+"""One Docker host as a platform. Keyed by full ids; every call has a deadline; a stuck container stalls nobody.
+
+A stop is LOOKED (the engine has no conditional stop). A removal is ATOMIC: unforced, so that the engine itself refuses
+what runs; an orphan is signalled through a descriptor that can only mean the process that was looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import msgspec
+
+from gpukeeper.devices import holders, signals
+from gpukeeper.devices.counters import processes_of
+from gpukeeper.devices.holders import Holder
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+    Unseen,
+)
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.inside import tell_inside
+from gpukeeper.platforms.docker import keepalive, translate
+from gpukeeper.platforms.docker.acts import Acts
+from gpukeeper.platforms.docker.capture import Captures
+from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.docker.leftovers import Leftovers
+from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.people import Directory
+from gpukeeper.platforms.docker.records import FILTERS, Records
+from gpukeeper.platforms.docker.surroundings import SCAN, Around, Inventory, Surroundings, belongs
+from gpukeeper.platforms.docker.wire import Inspected
+
+PAGE = 200
+RECONCILE = timedelta(seconds=60)
+RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries to hear the events again
+TELLING = timedelta(seconds=5)
+
+
+class DockerPlatform:
+    guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: str,
+        clock: Clock,
+        inventory: Inventory,
+        *,
+        trusted_labels: Sequence[str] = (),
+        keep_alive: str = keepalive.FILE,
+        cache: bool = False,
+        proc: str = "/proc",
+    ) -> None:
+        self._engine, self._place, self._clock, self._proc = engine, place, clock, proc
+        self.records = Records(engine)
+        self._around = Surroundings(
+            self.records,
+            inventory,
+            local=engine.local,
+            directory=Directory(clock),
+            trusted_labels=trusted_labels,
+            keep_alive=keep_alive,
+            proc=proc,
+        )
+        self._captures = Captures(engine, clock)
+        self._leftovers = Leftovers(engine, clock, self._at, cache=cache)
+        self._acts = Acts(engine, self.records, self._holders)
+
+    @property
+    def name(self) -> str:
+        return translate.PLATFORM
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    @property
+    def local(self) -> bool:
+        """On this machine, so that what its containers do can be measured here."""
+        return self._engine.local
+
+    async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
+            return
+        async with self._engine.opened():
+            # The machine first: a process of a container that starts in between must not look left behind.
+            around = await self._around.look()
+            containers, unseen = await self.records.refresh()
+            yield self._page((), unseen)
+            for start in range(0, len(containers), PAGE):
+                page = containers[start : start + PAGE]
+                subjects = [await self._subject(one, around) for one in page]
+                yield self._page(subjects)
+            yield self._page(await self._orphans(around, containers))
+            yield self._page(*await self._leftovers.observe(containers))
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        """On every event that matters, and once a minute: a list finds what an event did not tell."""
+        tries = 0
+        while True:
+            try:
+                async with self._engine.opened():
+                    async for hint in self._hear():
+                        tries = 0
+                        yield hint
+            except PlatformError:
+                pass  # the next pass says what is wrong
+            self.records.forget()
+            yield None
+            await asyncio.sleep(RECONNECT[min(tries, len(RECONNECT) - 1)])
+            tries += 1
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        try:
+            async with self._engine.opened():
+                match ref.kind:
+                    case translate.CONTAINER:
+                        return await self._look_at_container(ref)
+                    case translate.PROCESS:
+                        return await self._look_at_orphan(ref)
+                    case translate.IMAGE:
+                        return await self._leftovers.look_at_image(ref)
+                    case translate.CACHE:
+                        return await self._leftovers.look_at_cache(ref)
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        if subject.shape is not Shape.WORKLOAD:
+            return NothingToCapture(f"a {subject.shape} has no log and no description of its own")
+        try:
+            async with self._engine.opened():
+                return await self._captures.take(subject, what)
+        except PlatformError as problem:
+            return Unknown(str(problem))
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        action = step.decision.action
+        if action not in self.guards:
+            return Refused(f"an engine offers no {action}")
+        try:
+            async with self._engine.opened():
+                match fresh.ref.kind, action:
+                    case translate.CONTAINER, Action.STOP:
+                        return await self._acts.stop(fresh, step.decision.grace)
+                    case translate.CONTAINER, Action.REMOVE:
+                        return await self._acts.remove(fresh)
+                    case translate.PROCESS, Action.REMOVE:
+                        return await self._end_orphan(fresh)
+                    case translate.IMAGE, Action.REMOVE:
+                        return await self._leftovers.remove_image(fresh)
+                    case translate.CACHE, Action.REMOVE:
+                        return await self._leftovers.remove_cache(fresh)
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        return Refused(f"a {fresh.ref.kind} cannot be stopped, only removed")
+
+    async def tell(self, subject: Subject, message: str) -> bool:
+        """To the terminals inside, from outside: nothing is run or written there."""
+        container = self.records.known(subject.ref.uid)
+        if container is None or not container.state.pid or not self._engine.local:
+            return False
+        pid = container.state.pid
+        if not belongs(pid, container.id, self._proc):
+            return False
+        try:
+            return await in_thread(lambda: self._tell(pid, message), TELLING)
+        except (TimeoutError, OSError):
+            return False
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        if ref.kind != translate.CONTAINER:
+            return Refused(f"a {ref.kind} cannot be brought back")
+        try:
+            async with self._engine.opened():
+                return await self._acts.bring_back(ref, evidence)
+        except PlatformError as problem:
+            return Unknown(str(problem))
+
+    def _tell(self, pid: int, message: str) -> bool:
+        pids = processes_of(pid, proc=self._proc)
+        return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
+
+    async def _hear(self) -> AsyncIterator[Ref | None]:
+        since = self._clock.now().timestamp()
+        self.records.forget()
+        self.records.hearing = True  # from `since` on nothing is missed: the engine repeats it
+        stream = self._engine.events(FILTERS, since=f"{since:.9f}")
+        waiting = asyncio.ensure_future(anext(stream))
+        try:
+            while True:
+                yield None
+                done, _ = await asyncio.wait({waiting}, timeout=RECONCILE.total_seconds())
+                if done:
+                    try:
+                        self.records.hear(waiting.result())
+                    except StopAsyncIteration:
+                        return
+                    waiting = asyncio.ensure_future(anext(stream))
+        finally:
+            waiting.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration, PlatformError):
+                await waiting
+            await stream.aclose()
+
+    async def _look_at_container(self, ref: Ref) -> Subject | Gone | Unknown:
+        around = await self._around.look()
+        container = await self.records.inspect(ref.uid)
+        if container is None:
+            return Gone(ref, self._clock.now())
+        if isinstance(container, Unknown):
+            return container
+        size, loses = await self._captures.losses(container)
+        subject = await self._subject(msgspec.structs.replace(container, size_rw=size), around)
+        return msgspec.structs.replace(subject, loses=loses)
+
+    async def _look_at_orphan(self, ref: Ref) -> Subject | Gone | Unknown:
+        holder = await self._holder(ref)
+        if not isinstance(holder, Holder):
+            return holder
+        around = await self._around.look()
+        found = await self.records.inspect(str(holder.container))
+        return self._orphan(holder, found, around)
+
+    async def _holder(self, ref: Ref) -> Holder | Gone | Unknown:
+        pid, _, starttime = ref.uid.partition("@")
+        if not (pid.isdecimal() and starttime.isdecimal()):
+            return Unknown(f"{ref.uid!r} names no process")
+        try:
+            holder = await in_thread(lambda: holders.look_up(int(pid), self._proc), SCAN)
+        except TimeoutError:
+            return Unknown(f"pid {pid} could not be looked at: no answer")
+        except OSError as error:
+            return Unknown(f"pid {pid} could not be looked at: {error.strerror}")
+        if holder is None or holder.starttime != int(starttime):
+            return Gone(ref, self._clock.now())
+        if not isinstance(holder.container, str):
+            return Unknown(f"pid {pid} is in no container")
+        return holder
+
+    async def _end_orphan(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        holder = await self._holder(fresh.ref)
+        if isinstance(holder, Gone):
+            return Changed("it has ended")
+        if isinstance(holder, Unknown):
+            return holder
+        return await signals.end(signals.Target(holder.pid, holder.starttime, str(holder.container)), proc=self._proc)
+
+    async def _orphans(self, around: Around, containers: Sequence[Inspected]) -> list[Subject]:
+        by_id = {one.id: one for one in containers}
+        return [
+            self._orphan(holder, by_id.get(id_), around)
+            for id_, found in around.holders.items()
+            if not _runs(by_id.get(id_))
+            for holder in found
+            if id_ in by_id or id_ in self.records.once_had or not is_another_engines(holder, self._proc)
+        ]
+
+    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:
+        started = holders.started(holder.starttime, holders.boot_time(self._proc))
+        proof = proof_of(holder, started, container, self.records.once_had)
+        id_ = str(holder.container)
+        devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
+        return translate.orphan_subject(holder, started, holders.boot_id(self._proc), proof, None, devices, self._at())
+
+    async def _holders(self, id_: str) -> Sequence[Holder]:
+        return (await self._around.look()).holders.get(id_, ()) if self._engine.local else ()
+
+    async def _subject(self, container: Inspected, around: Around) -> Subject:
+        return translate.container_subject(container, await self._around.facts(container, around), self._at())
+
+    def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
+        return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
+
+    def _at(self) -> translate.At:
+        return translate.At(self._place, self._clock.now())
+
+
+def _runs(container: Inspected | None) -> bool:
+    return container is not None and (container.state.running or container.state.restarting)

@@ -1,0 +1,92 @@
+"""What is kept of a container before it goes, and how it is made again from that. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gpukeeper.model.decision import Evidence
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.translate import ANONYMOUS
+
+MANIFEST, LOG, EVENTS, PACKAGES, CHANGES = "manifest.json", "log.txt", "events.jsonl", "packages.txt", "changes.txt"
+BEFORE_STOP = "stop/"  # what was captured when gpukeeper stopped it, before it switched its restart policy off
+_FRAME = struct.Struct(">BxxxL")
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How to make it again."""
+
+    name: str
+    image: str  # the id it was made from; its name may mean another one by now
+    body: Mapping[str, Any]
+    networks: Mapping[str, Any]  # to be joined after it was made
+
+
+def demultiplexed(stream: bytes) -> bytes:
+    """The log of a container without a terminal comes in frames, each with the length of its part."""
+    parts, at = [], 0
+    while at + _FRAME.size <= len(stream):
+        kind, length = _FRAME.unpack_from(stream, at)
+        if kind > 2 or stream[at + 1 : at + 4] != b"\0\0\0":
+            return stream  # no frames after all
+        parts.append(stream[at + _FRAME.size : at + _FRAME.size + length])
+        at += _FRAME.size + length
+    return b"".join(parts)
+
+
+def recipe(evidence: Evidence) -> Recipe | Unknown:
+    try:
+        told = msgspec.json.decode(evidence.files[MANIFEST], type=dict[str, Any])
+        config, host = dict(told["Config"]), dict(told["HostConfig"])
+        name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
+        image = str(told["Image"])
+    except (KeyError, TypeError, ValueError) as error:
+        return Unknown(f"its captured description cannot be read: {error}")
+    host["RestartPolicy"] = restart_policy(evidence) or host.get("RestartPolicy")
+    if config.get("Hostname") == old_id[:12]:
+        del config["Hostname"]  # the engine gave it; it gives a new one
+    _keep_volumes(told, config, host)
+    joined = dict((told.get("NetworkSettings") or {}).get("Networks") or {})
+    mode = str(host.get("NetworkMode") or "default")
+    others = {
+        network: {"Aliases": (facts or {}).get("Aliases"), "IPAMConfig": (facts or {}).get("IPAMConfig")}
+        for network, facts in joined.items()
+        if network not in {mode, "bridge" if mode == "default" else mode, "host", "none"}
+    }
+    return Recipe(name, image, {**config, "HostConfig": host}, others)
+
+
+def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
+    """The one its owner gave it: from before our stop, where we stopped it first."""
+    for name in (BEFORE_STOP + MANIFEST, MANIFEST):
+        if name in evidence.files:
+            try:
+                told = msgspec.json.decode(evidence.files[name], type=dict[str, Any])
+                policy = told["HostConfig"]["RestartPolicy"]
+            except (KeyError, TypeError, msgspec.DecodeError):
+                continue
+            if isinstance(policy, dict) and policy.get("Name"):
+                return policy
+    return None
+
+
+def _keep_volumes(told: Mapping[str, Any], config: dict[str, Any], host: dict[str, Any]) -> None:
+    """Unnamed volumes were not removed with it, so it gets the same ones again."""
+    binds, volumes = list(host.get("Binds") or ()), dict(config.get("Volumes") or {})
+    for mount in told.get("Mounts") or ():
+        name, where = str(mount.get("Name", "")), str(mount.get("Destination", ""))
+        if mount.get("Type") == "volume" and ANONYMOUS.fullmatch(name) and not _bound(binds, where):
+            binds.append(f"{name}:{where}")
+            volumes.pop(where, None)
+            # Asked for by --mount: the engine refuses two entries for one place.
+            host["Mounts"] = [one for one in host.get("Mounts") or () if one.get("Target") != where] or None
+    host["Binds"] = binds or None
+    config["Volumes"] = volumes or None
+
+
+def _bound(binds: list[Any], where: str) -> bool:
+    return any(str(bind).split(":")[1:2] == [where] for bind in binds)

@@ -1,0 +1,133 @@
+"""What is saved of a container before it goes: description, log, events, what was installed and changed inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.decision import Evidence, NothingToCapture
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker import archive
+from gpukeeper.platforms.docker.connect import SLOW, Engine, part
+from gpukeeper.platforms.docker.errors import NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.losses import losses, packages
+from gpukeeper.platforms.docker.wire import Change, Inspected
+
+LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 16 * 1024 * 1024
+REMEMBERED = timedelta(minutes=10)
+CHANGES_SHOWN = 20_000
+
+
+class Inside(msgspec.Struct, frozen=True):
+    """What a container wrote since it was made."""
+
+    size: int | None
+    changes: tuple[Change, ...]
+
+
+class Captures:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._inside: dict[str, tuple[datetime, Inside]] = {}
+        self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # the last that took too long; not tried at each look
+
+    async def losses(self, container: Inspected) -> tuple[int | None, tuple[str, ...] | Unknown]:
+        """Its own bytes, and what would be lost. Walking through a container costs, so it is remembered a while."""
+        if container.id in self._unwilling and self._clock.now() - self._unwilling[container.id][0] < REMEMBERED:
+            return None, self._unwilling[container.id][1]
+        try:
+            inside = await self._look_inside(container.id)
+        except (EngineError, EngineSilent, msgspec.DecodeError) as problem:
+            self._unwilling = {container.id: (self._clock.now(), Unknown(str(problem)))}
+            return None, Unknown(str(problem))
+        sized = msgspec.structs.replace(container, size_rw=inside.size)
+        return inside.size, losses(sized, inside.changes)
+
+    async def take(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        id_ = part(subject.ref.uid)
+        files: dict[str, bytes] = {}
+        try:
+            # Always: without it nothing can be brought back.
+            files[archive.MANIFEST] = await self._engine.raw(f"/containers/{id_}/json")
+            container = msgspec.json.decode(files[archive.MANIFEST], type=Inspected)
+            if "logs" in what:
+                files[archive.LOG] = await self._log(container)
+            if "events" in what:
+                files[archive.EVENTS] = await self._events(container, subject)
+            if set(what) - {"manifest"}:
+                files |= await self._written(container.id)
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                return NothingToCapture("it no longer exists")
+            return Unknown(str(error))
+        except (EngineSilent, msgspec.DecodeError) as problem:
+            return Unknown(str(problem))
+        return Evidence(files)
+
+    async def _log(self, container: Inspected) -> bytes:
+        try:
+            stream = await self._end_of_log(container.id)
+        except EngineError as error:
+            if error.status == NOT_FOUND or "logging driver" not in error.words:
+                raise
+            return f"The engine keeps no log of it: {error.words}\n".encode()  # none exists, so none can be lost
+        return stream if container.config.tty else archive.demultiplexed(stream)
+
+    async def _end_of_log(self, id_: str) -> bytes:
+        """Fewer lines until they fit: of a log that is too long the end matters."""
+        stream = b""
+        for lines in LOG_LINES:
+            stream = await self._engine.raw(
+                f"/containers/{part(id_)}/logs",
+                deadline=SLOW,
+                most=LOG_BYTES,
+                stdout=True,
+                stderr=True,
+                timestamps=True,
+                tail=lines,
+            )
+            if len(stream) < LOG_BYTES:
+                break
+        return stream
+
+    async def _events(self, container: Inspected, subject: Subject) -> bytes:
+        """What the engine still remembers. It forgets soon, so little is no failure."""
+        lines: list[bytes] = []
+        begin = subject.created.timestamp() if isinstance(subject.created, datetime) else 0.0
+        until = self._clock.now().timestamp()
+        with suppress(EngineError, EngineSilent, TimeoutError):
+            async with asyncio.timeout(5):
+                heard = self._engine.events({"container": [container.id]}, since=f"{begin:.9f}", until=f"{until:.9f}")
+                async for event in heard:
+                    lines.append(msgspec.json.encode(event))  # noqa: PERF401 - what came before a break counts
+        return b"\n".join(lines) + b"\n"
+
+    async def _written(self, id_: str) -> dict[str, bytes]:
+        inside = await self._look_inside(id_, anew=True)
+        signs = {0: "changed", 1: "added", 2: "deleted"}
+        lines = [f"{signs.get(one.kind, '?')} {one.path}" for one in inside.changes[:CHANGES_SHOWN]]
+        if len(inside.changes) > CHANGES_SHOWN:
+            lines.append(f"... and {len(inside.changes) - CHANGES_SHOWN} more")
+        installed = packages(inside.changes)
+        return {
+            archive.PACKAGES: "".join(f"{one}\n" for one in installed).encode("utf-8", "replace"),
+            archive.CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
+        }
+
+    async def _look_inside(self, id_: str, *, anew: bool = False) -> Inside:
+        now = self._clock.now()
+        self._inside = {key: one for key, one in self._inside.items() if now - one[0] < REMEMBERED}
+        if id_ in self._inside and not anew:
+            return self._inside[id_][1]
+        sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=SLOW)
+        raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=SLOW)
+        changes = msgspec.json.decode(raw, type=list[Change] | None)
+        inside = Inside(sized.size_rw, tuple(changes or ()))
+        self._inside[id_] = (now, inside)
+        return inside

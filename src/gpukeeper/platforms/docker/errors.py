@@ -1,0 +1,28 @@
+"""What can go wrong with an engine, in sentences."""
+
+from __future__ import annotations
+
+from gpukeeper.model.errors import PlatformError
+
+NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
+
+
+class EngineError(PlatformError):
+    """The engine answered, and the answer is no."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"the engine answered {status}: {words}")
+        self.status, self.words = status, words
+
+
+class EngineSilent(PlatformError):
+    """The engine did not answer, or not in time. What was asked of it may have happened."""
+
+
+def cannot_connect(address: str, why: str) -> EngineSilent:
+    hint = ""
+    if "Permission denied" in why or "Errno 13" in why:
+        hint = " Run as root, or as a member of the socket's group."
+    elif "No such file" in why or "Connection refused" in why:
+        hint = " Is it running? DOCKER_HOST names another address."
+    return EngineSilent(f"the engine at {address} cannot be reached: {why}.{hint}")

@@ -1,0 +1,40 @@
+"""The keep-alive file of a container, read from outside: nothing of the container's is ever run.
+
+Only that it is there counts, and that it was made for this container: its ctime, which nobody can set. How long it
+keeps anything is the lease's business, on our own clock.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+
+FILE = "/workspace/.keep-alive"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_there(root: str, path: str, not_before: datetime) -> bool:
+    """`root`: /proc/PID/root, or a folder of this machine that is mounted there. No link below it is followed.
+
+    OSError when it could not be told.
+    """
+    *folders, name = PurePosixPath(path).relative_to("/").parts
+    here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            try:
+                below = os.open(folder, _FOLDER, dir_fd=here)
+            except (FileNotFoundError, NotADirectoryError):
+                return False  # a link counts as nothing, too
+            os.close(here)
+            here = below
+        try:
+            facts = os.stat(name, dir_fd=here, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+    finally:
+        os.close(here)
+    made = datetime.fromtimestamp(facts.st_ctime, UTC)
+    return stat.S_ISREG(facts.st_mode) and made >= not_before

@@ -1,0 +1,126 @@
+"""Images and the builder's cache. Each is removed by its id and only while nobody uses it; never all at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.decision import Accepted, Changed, Refused, Unseen
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.connect import SLOW, Engine, part
+from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.translate import At, cache_subject, image_subject
+from gpukeeper.platforms.docker.wire import DiskUsage, ImageInspected, ImageListed, Inspected, Listed, Pruned, when
+
+MEASURING = timedelta(minutes=3)  # the engine adds up its layers anew each time
+A_MINUTE, A_SECOND = timedelta(minutes=1), timedelta(seconds=1)
+FILTERED = (1, 39)  # before this version the engine ignores the filters and removes all of its cache
+
+
+class Leftovers:
+    """`cache`: whether the policy wants to know of the builder's cache; listing it makes the engine walk its disk."""
+
+    def __init__(self, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
+        self._engine, self._clock, self._at, self._cache = engine, clock, at, cache
+        self._layers: int | None = None
+
+    async def observe(self, containers: Iterable[Inspected]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+        used = Counter(container.image for container in containers)
+        subjects: list[Subject] = []
+        unseen: list[Unseen] = []
+        try:
+            images = await self._engine.get("/images/json", list[ImageListed], deadline=SLOW)
+            subjects += [image_subject(image, used[image.id], None, self._at()) for image in images]
+        except (EngineError, EngineSilent) as problem:
+            unseen.append(Unseen("images", str(problem)))
+        if self._cache:
+            try:
+                subjects += [cache_subject(entry, self._at()) for entry in (await self._usage()).build_cache or ()]
+            except (EngineError, EngineSilent) as problem:
+                unseen.append(Unseen("the builder's cache", str(problem)))
+        return tuple(subjects), tuple(unseen)
+
+    async def look_at_image(self, ref: Ref) -> Subject | Gone | Unknown:
+        try:
+            image = await self._engine.get(f"/images/{part(ref.uid)}/json", ImageInspected)
+            containers = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+            usage = await self._usage()
+        except EngineError as error:
+            return Gone(ref, self._clock.now()) if error.status == NOT_FOUND else Unknown(str(error))
+        except EngineSilent as silent:
+            return Unknown(str(silent))
+        if image.id != ref.uid:
+            return Gone(ref, self._clock.now())
+        self._layers = usage.layers_size
+        measured = next((one for one in usage.images or () if one.id == image.id), None)
+        listed = measured or ImageListed(image.id, image.repo_tags, image.repo_digests, size=image.size)
+        used_by = sum(one.image_id == image.id for one in containers)
+        return image_subject(listed, used_by, when(image.metadata.last_tag_time), self._at())
+
+    async def look_at_cache(self, ref: Ref) -> Subject | Gone | Unknown:
+        try:
+            entries = (await self._usage()).build_cache or ()
+        except (EngineError, EngineSilent) as problem:
+            return Unknown(str(problem))
+        found = next((entry for entry in entries if entry.id == ref.uid), None)
+        return cache_subject(found, self._at()) if found is not None else Gone(ref, self._clock.now())
+
+    async def remove_image(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        """By its id, which is its content. The engine refuses while a container or a second name needs it."""
+        again = await self.look_at_image(fresh.ref)
+        if isinstance(again, Gone):
+            return Changed("it is gone")
+        if isinstance(again, Unknown):
+            return again
+        if again.in_use or again.seen.version != fresh.seen.version:
+            return Changed("it is in use, or its names changed")
+        try:
+            await self._engine.delete(f"/images/{part(fresh.ref.uid)}", force=False, noprune=True)
+        except EngineError as error:
+            if error.status == CONFLICT and "multiple repositories" in error.words:
+                return Refused(f"it has several names ({again.labels['names']}); remove those you do not need by hand")
+            return Changed(error.words) if error.status in (CONFLICT, NOT_FOUND) else Refused(error.words)
+        except EngineSilent as silent:
+            return Unknown(str(silent))
+        return Accepted(bytes_back=await self._came_back())
+
+    async def remove_cache(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        """One entry, and only if the engine itself finds that it was not used since we looked."""
+        if not isinstance(fresh.last_used, datetime):
+            return Refused("when it was last used is not known")
+        if self._engine.version < FILTERED:
+            return Refused("this engine is too old to remove one piece of its cache and nothing else")
+        unused = self._clock.now() - fresh.last_used - A_MINUTE
+        if unused < A_SECOND:
+            return Changed("it was used just now")  # an age of zero would ask for no age at all
+        filters = {"id": [fresh.ref.uid], "until": [f"{int(unused.total_seconds())}s"]}
+        try:
+            answer = await self._engine.post(
+                "/build/prune", all=True, filters=msgspec.json.encode(filters).decode(), deadline=MEASURING
+            )
+            pruned = msgspec.json.decode(answer, type=Pruned)
+        except EngineError as error:
+            return Refused(error.words)
+        except (EngineSilent, msgspec.DecodeError) as problem:
+            return Unknown(str(problem))
+        if fresh.ref.uid not in (pruned.caches_deleted or ()):
+            return Changed("it is in use, or was used meanwhile")
+        return Accepted(bytes_back=pruned.space_reclaimed)
+
+    async def _came_back(self) -> int | Unknown:
+        """All layers before and after: a layer that other images share is counted once, and stays."""
+        before = self._layers
+        try:
+            after = (await self._usage()).layers_size
+        except (EngineError, EngineSilent) as problem:
+            return Unknown(str(problem))
+        return max(0, before - after) if before is not None else Unknown("not measured before")
+
+    async def _usage(self) -> DiskUsage:
+        return await self._engine.get("/system/df", DiskUsage, deadline=MEASURING)

@@ -1,0 +1,163 @@
+"""Whose container is it? Every hint is kept as evidence, each with its trust; conflicts are said. Pure.
+
+A label is a claim: whoever may start containers can write one. It counts when something else agrees with it, or when
+the policy says that only a wrapper can set it. A folder on this machine that belongs to somebody is better evidence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.wire import Inspected
+
+OWNER_LABELS = ("ds01.user", "aime.mlc.USER", "aime.mlc")
+FOLDER_LABELS = (
+    "devcontainer.local_folder",
+    "devcontainer.config_file",
+    "vsch.local.folder",
+    "com.docker.compose.project.working_dir",
+    "com.docker.compose.project.config_files",
+)
+_NAMED = re.compile(r".+\._\.([0-9]+)")
+_UID = re.compile(r"[0-9]{1,10}")
+FIRST_PERSON_UID = 1000
+MOST_FOLDERS = 64  # anybody may name any number; each may cost a look at a slow disk
+SHOWN = 80  # characters of somebody's words in a sentence of ours
+
+
+class Trust(IntEnum):
+    CLAIM = 0
+    WEAK = 1
+    GOOD = 2
+
+
+class Hint(msgspec.Struct, frozen=True):
+    who: str | None  # None: names nobody this machine knows
+    trust: Trust
+    says: str
+
+
+class People(msgspec.Struct, frozen=True):
+    """What this machine knows of its users and of the folders a container names."""
+
+    by_uid: Mapping[int, str]
+    names: frozenset[str]
+    folders: Mapping[str, int | Unknown | None]  # whose home it lies in; None: nobody's, or not here
+    processes: tuple[int, ...] = ()  # uids of its processes
+    silent: Unknown | None = None  # somebody it names could not be looked up
+
+
+class Owned(msgspec.Struct, frozen=True):
+    owner: str | Unknown | None
+    verified: bool
+    evidence: tuple[str, ...]
+    findings: tuple[str, ...]
+    only_claimed: bool = False
+
+
+def folders_of(container: Inspected) -> tuple[str, ...]:
+    """Paths on this machine that may tell the owner. What belongs to another machine (c:\\…) is none."""
+    named = [container.labels[key] for key in FOLDER_LABELS if key in container.labels]
+    named = [path for text in named for path in text.split(",")]
+    named += [mount.source for mount in container.mounts or () if mount.type == "bind"]
+    here = dict.fromkeys(path for path in named if path.startswith("/") and "\0" not in path)
+    return tuple(here)[:MOST_FOLDERS]
+
+
+def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tuple[set[str], set[int]]:
+    """Names and uids it mentions; whether this machine knows them is to be asked."""
+    values = {container.labels[key] for key in (*trusted_labels, *OWNER_LABELS) if key in container.labels}
+    names = {value for value in values if _number(value) is None}
+    named = _NAMED.fullmatch(container.plain_name)
+    numbers = [*values, named.group(1) if named else "", container.config.user.partition(":")[0]]
+    return names, {uid for text in numbers if (uid := _number(text)) is not None}
+
+
+def owned(container: Inspected, people: People, trusted_labels: Sequence[str] = ()) -> Owned:
+    hints = list(_hints(container, people, trusted_labels))
+    evidence = tuple(hint.says for hint in hints)
+    findings = [hint.says for hint in hints if hint.who is None]
+    known = [hint for hint in hints if hint.who is not None]
+    sure = _surest(known)
+    if sure is not None:
+        others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
+        if others:
+            findings.append(f"its owner is not clear: {sure.says}, yet {_says(known, others)}")
+        split = any(hint.who != sure.who and hint.trust is Trust.GOOD for hint in known)
+        return Owned(sure.who, not split, evidence, tuple(findings))
+    silent = [one for one in (*people.folders.values(), people.silent) if isinstance(one, Unknown)]
+    if silent:
+        return Owned(Unknown(silent[0].why), False, evidence, tuple(findings))
+    claim = next(iter(known), None)
+    if claim is None:
+        return Owned(None, False, evidence, tuple(findings))
+    findings.append(f"its owner is only claimed: {claim.says}; nothing else agrees")
+    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=True)
+
+
+def _surest(known: Sequence[Hint]) -> Hint | None:
+    """Good evidence that something else agrees with, then good evidence, a claim with a sign beside it, a sign."""
+    good = [hint for hint in known if hint.trust is Trust.GOOD]
+    rest = {hint.who for hint in known if hint.trust is not Trust.GOOD}
+    weak = {hint.who for hint in known if hint.trust is Trust.WEAK}
+    orders = (
+        (hint for hint in good if hint.who in rest),
+        good,
+        (hint for hint in known if hint.trust is Trust.CLAIM and hint.who in weak),
+        (hint for hint in known if hint.trust is Trust.WEAK),
+    )
+    return next((hint for order in orders for hint in order), None)
+
+
+def _says(known: Iterable[Hint], others: Iterable[str | None]) -> str:
+    wanted = set(others)
+    return "; ".join(hint.says for hint in known if hint.who in wanted)
+
+
+def _hints(container: Inspected, people: People, trusted_labels: Sequence[str]) -> Iterable[Hint]:
+    labels = container.labels
+    for key in (*trusted_labels, *(one for one in OWNER_LABELS if one not in trusted_labels)):
+        if key in labels:
+            yield _label(key, labels[key], people, key in trusted_labels)
+    for path in folders_of(container):
+        uid = people.folders.get(path)
+        if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:
+            yield Hint(people.by_uid[uid], Trust.GOOD, f"{_shown(path)} belongs to {people.by_uid[uid]}")
+    named = _NAMED.fullmatch(container.plain_name)
+    if named and (number := _number(named.group(1))) is not None:
+        yield _uid(number, people, "its name ends in the uid")
+    user = _number(container.config.user.partition(":")[0])
+    if user is not None and user >= FIRST_PERSON_UID:
+        yield _uid(user, people, "it runs as uid")
+    for uid in sorted(set(people.processes)):
+        if uid >= FIRST_PERSON_UID and uid in people.by_uid:
+            yield _uid(uid, people, "its processes run as uid")
+
+
+def _label(key: str, value: str, people: People, trusted: bool) -> Hint:
+    uid = _number(value)
+    who = people.by_uid.get(uid) if uid is not None else (value if value in people.names else None)
+    if who is None:
+        return Hint(None, Trust.CLAIM, f"label {key} names {value[:SHOWN]!r}, whom this machine does not know")
+    return Hint(who, Trust.GOOD if trusted else Trust.CLAIM, f"label {key} says {who}")
+
+
+def _number(text: str) -> int | None:
+    """A uid. Anything else that has digits is none: somebody wrote it, and it may be of any length."""
+    return int(text) if _UID.fullmatch(text) else None
+
+
+def _shown(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:SHOWN])
+
+
+def _uid(uid: int, people: People, words: str) -> Hint:
+    who = people.by_uid.get(uid)
+    if who is None:
+        return Hint(None, Trust.WEAK, f"{words} {uid}, whom this machine does not know")
+    return Hint(who, Trust.WEAK, f"{words} {uid} ({who})")

@@ -1,0 +1,100 @@
+"""What this machine knows of users and folders. Reads only; a dead filesystem or directory is not waited for."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.owners import People, candidates, folders_of
+from gpukeeper.platforms.docker.wire import Inspected
+
+T = TypeVar("T")
+DEADLINE = timedelta(seconds=5)
+REMEMBERED = timedelta(minutes=10)
+
+
+class Directory:
+    """Users and folders, remembered for a while: both change seldom, and asking may be slow."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: datetime | None = None
+        self._homes: dict[str, int | Unknown | None] = {}
+        self._uids: dict[str, int | Unknown | None] = {}
+        self._names: dict[int, str | Unknown | None] = {}
+
+    async def people(
+        self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
+    ) -> People:
+        """Of those whom a container mentions."""
+        self._forget_in_time()
+        paths = folders_of(container) if folders else ()
+        for path in paths:
+            if path not in self._homes:
+                self._homes[path] = await _asked(lambda p=path: _home_owner(p), path)  # type: ignore[misc]
+        names, uids = candidates(container, trusted_labels)
+        uids |= {owner for path in paths if isinstance(owner := self._homes[path], int)} | set(processes)
+        for name in names - self._uids.keys():
+            self._uids[name] = await _asked(lambda n=name: _uid_of(n), f"{name[:40]!r}")  # type: ignore[misc]
+        for uid in uids - self._names.keys():
+            self._names[uid] = await _asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
+        answers = [*(self._uids[name] for name in names), *(self._names[uid] for uid in uids)]
+        return People(
+            by_uid={uid: known for uid in uids if isinstance(known := self._names[uid], str)},
+            names=frozenset(name for name in names if isinstance(self._uids[name], int)),
+            # Nobody and no answer are two things: a directory that is down must not make everybody a stranger.
+            silent=next((one for one in answers if isinstance(one, Unknown)), None),
+            folders={path: self._homes[path] for path in paths},
+            processes=processes,
+        )
+
+    def _forget_in_time(self) -> None:
+        now = self._clock.now()
+        if self._since is None or not timedelta() <= now - self._since < REMEMBERED:
+            self._since = now
+            self._homes, self._uids, self._names = {}, {}, {}
+
+
+async def _asked(work: Callable[[], T], what: str) -> T | Unknown:
+    try:
+        return await in_thread(work, DEADLINE)
+    except TimeoutError:
+        return Unknown(f"{what} could not be looked up: no answer")
+    except OSError as error:
+        return Unknown(f"{what} could not be looked at: {error.strerror}")
+
+
+def _home_owner(path: str) -> int | None:
+    """The uid that owns it, if it really lies in that user's home. Links are resolved first, so that one which leads
+    out of a home proves nothing."""
+    real = Path(os.path.realpath(path))
+    try:
+        uid = real.stat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        home = pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return None
+    return uid if home and home != "/" and real.is_relative_to(os.path.realpath(home)) else None
+
+
+def _uid_of(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def _name_of(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return None

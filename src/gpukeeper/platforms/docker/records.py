@@ -1,0 +1,183 @@
+"""What is known of the engine's containers from one look to the next, so that cost follows change.
+
+While the stream of events is heard, a container is asked about again only when an event or the list says that it
+changed. Without it everything is asked about anew. Nothing here is ever acted on: before a step the engine is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
+from gpukeeper.platforms.docker.errors import NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.translate import state_of
+from gpukeeper.platforms.docker.wire import EngineEvent, ImageInspected, Info, Inspected, Listed
+
+ENDING_SIGNALS = frozenset({"2", "3", "6", "9", "15"})
+PAST = timedelta(hours=24)  # the engine remembers 256 events or so; asked once
+PATIENCE = timedelta(seconds=5)
+REMEMBERED = 10_000
+GIVE_UP = 2 * AT_ONCE  # questions without an answer in one look
+HEARD = (
+    *("create", "start", "die", "stop", "kill", "pause", "unpause", "destroy", "rename", "update", "oom", "restart"),
+    *("tag", "untag", "pull", "delete", "import", "load"),
+)
+FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": list(HEARD)}
+
+
+class Records:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._listed: dict[str, Listed] = {}
+        self._known: dict[str, Inspected] = {}
+        self._changed: set[str] = set()
+        self._stops: dict[str, datetime] = {}
+        self._labels: dict[str, Mapping[str, str] | Unknown] = {}
+        self._primed = False
+        self._destroyed: dict[str, None] = {}
+        self._missing: dict[str, Inspected] = {}  # not listed any more, and nobody said why
+        self.hearing = False  # events come in, without a gap since everything was last asked about
+        self.once_had: dict[str, Inspected] = {}  # containers that were here and are gone: what they left is theirs
+        self.info = Info()
+
+    async def refresh(self) -> tuple[list[Inspected], list[Unseen]]:
+        """Every container, and those that could not be asked about. PlatformError when there is not even a list."""
+        if not self._primed:
+            await self._prime()
+        listed = {one.id: one for one in await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)}
+        stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
+        answers = await self._ask(stale)
+        self._changed &= listed.keys()
+        await self._part_with([id_ for id_ in self._known if id_ not in listed])
+        unseen = []
+        for id_, answer in zip(stale, answers, strict=True):
+            if isinstance(answer, Unknown):
+                self._known.pop(id_, None)
+                unseen.append(Unseen(_name(listed[id_]), answer.why))
+        self._listed = listed
+        return [self._known[id_] for id_ in listed if id_ in self._known], unseen
+
+    async def inspect(self, id_: str) -> Inspected | Unknown | None:
+        """One container as it is now. None: it is gone. Unknown: it could not be asked about, others can."""
+        self._changed.discard(id_)  # before asking: what changes meanwhile is asked about again
+        try:
+            found = await self._engine.get(f"/containers/{part(id_)}/json", Inspected)
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                return None
+            self._changed.add(id_)
+            return Unknown(str(error))
+        except EngineSilent as silent:
+            self._changed.add(id_)
+            return Unknown(str(silent))
+        if found.id != id_:
+            return None  # a name that looks like an id was given to another
+        self._known[id_] = found
+        return found
+
+    def known(self, id_: str) -> Inspected | None:
+        """As last asked about."""
+        return self._known.get(id_)
+
+    def hear(self, event: EngineEvent) -> None:
+        id_, action = event.actor.id, event.action.partition(":")[0]
+        if event.type != "container":
+            return
+        self._changed.add(id_)
+        at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
+        if action == "stop" or (action == "kill" and event.actor.attributes.get("signal") in ENDING_SIGNALS):
+            # The signal, if one was heard: the word "stop" itself comes after the end.
+            if action == "kill" or id_ not in self._stops:
+                self._stops[id_] = at
+        elif action in {"start", "destroy"}:
+            self._stops.pop(id_, None)
+        if action == "destroy":
+            self._destroyed[id_] = None
+            _at_most(self._destroyed, REMEMBERED)
+            if id_ in self._missing:
+                self._remember_gone(id_, self._missing.pop(id_))
+
+    def stopped_at(self, id_: str) -> datetime | None:
+        """When somebody last asked the engine to end it."""
+        return self._stops.get(id_)
+
+    async def image_labels(self, image: str) -> Mapping[str, str] | Unknown:
+        """What a container inherited. An image never changes, so it is asked about once."""
+        if image not in self._labels:
+            try:
+                found = await self._engine.get(f"/images/{part(image)}/json", ImageInspected)
+            except (EngineError, EngineSilent) as problem:
+                return Unknown(f"its image cannot be looked at: {problem}")
+            labels = found.config.labels if found.config is not None else None
+            self._labels[image] = labels or {}
+        return self._labels[image]
+
+    def forget(self) -> None:
+        """There was a gap in the events: everything is asked about anew."""
+        self.hearing, self._primed = False, False
+        self._changed |= self._known.keys()
+
+    def _fresh(self, id_: str, line: Listed) -> bool:
+        return self.hearing and id_ in self._known and id_ not in self._changed and self._listed.get(id_) == line
+
+    async def _ask(self, ids: Sequence[str]) -> list[Inspected | Unknown | None]:
+        """All at once, so that a stuck one stalls nobody; when most are stuck, it is the engine, and that is it."""
+        limit, silent = asyncio.Semaphore(AT_ONCE), 0
+
+        async def ask(id_: str) -> Inspected | Unknown | None:
+            nonlocal silent
+            async with limit:
+                if silent >= GIVE_UP:
+                    return Unknown(f"not asked about: the engine left {silent} other questions unanswered")
+                answer = await self.inspect(id_)
+                silent += isinstance(answer, Unknown)
+                return answer
+
+        return await asyncio.gather(*(ask(id_) for id_ in ids))
+
+    async def _part_with(self, ids: Sequence[str]) -> None:
+        """That the engine does not list it is no proof that it was removed: an engine that was given another folder,
+        or lost a description, knows nothing of what still runs. It ended, or its removal was heard of."""
+        if ids and not self.hearing:
+            await self._prime()
+        for id_ in ids:
+            gone = self._known.pop(id_, None)
+            if gone is None:
+                continue  # another look was faster
+            if id_ in self._destroyed or state_of(gone) is State.ENDED:
+                self._remember_gone(id_, gone)
+            else:
+                self._missing[id_] = gone
+                _at_most(self._missing, REMEMBERED)
+
+    def _remember_gone(self, id_: str, gone: Inspected) -> None:
+        self.once_had[id_] = gone
+        _at_most(self.once_had, REMEMBERED)
+
+    async def _prime(self) -> None:
+        """What the engine still remembers of stops, and its settings. Not having it only keeps things longer."""
+        now = datetime.now(UTC)
+        with suppress(EngineError, EngineSilent, TimeoutError):
+            async with asyncio.timeout(PATIENCE.total_seconds()):
+                self.info = await self._engine.get("/info", Info)
+                since, until = (now - PAST).timestamp(), now.timestamp()
+                async for event in self._engine.events(FILTERS, since=f"{since:.9f}", until=f"{until:.9f}"):
+                    self.hear(event)
+        self._primed = True
+
+
+def _at_most(kept: dict[str, Any], most: int) -> None:
+    """The oldest goes."""
+    if len(kept) > most:
+        kept.pop(next(iter(kept)))
+
+
+def _name(line: Listed) -> str:
+    return (line.names or [line.id[:12]])[0].removeprefix("/")

@@ -1,0 +1,148 @@
+"""What the machine says about containers that the engine does not: GPUs, who holds them, owners, the keep-alive file.
+
+Only where the engine runs on this very machine. Elsewhere these facts are not known, and what is not known keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.devices import holders
+from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.platforms.docker import keepalive
+from gpukeeper.platforms.docker.asks import asked, devices_of
+from gpukeeper.platforms.docker.owners import owned
+from gpukeeper.platforms.docker.people import Directory
+from gpukeeper.platforms.docker.records import Records
+from gpukeeper.platforms.docker.translate import TTL, Facts, slices_among
+from gpukeeper.platforms.docker.wire import Inspected, when
+
+Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
+Inventory: TypeAlias = Callable[[], Awaitable[Gpus]]
+SCAN, PEEK = timedelta(seconds=30), timedelta(seconds=3)
+ELSEWHERE = Unknown("the engine runs on another machine, and what happens there is not seen from here")
+
+
+class Around(msgspec.Struct, frozen=True):
+    """One look at the machine. `holders`: who has a GPU open, by the outermost container id of its cgroup."""
+
+    gpus: Gpus
+    holders: Mapping[str, tuple[Holder, ...]]
+    mig_minors: Mapping[int, tuple[int, int, int]] = {}
+
+    def held(self, container: str) -> tuple[str, ...]:
+        """Uuids its processes have open. A node the driver has no name for is left out: it may be a control node."""
+        if isinstance(self.gpus, Unknown) or container not in self.holders:
+            return ()
+        by_minor = {gpu.minor: gpu for gpu in self.gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
+        found: set[str] = set()
+        for holder in self.holders[container]:
+            opened = {self.mig_minors[number] for number in holder.capabilities if number in self.mig_minors}
+            for minor in holder.minors:
+                if (gpu := by_minor.get(minor)) is not None:
+                    parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
+                    mine = {p.uuid for p in parts if (minor, p.gpu_instance, p.compute_instance) in opened}
+                    found |= mine or {str(gpu.uuid)}
+        return tuple(sorted(found))
+
+
+class Surroundings:
+    def __init__(
+        self,
+        records: Records,
+        inventory: Inventory,
+        *,
+        local: bool,
+        directory: Directory,
+        trusted_labels: Sequence[str] = (),
+        proc: str = "/proc",
+        keep_alive: str = keepalive.FILE,
+    ) -> None:
+        self._records, self._inventory, self._directory = records, inventory, directory
+        self._local, self._proc, self._trusted, self._keep_alive = local, proc, tuple(trusted_labels), keep_alive
+
+    async def look(self) -> Around:
+        if not self._local:
+            return Around(ELSEWHERE, {})
+        gpus = await self._inventory()
+        found: dict[str, tuple[Holder, ...]] = {}
+        if gpus != ():  # without a driver nobody can hold a GPU
+            for holder in await self._scan():
+                if isinstance(holder.container, str):
+                    found[holder.container] = (*found.get(holder.container, ()), holder)
+        return Around(gpus, found, holders.mig_minors(self._proc))
+
+    async def facts(self, container: Inspected, around: Around) -> Facts:
+        asks = asked(container, self._records.info.default_runtime)
+        devices = devices_of(container, asks, around.held(container.id), around.gpus)
+        nothing = devices == () and not asks
+        uids = tuple(sorted({holder.uid for holder in around.holders.get(container.id, ())}))
+        people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
+        return Facts(
+            asks=asks,
+            devices=devices,
+            slices=slices_among(devices, around.gpus),
+            owned=owned(container, people, self._trusted),
+            image_labels=await self._inherited(container) if TTL in container.labels or not nothing else {},
+            stopped_at=self._records.stopped_at(container.id),
+            keep_alive=None if nothing else await self._kept_alive(container),
+        )
+
+    async def _inherited(self, container: Inspected) -> Mapping[str, str] | Unknown:
+        return await self._records.image_labels(container.image) if container.labels else {}
+
+    async def _scan(self) -> tuple[Holder, ...]:
+        try:
+            return (await in_thread(lambda: holders.scan(self._proc), SCAN)).found
+        except (TimeoutError, OSError):
+            return ()  # what it asked for still counts; nobody is taken for free
+
+    async def _kept_alive(self, container: Inspected) -> bool | Unknown | None:
+        if not self._local:
+            return ELSEWHERE
+        created = when(container.created)
+        place = self._where(container)
+        if place is None or isinstance(place, Unknown) or not isinstance(created, datetime):
+            return place if isinstance(place, Unknown) else None
+        root, path = place
+        try:
+            return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
+        except TimeoutError:
+            return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # it ended, or its folder is gone
+        except OSError as error:
+            return Unknown(f"whether {self._keep_alive} is there: {error.strerror}")
+
+    def _where(self, container: Inspected) -> tuple[str, str] | Unknown | None:
+        """A folder of this machine and the file's path below it."""
+        pid = container.state.pid
+        if pid and belongs(pid, container.id, self._proc):
+            return f"{self._proc}/{pid}/root", self._keep_alive
+        if pid:
+            return Unknown(f"whether {self._keep_alive} is there: its first process is not seen from here")
+        wanted = Path(self._keep_alive)
+        binds = [one for one in container.mounts or () if one.type == "bind" and wanted.is_relative_to(one.destination)]
+        if not binds:
+            return None
+        nearest = max(binds, key=lambda one: len(one.destination))
+        if Path(nearest.destination) == wanted:  # the file itself is mounted, not a folder
+            return str(Path(nearest.source).parent), f"/{Path(nearest.source).name}"
+        return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
+
+
+def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
+    """A pid that the engine names is this container's only if its cgroup says so, too: the engine may run in a
+    virtual machine, and a pid may have been reused."""
+    try:
+        return container in holders.parse_containers(Path(proc, str(pid), "cgroup").read_text("utf-8", "replace"))
+    except OSError:
+        return False

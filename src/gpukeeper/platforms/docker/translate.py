@@ -1,0 +1,290 @@
+"""From what the engine says to subjects. Pure: no reading, no clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import durationpy
+import msgspec
+
+from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.platforms.docker.asks import Asked
+from gpukeeper.platforms.docker.owners import Owned
+from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected, when
+
+PLATFORM = "docker"
+CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
+WITHOUT_GPU = "without-gpu"
+NOT_MEASURED = Unknown("not measured")
+NEVER = "never started"
+KUBELET = "io.kubernetes."
+DEV_LABELS = ("devcontainer.", "vsch.", "com.visualstudio.code.devcontainers.")
+DEV_IMAGE = "devcontainer.metadata"  # comes with an image, so it says nothing about a container
+COMPOSE_LABEL = "com.docker.compose.project"
+ASKS = (("ds01.monitoring", "true"), ("ds01.protected", "true"), ("gpukeeper.io/infrastructure", "true"))
+TTL, HOLD_UNTIL = "gpukeeper.io/ttl", "gpukeeper.io/hold-until"
+GPU_LABELS = ("ds01.gpu.uuid", "ds01.gpu.uuids")
+KILLED_SOON = timedelta(seconds=90)  # a stop may wait a minute between its signal and the end
+ANONYMOUS = re.compile(r"[0-9a-f]{64}")
+
+
+class At(msgspec.Struct, frozen=True):
+    """Where and when it was seen."""
+
+    place: str
+    now: datetime
+
+    def ref(self, kind: str, name: str, uid: str) -> Ref:
+        return Ref(PLATFORM, self.place, kind, name, uid)
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is known of a container besides its own description."""
+
+    asks: Asked
+    devices: tuple[str, ...] | Unknown
+    slices: tuple[str, ...]
+    owned: Owned
+    image_labels: Mapping[str, str] | Unknown
+    stopped_at: datetime | None  # somebody asked the engine to stop or kill it, then
+    keep_alive: bool | Unknown | None
+    loses: tuple[str, ...] | Unknown = ()
+
+
+def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
+    state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
+    over = state is State.ENDED
+    created = when(container.created)
+    return Subject(
+        seen=Seen(
+            at.ref(CONTAINER, container.plain_name, container.id), incarnation(container), version(container), at.now
+        ),
+        state=state,
+        owner=facts.owned.owner,
+        owner_verified=facts.owned.verified,
+        class_=class_of(container, facts),
+        created=created if created is not None else Unknown("the engine gives no time of its creation"),
+        started=started,
+        ended=ended if over else None,
+        previous_end=None if over else ended,
+        outcome=outcome_of(container, facts.stopped_at) if over else None,
+        devices=facts.devices,
+        slices=facts.slices,
+        size=container.size_rw if container.size_rw is not None else NOT_MEASURED,
+        marks=marks_of(container, facts.image_labels, facts.keep_alive),
+        evidence=facts.owned.evidence,
+        findings=(*facts.owned.findings, *_findings(container, facts)),
+        loses=facts.loses,
+        goes_when_stopped=container.host_config.auto_remove,
+        # Ours come last: nobody can pass for another image by a label of that name.
+        labels={**container.labels, "image": container.config.image, "image_id": container.image},
+    )
+
+
+def state_of(container: Inspected) -> State | Unknown:
+    said = container.state
+    if said.status == "removing":
+        return State.REMOVING
+    if said.paused:
+        return State.PAUSED
+    if said.running or said.restarting:
+        return State.RUNNING
+    if said.status in {"created", "configured", "initialized"}:  # the latter two are Podman's
+        return State.CREATED
+    if said.status in {"exited", "dead", "stopped"}:
+        return State.CREATED if when(said.started_at) is None else State.ENDED
+    return Unknown(f"the engine calls its state {said.status!r}")
+
+
+def incarnation(container: Inspected) -> str:
+    """The engine rewrites the start at every start; as text, since nanoseconds tell two starts apart."""
+    return container.state.started_at if when(container.state.started_at) is not None else NEVER
+
+
+def version(container: Inspected) -> str:
+    said = container.state
+    return f"{said.status} {said.started_at} {said.finished_at} {container.name}"
+
+
+def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
+    """An exit code alone does not tell a stop from a failure; without word of a stop it counts as what keeps longer."""
+    started, ended = when(container.state.started_at), when(container.state.finished_at)
+    if isinstance(ended, datetime) and isinstance(started, datetime) and not container.state.oom_killed:
+        asked_to = stopped_at is not None and started <= stopped_at and ended - stopped_at <= KILLED_SOON
+        if asked_to:
+            return Outcome.STOPPED
+    return Outcome.SUCCEEDED if container.state.exit_code == 0 and not container.state.error else Outcome.FAILED
+
+
+def class_of(container: Inspected, facts: Facts) -> str | Unknown:
+    """By what it is, as far as nobody can choose it freely; a policy's match list comes before this."""
+    if facts.devices == () and not facts.asks:
+        return WITHOUT_GPU
+    own = own_labels(container.labels, facts.image_labels)
+    if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
+        return "devcontainer"
+    if isinstance(facts.owned.owner, Unknown):
+        return Unknown(f"its owner is not known ({facts.owned.owner.why})")
+    if facts.owned.owner is None or facts.owned.only_claimed:
+        return "unknown"
+    if own.get("ds01.interface") == "api" or own.get("ds01.container_type") == "api":
+        return "api"
+    if own.get("ds01.managed") == "true" or "aime.mlc" in own:
+        return "managed"
+    if COMPOSE_LABEL in own:
+        return "compose"
+    host = container.host_config
+    return "serving" if host.port_bindings or host.publish_all_ports else "docker"
+
+
+def own_labels(labels: Mapping[str, str], inherited: Mapping[str, str] | Unknown) -> dict[str, str]:
+    """Without those that came with the image. An image nobody can look at any more may have given none."""
+    given = {} if isinstance(inherited, Unknown) else inherited
+    return {key: value for key, value in labels.items() if given.get(key) != value}
+
+
+def marks_of(container: Inspected, inherited: Mapping[str, str] | Unknown, keep_alive: bool | Unknown | None) -> Marks:
+    """A time to live shortens, so it counts only when its owner wrote it; whoever made the image did not."""
+    labels = container.labels
+    ttl: timedelta | Unknown | None = None
+    if TTL in own_labels(labels, inherited):
+        ttl = inherited if isinstance(inherited, Unknown) else _span(labels[TTL])
+    asks = next((f"{key}={value}" for key, value in ASKS if labels.get(key, "").lower() == value), None)
+    kubelet = any(key.startswith(KUBELET) for key in labels)
+    return Marks(
+        ttl=ttl,
+        hold_until=_moment(labels[HOLD_UNTIL]) if HOLD_UNTIL in labels else None,
+        asks_exemption=asks,
+        managed_elsewhere="a kubelet, which removes its containers itself" if kubelet else None,
+        keep_alive=keep_alive,
+    )
+
+
+def anonymous_volumes(container: Inspected) -> tuple[str, ...]:
+    mounts = container.mounts or ()
+    return tuple(one.destination for one in mounts if one.type == "volume" and ANONYMOUS.fullmatch(one.name))
+
+
+def slices_among(devices: tuple[str, ...] | Unknown, inventory: Sequence[GpuFacts] | Unknown) -> tuple[str, ...]:
+    if isinstance(devices, Unknown) or isinstance(inventory, Unknown):
+        return ()
+    parts = {part.uuid for gpu in inventory if is_known(gpu.slices) for part in gpu.slices}
+    return tuple(uuid for uuid in devices if uuid in parts)
+
+
+def _findings(container: Inspected, facts: Facts) -> Iterable[str]:
+    if isinstance(facts.devices, Unknown):
+        yield facts.devices.why
+        return
+    for key in GPU_LABELS:
+        claimed = {one.strip() for one in container.labels.get(key, "").split(",")} - {""}
+        if claimed and not claimed <= set(facts.devices):
+            wrong = ", ".join(repr(one[:60]) for one in sorted(claimed - set(facts.devices))[:8])
+            yield f"label {key} names {wrong}, which it neither asked for nor holds"
+
+
+def _span(text: str) -> timedelta | Unknown:
+    try:
+        found: timedelta = durationpy.from_str(text)
+    except (durationpy.DurationError, ValueError, OverflowError):
+        return Unknown(f"{TTL}={text[:40]!r} is no length such as 2h or 1d")
+    return found if found >= timedelta() else Unknown(f"{TTL}={text[:40]!r} is negative")
+
+
+def _moment(text: str) -> datetime | Unknown:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return Unknown(f"{HOLD_UNTIL}={text[:40]!r} is no time such as 2026-12-01T18:00:00Z")
+    try:
+        return found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    except OverflowError:
+        return Unknown(f"{HOLD_UNTIL}={text[:40]!r} is no time that ever comes")
+
+
+# Processes that a container left behind
+
+
+def orphan_uid(holder: Holder) -> str:
+    return f"{holder.pid}@{holder.starttime}"
+
+
+def orphan_subject(
+    holder: Holder,
+    started: datetime,
+    boot: str,
+    proof: str | Unknown | None,
+    owner: str | None,
+    devices: tuple[str, ...] | Unknown,
+    at: At,
+) -> Subject:
+    comm = "".join(c if c.isprintable() and c != "/" else "?" for c in holder.comm)
+    return Subject(
+        seen=Seen(
+            at.ref(PROCESS, f"{comm}-{holder.pid}", orphan_uid(holder)), f"{boot}:{holder.starttime}", "", at.now
+        ),
+        shape=Shape.ORPHAN,
+        state=State.RUNNING,
+        owner=owner,
+        class_="unknown",
+        created=started,
+        started=started,
+        devices=devices,
+        size=Unknown("it is not on a disk", by_design=True),
+        proof=proof,
+        labels={"pid": str(holder.pid), "container": str(holder.container)},
+    )
+
+
+# Images and the builder's cache
+
+
+def image_subject(image: ImageListed, used_by: int, last_tagged: datetime | Unknown | None, at: At) -> Subject:
+    """Its build date says nothing about its use, so it is only shown. `last_used`: when it was last given a name."""
+    names = sorted(tag for tag in image.repo_tags or () if tag != "<none>:<none>")
+    digests = sorted(one for one in image.repo_digests or () if not one.startswith("<none>"))
+    short = image.id.removeprefix("sha256:")[:12]
+    own = image.size - image.shared_size if image.shared_size >= 0 else image.size
+    return Subject(
+        seen=Seen(
+            at.ref(IMAGE, names[0] if names else f"untagged-{short}", image.id), image.id, " ".join(names), at.now
+        ),
+        shape=Shape.IMAGE,
+        state=State.RUNNING if used_by else State.ENDED,
+        class_="image",
+        created=_built(image.created),
+        in_use=used_by > 0,
+        last_used=last_tagged,
+        size=own,
+        labels={"names": " ".join(names), "digests": " ".join(digests), "used_by": str(used_by)},
+    )
+
+
+def _built(seconds: int) -> datetime | Unknown:
+    """Whoever builds an image writes any date into it, even one before the year 1."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return Unknown(f"the image gives a date nobody can read ({seconds})")
+
+
+def cache_subject(entry: CacheEntry, at: At) -> Subject:
+    created = when(entry.created_at)
+    used = when(entry.last_used_at or "") or created
+    return Subject(
+        seen=Seen(at.ref(CACHE, f"cache-{entry.id[:12]}", entry.id), str(entry.usage_count), str(used), at.now),
+        shape=Shape.CACHE,
+        state=State.RUNNING if entry.in_use else State.ENDED,
+        class_="cache",
+        created=created if created is not None else Unknown("the engine gives no time of its creation"),
+        in_use=entry.in_use,
+        last_used=used if used is not None else Unknown("the engine gives no time of its last use"),
+        size=entry.size,
+        labels={"type": entry.type, "description": entry.description[:200]},
+    )

@@ -1,0 +1,200 @@
+"""What the engine says, only the parts we decide on. Podman answers in the same words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+
+
+class Part(msgspec.Struct, frozen=True, rename="pascal"):
+    """Null and absent are the same to the engine, and so to us: every part has a default."""
+
+
+class Listed(Part, frozen=True):
+    """One line of the list: enough to see that something changed, not enough to decide."""
+
+    id: str
+    names: list[str] | None = None
+    image: str = ""
+    image_id: str = msgspec.field(name="ImageID", default="")
+    state: str = ""
+    created: int = 0
+
+
+class ContainerState(Part, frozen=True):
+    status: str = ""
+    running: bool = False
+    paused: bool = False
+    restarting: bool = False
+    oom_killed: bool = msgspec.field(name="OOMKilled", default=False)
+    dead: bool = False
+    pid: int = 0
+    exit_code: int = 0
+    error: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+
+
+class DeviceRequest(Part, frozen=True):
+    driver: str = ""
+    count: int = 0
+    device_ids: list[str] | None = msgspec.field(name="DeviceIDs", default=None)
+    capabilities: list[list[str]] | None = None
+
+
+class DeviceMapping(Part, frozen=True):
+    path_on_host: str = ""
+
+
+class RestartPolicy(Part, frozen=True):
+    name: str = ""
+    maximum_retry_count: int = 0
+
+
+class HostConfig(Part, frozen=True):
+    network_mode: str = ""
+    port_bindings: dict[str, Any] | None = None
+    publish_all_ports: bool = False
+    restart_policy: RestartPolicy | None = None
+    auto_remove: bool = False
+    privileged: bool = False
+    runtime: str = ""
+    devices: list[DeviceMapping] | None = None
+    device_requests: list[DeviceRequest] | None = None
+
+
+class Mount(Part, frozen=True):
+    type: str = ""
+    name: str = ""
+    source: str = ""
+    destination: str = ""
+
+
+class Config(Part, frozen=True):
+    user: str = ""
+    env: list[str] | None = None
+    image: str = ""
+    labels: dict[str, str] | None = None
+    volumes: dict[str, Any] | None = None
+    tty: bool = False
+
+
+class Inspected(Part, frozen=True):
+    id: str
+    name: str = ""
+    created: str = ""
+    image: str = ""  # the id of the image, not its name
+    state: ContainerState = ContainerState()
+    restart_count: int = 0
+    host_config: HostConfig = HostConfig()
+    config: Config = Config()
+    mounts: list[Mount] | None = None
+    size_rw: int | None = None
+
+    @property
+    def plain_name(self) -> str:
+        return self.name.removeprefix("/")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.config.labels or {}
+
+
+class ImageListed(Part, frozen=True):
+    id: str
+    repo_tags: list[str] | None = None
+    repo_digests: list[str] | None = None
+    labels: dict[str, str] | None = None
+    created: int = 0
+    size: int = 0
+    shared_size: int = -1
+    parent_id: str = ""
+
+
+class ImageMetadata(Part, frozen=True):
+    last_tag_time: str = ""
+
+
+class ImageInspected(Part, frozen=True):
+    id: str
+    repo_tags: list[str] | None = None
+    repo_digests: list[str] | None = None
+    size: int = 0
+    metadata: ImageMetadata = ImageMetadata()
+    config: Config | None = None
+
+
+class CacheEntry(Part, frozen=True):
+    id: str = msgspec.field(name="ID")
+    type: str = ""
+    description: str = ""
+    in_use: bool = False
+    shared: bool = False
+    size: int = 0
+    created_at: str = ""
+    last_used_at: str | None = None
+    usage_count: int = 0
+
+
+class DiskUsage(Part, frozen=True):
+    layers_size: int = 0
+    images: list[ImageListed] | None = None
+    build_cache: list[CacheEntry] | None = None
+
+
+class Actor(Part, frozen=True):
+    id: str = msgspec.field(name="ID", default="")
+    attributes: dict[str, str] = {}
+
+
+class EngineEvent(Part, frozen=True):
+    type: str = ""
+    action: str = ""
+    actor: Actor = Actor()
+    time_nano: int = msgspec.field(name="timeNano", default=0)
+
+
+class Info(Part, frozen=True):
+    name: str = ""
+    default_runtime: str = ""
+
+
+class Change(Part, frozen=True):
+    """0 changed, 1 added, 2 deleted."""
+
+    path: str = ""
+    kind: int = 0
+
+
+class Made(Part, frozen=True):
+    """What creating answers."""
+
+    id: str
+
+
+class Pruned(Part, frozen=True):
+    caches_deleted: list[str] | None = None
+    space_reclaimed: int = 0
+
+
+class Message(msgspec.Struct, frozen=True):
+    """How the engine words a refusal."""
+
+    message: str = ""
+
+
+def when(text: str) -> datetime | Unknown | None:
+    """The engine's times are UTC with trimmed nanoseconds; its zero is the year 1 and means "never"."""
+    if not text or text.startswith("0001-"):
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return Unknown(f"the engine gave a time nobody can read ({text[:40]!r})")
+    if found.tzinfo is None:
+        return Unknown(f"the engine gave a time without a zone ({text[:40]!r})")
+    return found if found.year > 1 else None

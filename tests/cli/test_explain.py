@@ -1,0 +1,110 @@
+"""Why a workload is still there, what comes next and what would change it, as its owner reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from datetime import UTC, datetime, timedelta
+
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.signals import open_signals
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
+from tests.cli.fleet import Fleet, ago
+
+PATIENT = """\
+preset: development
+mode: enforce
+scope: {docker: {}}
+admins: [root, ADMIN]
+classes: {docker: {idle: 2h, max_runtime: 2d}}
+"""
+
+
+def measured(fleet: Fleet, key: str, minutes: int) -> None:
+    """What `serve` would have written: no use for the last `minutes`, use of the GPU before."""
+    path = fleet.state / "ledger.db"
+    open_ledger(path, write=True).close()
+    signals = open_signals(path, write=True)
+    now = datetime.now(UTC)
+    samples = [
+        Sample(
+            key, one, "GPU-0" if one is Signal.GPU else "", now - timedelta(minutes=back), _value(one, back, minutes)
+        )
+        for back in range(150)
+        for one in (Signal.GPU, Signal.CPU, Signal.DISK, Signal.TERMINAL)
+    ]
+    absent = Unknown("it has the network of its host", by_design=True)
+    asyncio.run(signals.add([*samples, Sample(key, Signal.NETWORK, "", now, absent)]))
+    signals.close()
+
+
+def _value(one: Signal, back: int, quiet: int) -> float:
+    return 83.0 if one is Signal.GPU and back >= quiet else 0.0
+
+
+def key_of(fleet: Fleet, name: str) -> str:
+    facts = (fleet.folder / f"{name}.json").stat()
+    return f"docker/node-1/{facts.st_dev}:{facts.st_ino}"
+
+
+def test_every_signal_stage_and_remedy_is_said(fleet: Fleet) -> None:
+    fleet.write_policy(PATIENT)
+    fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",))
+    measured(fleet, key_of(fleet, "eval"), minutes=40)
+    ran = fleet.run("explain", "eval")
+    assert ran.code == 0, ran.err
+    said = " ".join(ran.out.split())
+    assert "gpu GPU-0 0 % (just now); at most 83 % in 2h, in use from 5 %; 100% of it measured" in said
+    assert "network absent by design: it has the network of its host" in said
+    assert "terminal no input (just now)" in said
+    _, _, after = ran.out.partition("If nothing changes:")
+    assert [line.split()[0] for line in after.splitlines()[1:4]] == ["warn", "warn", "stop"]
+    assert "use the GPU above 5 %" in after
+    assert "gpukeeper workload hold docker/node-1/eval" in after
+
+
+def test_explain_for_programs(fleet: Fleet) -> None:
+    fleet.write_policy(PATIENT)
+    fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",))
+    fleet.add("twin", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="bob")
+    measured(fleet, key_of(fleet, "eval"), minutes=40)
+    document = fleet.run("explain", "eval", "--json").json()
+    by_signal = {one["signal"]: one for one in document["signals"]}
+    assert by_signal["gpu"]["maximum"] == 83.0
+    assert by_signal["network"]["missing"]["by_design"] is True
+    assert [one["action"] for one in document["ahead"]] == ["warn", "warn", "stop"]
+    assert "use the GPU above 5 %" in document["would_change_it"]
+    assert [one["kind"] for one in document["findings"]] == ["duplicate"]
+    assert fleet.run("workload", "show", "eval", "--json").json().keys() == document.keys()
+
+
+def test_a_warning_that_nobody_heard_is_said(fleet: Fleet) -> None:
+    """C14.1"""
+    fleet.write_policy(PATIENT.replace("idle: 2h", "idle: 40m"))
+    fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="no-such-user")
+    measured(fleet, key_of(fleet, "eval"), minutes=100)
+    assert fleet.run("apply", "--yes").code == 0
+    assert "idle, stage 1, undelivered: nobody could be told" in fleet.run("explain", "eval").out
+
+
+def test_explain_goes_on_until_ctrl_c(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    process = fleet.start("explain", "old", "--watch", "--every", "1s")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert "docker/node-1/old" in first
+    for line in process.stdout:  # the second look
+        if line == first:
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "\x1b" not in first + rest  # no screen to clear
+
+
+def test_a_wrong_interval_is_a_sentence(fleet: Fleet) -> None:
+    ran = fleet.run("explain", "old", "--watch", "--every", "soon")
+    assert ran.code == 2
+    assert "--every" in ran.err

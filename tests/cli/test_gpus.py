@@ -1,0 +1,100 @@
+"""Who has which GPU, and what does not fit together, as a user sees it."""
+
+from __future__ import annotations
+
+from gpukeeper.model.subject import State
+from tests.cli.fleet import Fleet, ago
+
+
+def running(fleet: Fleet, name: str, *devices: str, **facts: object) -> None:
+    fleet.add(name, **{"state": State.RUNNING, "started": ago(hours=3), "devices": devices, **facts})
+
+
+def test_one_line_for_each_gpu_and_holder(fleet: Fleet) -> None:
+    """C11.4"""
+    running(fleet, "eval", "GPU-0")
+    running(fleet, "train", "GPU-1", "GPU-2", owner="bob")
+    fleet.ended("old", days=2, devices=("GPU-3",))
+    ran = fleet.run("observe", "--gpus")
+    assert ran.code == 0, ran.err
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["STATE", "GPU", "HELD", "BY", "OWNER", "SINCE", "USE", "NEXT"]
+    assert [line.split()[:5] for line in lines] == [
+        ["running", "GPU-0", "docker/node-1/eval", "ann", "3h"],
+        ["running", "GPU-1", "docker/node-1/train", "bob", "3h"],
+        ["running", "GPU-2", "docker/node-1/train", "bob", "3h"],
+    ]
+    assert "GPU use was not measured yet" in lines[0]
+
+
+def test_the_gpus_of_one_person(fleet: Fleet) -> None:
+    """C11.4"""
+    running(fleet, "eval", "GPU-0")
+    running(fleet, "train", "GPU-1", owner="bob")
+    ran = fleet.run("observe", "--gpus", "--owner", "bob")
+    assert "docker/node-1/train" in ran.out
+    assert "eval" not in ran.out
+    assert "1 line at" in ran.err
+
+
+def test_gpus_for_programs(fleet: Fleet) -> None:
+    running(fleet, "eval", "GPU-0")
+    document = fleet.run("observe", "--gpus", "--json").json()
+    assert document["schema"] == "gpukeeper/observe-gpus/v1"
+    (one,) = document["gpus"]
+    assert (one["device"], one["how"], one["holder"]["name"], one["owner"]) == ("GPU-0", "running", "eval", "ann")
+    assert one["use"] == {"why": "not measured", "by_design": False}
+
+
+def test_findings_are_said_and_nothing_is_repaired(fleet: Fleet) -> None:
+    """C13.2: exit 0 all the same; looking is no verdict."""
+    running(fleet, "eval", "GPU-0")
+    running(fleet, "train", "GPU-0", owner="bob")
+    before = {path: path.read_bytes() for path in fleet.folder.iterdir()}
+    ran = fleet.run("observe")
+    assert ran.code == 0
+    finding = "GPU-0 is claimed by 2 running workloads: docker/node-1/eval (ann), docker/node-1/train (bob)"
+    assert f"finding: {finding}" in ran.err
+    assert "finding" not in ran.out
+    assert finding in fleet.run("observe", "--gpus").err
+    assert finding in fleet.run("observe", "--owner", "bob").err  # also the other half of it
+    assert finding not in fleet.run("observe", "--owner", "eve").err
+    assert fleet.run("observe", "--quiet").err == ""
+    (told,) = fleet.run("observe", "--json").json()["findings"]
+    assert (told["kind"], told["words"]) == ("duplicate", finding)
+    assert told["about"] == ["docker/node-1/eval", "docker/node-1/train"]
+    assert {path: path.read_bytes() for path in fleet.folder.iterdir()} == before
+
+
+def test_what_the_ledger_has_and_is_not_there_is_a_finding_until_the_next_pass(fleet: Fleet) -> None:
+    """C13.2"""
+    running(fleet, "eval", "GPU-0")
+    fleet.ended("other", days=0.1)
+    assert fleet.run("apply", "--yes").code == 0
+    (fleet.folder / "eval.json").unlink()
+    words = "docker/node-1/eval: the ledger has it, and it is not listed any more"
+    assert words in fleet.run("observe").err
+    (fleet.folder / "broken.json").write_text("{")
+    assert words not in fleet.run("observe").err  # not everything was seen, so nothing is missing
+    (fleet.folder / "broken.json").unlink()
+    assert fleet.run("apply", "--yes").code == 0
+    assert words not in fleet.run("observe").err
+
+
+def test_names_cannot_drive_the_terminal_of_who_looks(fleet: Fleet) -> None:
+    running(fleet, "eval\x1b[2J", "GPU-0", owner="a\x1b]0;x\x07")
+    running(fleet, "twin\x1b[2J", "GPU-0")
+    ran = fleet.run("observe", "--gpus")
+    assert ran.code == 0
+    assert "\x1b" not in ran.out + ran.err
+    assert "finding:" in ran.err
+
+
+def test_the_workloads_of_one_person_with_what_happens_next(fleet: Fleet) -> None:
+    """C16.5"""
+    running(fleet, "eval", "GPU-0")
+    running(fleet, "train", "GPU-1", owner="bob")
+    ran = fleet.run("workload", "list", "--owner", "bob")
+    assert ran.code == 0, ran.err
+    assert "docker/node-1/train" in ran.out
+    assert "eval" not in ran.out

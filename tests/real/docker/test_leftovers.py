@@ -1,0 +1,211 @@
+"""Images and the builder's cache: only what nobody uses, only by policy, each by its id, never all at once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpukeeper.model.decision import Accepted, Action, Refused, Result
+from gpukeeper.model.subject import Shape
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, Bench, ended
+
+OURS = ["box:*", "py:*"]  # of the bed itself
+UNUSED = {"unused": "1h", "keep": OURS}
+
+
+@pytest.fixture(autouse=True)
+def no_images_are_left(docker: DockerBed) -> Iterator[None]:
+    yield
+    for container in docker.containers():
+        docker.remove_container(container)
+    for image in docker.api.must("GET", "/images/json"):
+        if not any(tag in ("box:1", "py:1") for tag in image["RepoTags"] or ()):
+            docker.api.call("DELETE", f"/images/{image['Id']}", query={"force": 1})
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return held.getvalue()
+
+
+def image(bed: DockerBed, name: str, built: str = "2026-01-01T00:00:00Z") -> str:
+    """Of one file, with this build date; its id."""
+    layer = tar_of({"file": name.encode()})
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": built,
+        "config": {"Cmd": ["/file"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    raw = json.dumps(config).encode()
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    files = {"config.json": raw, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()}
+    bed.api.must("POST", "/images/load", tar_of(files))
+    return str(bed.api.must("GET", f"/images/{name}/json")["Id"])
+
+
+def is_there(bed: DockerBed, name: str) -> bool:
+    return bed.api.call("GET", f"/images/{name}/json").ok
+
+
+def test_an_unused_image_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
+    image(docker, "left:1")
+    bench = Bench(docker)
+    bench.again()
+    bench.later(days=300)
+    report = bench.again()
+    assert is_there(docker, "left:1")
+    decision = next(one for one in report.survey.decisions if one.seen.ref.name == "left:1")
+    assert "only reports unused images" in decision.reason
+
+
+def test_an_image_goes_when_it_was_seen_unused_for_long_enough(docker: DockerBed) -> None:
+    image(docker, "left:1")
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(minutes=50)
+    bench.again()
+    assert is_there(docker, "left:1")
+    bench.later(minutes=20)
+    bench.again()
+    assert not is_there(docker, "left:1")
+    assert is_there(docker, "box:1") == ("box:1" in docker._images)
+    outcome = bench.outcomes("left:1")[-1]
+    assert outcome.result is Result.RECLAIMED
+
+
+def test_how_long_ago_it_was_built_does_not_count(docker: DockerBed) -> None:
+    """Base images are years old on the day they are pulled."""
+    image(docker, "ancient:1", built="2015-01-01T00:00:00Z")
+    bench = Bench(docker, images=UNUSED)
+    bench.again(), bench.again()
+    assert is_there(docker, "ancient:1")
+
+
+def test_an_image_that_a_container_refers_to_is_kept_even_if_that_one_ended(docker: DockerBed) -> None:
+    image(docker, "used:1")
+    docker.create("mine", image="used:1", cmd=["/file"])
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(days=10)
+    bench.again()
+    assert is_there(docker, "used:1")
+
+
+def test_time_begins_when_its_last_container_went(docker: DockerBed) -> None:
+    image(docker, "used:1")
+    docker.create("mine", image="used:1", cmd=["/file"])
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(hours=5)
+    docker.remove_container("mine")
+    bench.again()
+    assert is_there(docker, "used:1")
+    bench.later(hours=2)
+    bench.again()
+    assert not is_there(docker, "used:1")
+
+
+def test_names_on_the_keep_list_stay(docker: DockerBed) -> None:
+    image(docker, "base/torch:2"), image(docker, "left:1")
+    bench = Bench(docker, images={"unused": "1h", "keep": [*OURS, "base/*"]})
+    bench.again()
+    bench.later(days=10)
+    bench.again()
+    assert (is_there(docker, "base/torch:2"), is_there(docker, "left:1")) == (True, False)
+
+
+def test_an_image_with_two_names_is_refused_with_a_sentence(docker: DockerBed) -> None:
+    image(docker, "one:1")
+    docker.api.must("POST", "/images/one:1/tag", query={"repo": "two", "tag": "1"})
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(hours=2)
+    bench.again()
+    assert is_there(docker, "one:1")
+    assert is_there(docker, "two:1")
+    outcome = bench.outcomes("one:1")[-1]
+    assert outcome.result is Result.REFUSED
+    assert "several names" in outcome.reason
+
+
+def test_an_image_that_is_used_at_the_last_moment_is_not_removed(docker: DockerBed) -> None:
+    image(docker, "left:1")
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(hours=2)
+    step = bench.step("left:1")
+    assert step.decision.action is Action.REMOVE
+    docker.create("mine", image="left:1", cmd=["/file"])
+    assert bench.take(step).result is Result.CHANGED
+    assert is_there(docker, "left:1")
+
+
+def test_a_layer_that_others_share_is_not_counted_as_given_back(docker: DockerBed) -> None:
+    docker.create("source")
+    docker.api.must("POST", "/commit", {"Labels": {"a": "1"}}, query={"container": "source", "repo": "copy", "tag": "1"})
+    docker.remove_container("source")
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(hours=2)
+    bench.again()
+    assert not is_there(docker, "copy:1")
+    assert is_there(docker, "box:1")
+    assert bench.outcomes("copy:1")[-1].bytes_back == 0
+
+
+def test_one_piece_of_build_cache_goes_and_the_others_stay(docker: DockerBed) -> None:
+    for number in (1, 2):
+        context = tar_of({"Dockerfile": b"FROM scratch\nCOPY file /\n", "file": str(number).encode() * 5000})
+        query = {"version": "2", "t": f"built:{number}"}
+        answer = docker.api.call("POST", "/build", context, query=query, deadline=60)
+        if not answer.ok or b"errorDetail" in answer.raw:
+            pytest.skip(f"this engine builds nothing here: {answer.raw[-200:]!r}")
+
+    def cache() -> set[str]:
+        return {one["ID"] for one in docker.api.must("GET", "/system/df")["BuildCache"] or ()}
+
+    before = cache()
+    if not before:
+        pytest.skip("this engine has no builder's cache")
+    bench = Bench(docker, build_cache={"unused": "0s"})
+    pieces = [one for one in bench.subjects().values() if one.shape is Shape.CACHE and one.in_use is False]
+    answers = []
+    for piece in pieces:
+        answers.append(bench.run(bench.platform.act(bench.asked(piece.ref.name, Action.REMOVE), piece)))
+        if isinstance(answers[-1], Accepted):
+            break
+    assert isinstance(answers[-1], Accepted), answers
+    gone = before - cache()
+    assert gone == {pieces[len(answers) - 1].ref.uid}
+
+
+def test_build_cache_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    since = time.time()
+    bench = Bench(docker)
+    bench.again()
+    assert not [one for one in bench.subjects().values() if one.shape is Shape.CACHE]
+    assert "prune" not in docker.actions(since)
+    assert docker.state("old") == "exited"
+
+
+def test_an_image_cannot_be_stopped(docker: DockerBed) -> None:
+    image(docker, "left:1")
+    bench = Bench(docker)
+    answer = bench.run(bench.platform.act(bench.asked("left:1", Action.STOP), bench.subject("left:1")))
+    assert isinstance(answer, Refused)
+    assert is_there(docker, "left:1")

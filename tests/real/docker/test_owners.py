@@ -1,0 +1,170 @@
+"""Whose it is: evidence counts, claims are shown as claims, and labels that anybody can write open no door."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.model.decision import Action
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, SOMEBODY, SOMEBODY_ELSE, UID, Bench, ended, policy
+
+
+def with_labels(bed: DockerBed, tag: str, *labels: str) -> str:
+    """An image like `box:1` that brings these labels along."""
+    bed.create("source")
+    changes = [f"LABEL {label}" for label in labels]
+    bed.api.must("POST", "/commit", {}, query={"container": "source", "repo": "labelled", "tag": tag, "changes": changes})
+    bed.remove_container("source")
+    return f"labelled:{tag}"
+
+
+def test_a_label_that_names_somebody_else_is_only_a_claim(docker: DockerBed) -> None:
+    """It gives neither that person's longer limits nor a class of its own."""
+    generous = {"friends": {"members": [SOMEBODY_ELSE], "max_runtime": "1000h"}}
+    docker.run("spoofed", gpus=[0], labels={"ds01.user": SOMEBODY_ELSE, "ds01.managed": "true"}, cmd=programs.trapping_shell())
+    docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
+    bench = Bench(docker, limits={"max_runtime": "2h"}, groups=generous)
+    spoofed = bench.subject("spoofed")
+    assert (spoofed.owner_verified, spoofed.class_) == (False, "unknown")
+    assert any("only claimed" in finding for finding in spoofed.findings)
+    bench.later(hours=3)
+    bench.again(), bench.again()
+    assert (docker.state("spoofed"), docker.state("theirs")) == ("exited", "running")
+
+
+def test_whose_name_is_written_on_it_is_not_shown_as_its_proven_owner(docker: DockerBed) -> None:
+    """What runs as one person and claims another is said to be unclear."""
+    docker.run("split", gpus=[0], user=UID, labels={"ds01.user": SOMEBODY_ELSE})
+    found = Bench(docker).subject("split")
+    assert found.owner == SOMEBODY
+    assert any(SOMEBODY_ELSE in words for words in found.findings)
+
+
+def test_the_uid_it_runs_as_is_a_sign_that_backs_a_label(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], user=UID, labels={"ds01.user": SOMEBODY, "ds01.managed": "true"})
+    found = Bench(docker).subject("mine")
+    assert (found.owner, found.owner_verified, found.class_) == (SOMEBODY, True, "managed")
+
+
+def test_a_folder_in_somebodys_home_says_whose_it_is(docker: DockerBed) -> None:
+    people = [one for one in pwd.getpwall() if 1000 <= one.pw_uid < 60000 and Path(one.pw_dir).is_dir()]
+    people = [one for one in people if Path(one.pw_dir).stat().st_uid == one.pw_uid and one.pw_dir != "/"]
+    if not people:
+        pytest.skip("nobody with a home of their own is on this machine")
+    docker.run("mine", gpus=[0], binds=[f"{people[0].pw_dir}:/home:ro"], labels={"ds01.user": SOMEBODY_ELSE})
+    found = Bench(docker).subject("mine")
+    assert (found.owner, found.owner_verified) == (people[0].pw_name, True)
+
+
+def test_labels_that_came_with_the_image_make_no_dev_container(docker: DockerBed) -> None:
+    """Those have no idle time; a planted image label must not give that to everybody."""
+    image = with_labels(docker, "dev", "devcontainer.metadata=[]", "ds01.managed=true")
+    docker.run("planted", image=image, gpus=[0], labels=MINE)
+    docker.run("real", gpus=[1], labels={**MINE, "devcontainer.metadata": "[]"})
+    subjects = Bench(docker).subjects()
+    assert (subjects["planted"].class_, subjects["real"].class_) == ("docker", "devcontainer")
+
+
+def test_an_owner_that_came_with_the_image_is_nobodys_word(docker: DockerBed) -> None:
+    image = with_labels(docker, "owned", f"ds01.user={SOMEBODY_ELSE}")
+    docker.run("planted", image=image, gpus=[0])
+    found = Bench(docker).subject("planted")
+    assert not (found.owner == SOMEBODY_ELSE and found.owner_verified)
+    assert found.class_ == "unknown"
+
+
+def test_a_label_that_asks_to_be_left_alone_asks_until_an_admin_answers(docker: DockerBed) -> None:
+    labels = {**MINE, "ds01.monitoring": "true"}
+    ended(docker, "exporter", gpus=[0], labels=labels)
+    bench = Bench(docker)
+    bench.later(days=10)
+    report = bench.again()
+    assert docker.state("exporter") == "exited"
+    asking = next(one for one in report.survey.decisions if one.seen.ref.name == "exporter")
+    assert "an admin has to" in asking.reason
+    refused = [{"workload": "exporter", "reason": "it is a training run", "refused": True}]
+    text = policy(exemptions=refused, retention={"succeeded": "0s"})
+    assert docker.gpukeeper("apply", "--yes", policy=text).code == 0
+    assert docker.inspect("exporter") is None
+
+
+def test_asking_through_the_image_is_still_only_asking(docker: DockerBed) -> None:
+    image = with_labels(docker, "asks", "gpukeeper.io/infrastructure=true")
+    ended(docker, "planted", image=image, gpus=[0], labels=MINE)
+    refused = [{"workload": "planted", "reason": "no", "refused": True}]
+    bench = Bench(docker, exemptions=refused)
+    bench.later(days=10)
+    bench.again()
+    assert docker.inspect("planted") is None
+
+
+def test_infrastructure_is_what_an_admin_says(docker: DockerBed) -> None:
+    ended(docker, "dcgm-exporter", gpus=[0], labels=MINE)
+    bench = Bench(docker, match=[{"class": "infrastructure", "name": "dcgm-*"}])
+    bench.later(days=400)
+    bench.again()
+    assert docker.state("dcgm-exporter") == "exited"
+
+
+def test_what_nobody_owns_gets_the_rules_of_the_unknown(docker: DockerBed) -> None:
+    docker.run("whose", gpus=[0], cmd=programs.trapping_shell())
+    docker.run("mine", gpus=[1], labels=MINE, cmd=programs.trapping_shell())
+    bench = Bench(docker, classes={"unknown": {"max_runtime": "1h"}})
+    bench.later(hours=2)
+    bench.again(), bench.again()
+    assert (docker.state("whose"), docker.state("mine")) == ("exited", "running")
+
+
+def test_a_user_whom_this_machine_does_not_know_is_reported(docker: DockerBed) -> None:
+    docker.run("stranger", gpus=[0], labels={"ds01.user": "no-such-person"})
+    ran = docker.gpukeeper("observe", policy=policy())
+    assert "no-such-person" in ran.err
+    assert docker.state("stranger") == "running"
+
+
+def test_words_in_labels_do_not_drive_the_admins_terminal(docker: DockerBed) -> None:
+    docker.run("evil", gpus=[0], labels={"ds01.user": "x\x1b]0;owned\x07\x1b[2J", **MINE})
+    for command in (["observe"], ["explain", "evil"]):
+        ran = docker.gpukeeper(*command, policy=policy())
+        assert ran.code == 0, ran
+        assert "\x1b" not in ran.out + ran.err
+        assert "\x07" not in ran.out + ran.err
+
+
+def test_an_owner_stops_and_removes_their_own_and_nobody_elses(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
+    docker.run("whose", gpus=[2], cmd=programs.trapping_shell())
+    bench = Bench(docker)
+    for other in ("theirs", "whose"):
+        for verb in ("stop", "remove", "hold"):
+            reply = bench.ask(SOMEBODY, verb, other)
+            assert not reply.done
+            assert "may not change it" in reply.words
+    assert bench.ask(SOMEBODY, "stop", "mine").done
+    assert docker.containers() == {"mine": "exited", "theirs": "running", "whose": "running"}
+    assert bench.ask(SOMEBODY, "remove", "mine").done
+    assert "mine" not in docker.containers()
+
+
+def test_a_removal_that_is_asked_for_does_not_force(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    reply = Bench(docker).ask(SOMEBODY, "remove", "mine")
+    assert not reply.done
+    assert docker.state("mine") == "running"
+
+
+def test_class_by_what_it_is(docker: DockerBed) -> None:
+    docker.create("compose", gpus=[0], labels={**MINE, "com.docker.compose.project": "x"})
+    docker.create("server", gpus=[0], labels=MINE, ports={8080: 0})
+    docker.create("job", gpus=[0], labels={**MINE, "ds01.interface": "api"})
+    docker.create("plain", gpus=[0], labels=MINE)
+    docker.create("none", labels=MINE)
+    subjects = Bench(docker).subjects()
+    wanted = {"compose": "compose", "server": "serving", "job": "api", "plain": "docker", "none": "without-gpu"}
+    assert {name: subjects[name].class_ for name in wanted} == wanted
+    assert Bench(docker).due("none") is Action.KEEP

@@ -1,0 +1,162 @@
+"""A removal: captured before, unforced, only of what was looked at, and volumes stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpukeeper.model.decision import Action, Changed, Result
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, Bench, ended, policy
+
+
+def test_the_command_removes_what_is_over_and_says_so(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    docker.run("young", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    ran = docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s"}))
+    assert ran.code == 0, ran
+    assert docker.containers() == {"young": "running"}
+    assert "1 of 1 due reclaimed" in ran.err
+
+
+def test_mode_plan_removes_nothing_unattended(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    ran = docker.gpukeeper("apply", "--yes", policy=policy(mode="plan", retention={"succeeded": "0s"}))
+    assert ran.code == 2, ran
+    assert docker.containers() == {"old": "exited"}
+
+
+def test_a_container_that_was_started_meanwhile_is_not_removed(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    docker.stop_container("mine")
+    bench = Bench(docker)
+    fresh = bench.looked("mine")
+    docker.start_container("mine")
+    answer = bench.run(bench.platform.act(bench.asked("mine", Action.REMOVE), fresh))
+    assert isinstance(answer, Changed)
+    assert docker.state("mine") == "running"
+
+
+def test_the_engine_itself_refuses_what_was_started_at_the_last_moment(docker: DockerBed) -> None:
+    """Between our last look and our command: the removal is unforced, so that Docker says no."""
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    docker.stop_container("mine")
+    bench = Bench(docker)
+    fresh = bench.looked("mine")
+    engine = bench.platform._engine
+    delete = engine.delete
+
+    async def started_first(path: str, **query: object) -> bytes:
+        docker.start_container("mine")
+        return await delete(path, **query)  # type: ignore[arg-type]
+
+    engine.delete = started_first  # type: ignore[method-assign, assignment]
+    answer = bench.run(bench.platform.act(bench.asked("mine", Action.REMOVE), fresh))
+    assert isinstance(answer, Changed)
+    assert docker.state("mine") == "running"
+
+
+def test_one_that_was_renamed_since_the_plan_is_left_for_the_next_pass(docker: DockerBed) -> None:
+    made = ended(docker, "old", gpus=[0], labels=MINE)
+    bench = Bench(docker)
+    fresh = bench.looked("old")
+    step = bench.asked("old", Action.REMOVE)
+    docker.api.must("POST", "/containers/old/rename", query={"name": "precious"})
+    assert isinstance(bench.run(bench.platform.act(step, fresh)), Changed)
+    assert docker.id("precious") == made
+
+
+def test_one_of_the_same_name_that_took_its_place_is_not_removed(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    bench = Bench(docker)
+    bench.later(minutes=90)
+    step = bench.step("old")
+    assert step.decision.action is Action.REMOVE
+    docker.remove_container("old")
+    second = ended(docker, "old", gpus=[0], labels=MINE)
+    assert bench.take(step).result is Result.CHANGED
+    assert docker.id("old") == second
+
+
+def test_volumes_stay_named_and_unnamed(docker: DockerBed) -> None:
+    docker.run(
+        "old", gpus=[0], labels=MINE, cmd=["sh", "-c", "echo kept > /data/file; echo kept > /named/file"],
+        config={"Volumes": {"/data": {}}}, binds=["models:/named"],
+    )  # fmt: skip
+    docker.until(lambda: docker.state("old") == "exited", "it ended")
+    found = docker.inspect("old")
+    assert found is not None
+    mounts = {mount["Destination"]: mount for mount in found["Mounts"]}
+    bench = Bench(docker)
+    bench.later(minutes=90)
+    bench.again()
+    assert docker.inspect("old") is None
+    for where in ("/data", "/named"):
+        assert docker.api.call("GET", f"/volumes/{mounts[where]['Name']}").ok
+        assert Path(mounts[where]["Source"], "file").read_text() == "kept\n"
+
+
+def test_log_description_and_installed_packages_are_captured_first(docker: DockerBed) -> None:
+    site = "/usr/local/lib/python3/site-packages"
+    work = f"echo result 42; mkdir -p {site}/flashy-2.1.dist-info; touch {site}/flashy-2.1.dist-info/METADATA"
+    made = docker.run("old", gpus=[0], labels=MINE, cmd=["sh", "-c", work])
+    docker.until(lambda: docker.state("old") == "exited", "it ended")
+    bench = Bench(docker)
+    assert bench.looked("old").loses
+    bench.later(minutes=90)
+    bench.again()
+    assert docker.inspect("old") is None
+    files = bench.captured("old")
+    assert b"result 42" in files["log.txt"]
+    assert files["packages.txt"] == b"flashy 2.1\n"
+    assert made.encode() in files["manifest.json"]
+
+
+def test_evidence_on_disk_is_complete_before_the_command_removes(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    text = policy(retention={"succeeded": "0s"}, capture={"what": ["manifest", "logs", "events", "reports"]})
+    assert docker.gpukeeper("apply", "--yes", policy=text).code == 0
+    assert docker.inspect("old") is None
+    saved = list((docker.folder / "state" / "evidence").rglob("*"))
+    assert [one for one in saved if one.is_file() and one.stat().st_size > 0]
+
+
+def test_without_room_for_evidence_it_is_kept(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    text = policy(retention={"succeeded": "0s"}, capture={"quota": "1B"})
+    ran = docker.gpukeeper("apply", "--yes", policy=text)
+    assert ran.code == 3, ran
+    assert docker.state("old") == "exited"
+
+
+def test_its_own_shorter_time_counts(docker: DockerBed) -> None:
+    ended(docker, "quick", gpus=[0], labels={**MINE, "gpukeeper.io/ttl": "5m"})
+    ended(docker, "usual", gpus=[0], labels=MINE)
+    ended(docker, "garbled", gpus=[0], labels={**MINE, "gpukeeper.io/ttl": "soon"})
+    bench = Bench(docker)
+    bench.later(minutes=10)
+    bench.again()
+    assert docker.containers() == {"usual": "exited", "garbled": "exited"}
+    bench.later(days=2)
+    bench.again()
+    assert docker.containers() == {"garbled": "exited"}
+
+
+def test_a_hold_keeps_it_and_a_release_lets_it_go(docker: DockerBed) -> None:
+    ended(docker, "mine", gpus=[0], labels=MINE)
+    bench = Bench(docker)
+    bench.later(minutes=90)
+    assert bench.ask("nobody", "hold", "mine", seconds=3600.0).done
+    bench.again()
+    assert docker.state("mine") == "exited"
+    assert bench.ask("nobody", "release", "mine").done
+    bench.again()
+    assert docker.inspect("mine") is None
+
+
+def test_no_more_than_the_budget_goes_in_one_pass(docker: DockerBed) -> None:
+    for number in range(3):
+        ended(docker, f"old-{number}", gpus=[0], labels=MINE)
+    ran = docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s"}, budget={"per_pass": 2}))
+    assert ran.code == 3, ran
+    assert list(docker.containers()) == ["old-2"]

@@ -1,0 +1,97 @@
+"""Warnings reach people where they sit, and leave nothing behind; a planted link leads nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, Bench
+
+
+def due_to_be_warned(bed: DockerBed, name: str, **changes: object) -> Bench:
+    bench = Bench(bed, **{"limits": {"max_runtime": "2h"}, **changes})
+    bench.again()
+    bench.later(hours=1, minutes=30)
+    return bench
+
+
+def changes_in(bed: DockerBed, name: str) -> object:
+    return bed.api.must("GET", f"/containers/{name}/changes")
+
+
+def screen(bed: DockerBed, name: str) -> str:
+    """What a container with a terminal printed, our words on that terminal included."""
+    return bytes(bed.api.call("GET", f"/containers/{name}/logs", query={"stdout": 1}).raw).decode("utf-8", "replace")
+
+
+def test_a_terminal_inside_shows_the_warning_and_no_file_is_written(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, tty=True, cmd=programs.trapping_shell())
+    before = changes_in(docker, "mine")
+    bench = due_to_be_warned(docker, "mine")
+    bench.again()
+    docker.until(lambda: "will be stopped" in screen(docker, "mine"), "the warning is on the screen")
+    assert "[gpukeeper]" in screen(docker, "mine")
+    assert changes_in(docker, "mine") == before
+    assert bench.warnings("mine")[-1].delivered
+    assert docker.state("mine") == "running"
+
+
+def test_without_a_terminal_it_is_undelivered_and_the_stop_waits_longer(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    late = {"runtime": ["50%"], "lead": "10m", "undelivered": "10m"}
+    bench = due_to_be_warned(docker, "mine", warnings=late)
+    bench.later(minutes=35)
+    bench.again()
+    assert not bench.warnings("mine")[-1].delivered
+    bench.later(minutes=15)
+    bench.again()
+    assert docker.state("mine") == "running"
+    bench.later(minutes=10)
+    bench.again()
+    assert docker.state("mine") == "exited"
+
+
+def test_a_file_in_place_of_a_terminal_is_not_written_to(docker: DockerBed, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    redirected = ["sh", "-c", "exec </out/f >/out/f 2>&1; trap 'exit 0' 15; while sleep 1 & wait $!; do :; done"]
+    (tmp_path / "f").write_text("")
+    docker.run("mine", gpus=[0], labels=MINE, cmd=redirected, binds=[f"{tmp_path}:/out"])
+    bench = due_to_be_warned(docker, "mine")
+    bench.again()
+    assert not bench.warnings("mine")[-1].delivered
+    assert (tmp_path / "f").read_text() == ""
+
+
+def test_links_planted_where_terminals_are_lead_nowhere(docker: DockerBed, tmp_path: Path) -> None:
+    """Opened by name from outside they would be resolved on the host."""
+    target = tmp_path / "precious"
+    target.write_text("untouched")
+    plant = "cd /dev && rm -f console tty && ln -s {0} console && ln -s {0} tty; rm -rf /dev/pts; ln -s {1} /dev/pts; exec sleep 1000"
+    command = ["sh", "-c", plant.format(target, tmp_path)]
+    docker.run("evil", gpus=[0], labels=MINE, cmd=command)
+    bench = due_to_be_warned(docker, "evil")
+    bench.again()
+    assert bench.warnings("evil")
+    assert target.read_text() == "untouched"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["precious"]
+
+
+def test_the_warning_says_what_would_be_lost(docker: DockerBed) -> None:
+    site = "/usr/lib/python3/site-packages"
+    work = f"mkdir -p {site}/flashy-2.1.dist-info; echo x > {site}/flashy-2.1.dist-info/METADATA; "
+    shell = programs.trapping_shell()
+    docker.run("mine", gpus=[0], labels=MINE, rm=True, tty=True, cmd=["sh", "-c", work + shell[2]])
+    docker.until(lambda: docker.output("mine", ["ls", site])[0] == 0, "it installed something")
+    bench = due_to_be_warned(docker, "mine")
+    bench.again()
+    assert "flashy 2.1" in bench.warnings("mine")[-1].message
+
+
+def test_a_paused_container_does_not_block_the_warning(docker: DockerBed) -> None:
+    docker.run("frozen", gpus=[0], labels=MINE, tty=True, cmd=programs.trapping_shell())
+    docker.pause_container("frozen")
+    bench = due_to_be_warned(docker, "frozen")
+    bench.again()
+    assert bench.warnings("frozen")
+    assert docker.state("frozen") == "paused"

@@ -1,0 +1,345 @@
+"""How a GPU is: a proc folder, a child that prints recorded values, and a kernel log, all made by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpukeeper.devices import condition_child, kernel_log
+from gpukeeper.devices.condition import CHILD, examine, find, parse_parent, read
+from gpukeeper.devices.reset import reset, reset_unheld
+from gpukeeper.model.condition import Advice, Condition, GpuHolder, Xid
+from gpukeeper.model.decision import Accepted, Refused
+from gpukeeper.model.unknown import Unknown
+from tests.unit.devices.test_holders import add
+from tests.unit.devices.test_nvml import NvmlError
+
+MINUTE = timedelta(minutes=1)
+BOOT = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
+SINCE = BOOT + timedelta(hours=1)
+ID = "0123456789abcdef" * 4
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+# As an H200 answered: a parent with 8 GiB was killed, and its forked child keeps them.
+H200 = {
+    "uuid": UUID,
+    "minor": 0,
+    "pci": "00000000:1B:00.0",
+    "memory_used_mib": 9455,
+    "listed": [4711],
+    "advice": "none",
+    "remap_pending": False,
+    "remap_failed": False,
+    "sliced": False,
+    "reset_alone": True,
+    "slices": [],
+}
+SLICED = H200 | {
+    "uuid": "GPU-2",
+    "minor": 1,
+    "sliced": True,
+    "slices": [
+        {"uuid": "MIG-a", "gpu_instance": 1, "compute_instance": 0, "memory_used_mib": 12, "listed": []},
+        {"uuid": "MIG-b", "gpu_instance": 2, "compute_instance": 0, "memory_used_mib": 800, "listed": [77]},
+    ],
+}
+
+
+def child(*gpus: dict[str, Any], **record: Any) -> list[str]:
+    printed = json.dumps({"state": "answered", "gpus": gpus} | record)
+    return [sys.executable, "-c", f"print({printed!r})"]
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    folder = tmp_path / "proc"
+    add(folder, 1, comm="init")
+    (folder / "stat").write_text(f"cpu 0\nbtime {int(BOOT.timestamp())}\n")
+    (tmp_path / "kmsg").write_text("")
+    return folder
+
+
+def look(proc: Path, uuid: str = UUID, gpus: tuple[dict[str, Any], ...] = (H200, SLICED)) -> Condition:
+    found = examine(uuid, SINCE, MINUTE, child=child(*gpus), proc=str(proc), log=str(proc.parent / "kmsg"))
+    assert isinstance(found, Condition), found
+    return found
+
+
+def test_the_forked_child_is_found_by_the_scan_and_the_dead_parent_is_only_listed(proc: Path) -> None:
+    add(proc, 4712, "/dev/nvidia0", "/dev/nvidiactl", cgroup=f"0::/docker/{ID}\n", state="D")
+    found = look(proc)
+    assert found.holders == (GpuHolder(pid=4712, starttime=4200, uid=1001, comm="python", state="D", workload_id=ID),)
+    assert (found.listed, found.memory_used_mib, found.advice) == ((4711,), 9455, Advice.NONE)
+    assert (found.unread, found.sliced, found.reset_alone, found.xids) == (0, False, True, ())
+
+
+def test_who_has_another_gpu_open_does_not_hold_this_one(proc: Path) -> None:
+    add(proc, 4712, "/dev/nvidia1")
+    assert look(proc).holders == ()
+    assert [one.pid for one in look(proc, "GPU-2").holders] == [4712]
+
+
+def test_our_own_children_are_ours(proc: Path) -> None:
+    add(proc, 4712, "/dev/nvidia0")
+    stat = proc / "4712" / "stat"
+    stat.write_text(stat.read_text().replace(") S 1 ", f") S {os.getpid()} "))
+    assert [one.ours for one in look(proc).holders] == [True]
+
+
+def test_a_slice_is_held_by_who_opened_its_capability(proc: Path) -> None:
+    caps = proc / "driver" / "nvidia-caps"
+    caps.mkdir(parents=True)
+    (caps / "mig-minors").write_text("gpu1/gi1/ci0/access 13\ngpu1/gi2/ci0/access 22\n")
+    add(proc, 50, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap13")
+    add(proc, 51, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap22")
+    add(proc, 52, "/dev/nvidia1")  # which slice it uses is not known: all of them, to be careful
+    a, b = look(proc, "MIG-a"), look(proc, "MIG-b")
+    assert [one.pid for one in a.holders] == [50, 52]
+    assert [one.pid for one in b.holders] == [51, 52]
+    assert (b.memory_used_mib, b.listed, b.sliced) == (800, (77,), True)
+
+
+def test_a_gpu_without_a_known_device_file_is_held_by_whoever_holds_any(proc: Path) -> None:
+    add(proc, 50, "/dev/nvidia3")
+    assert [one.pid for one in look(proc, gpus=(H200 | {"minor": {"why": "not told"}},)).holders] == [50]
+
+
+def test_processes_that_could_not_be_read_are_counted(proc: Path) -> None:
+    (proc / "1" / "stat").unlink()  # as with hidepid
+    assert look(proc).unread == 1
+
+
+def test_the_name_of_a_process_cannot_fake_its_parent() -> None:
+    assert parse_parent("7 (a) S 99 (b) R 12 0 0") == ("R", 12)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (child(H200, state="failed", why="Driver/library version mismatch"), "version mismatch"),
+        ([sys.executable, "-c", "print('hello')"], "gave no record"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "did not answer within"),
+        (child(SLICED, {"uuid": {"why": "GPU is lost"}}), "GPU is lost"),
+        (child(), f"names no {UUID}"),
+    ],
+)
+def test_what_the_driver_does_not_tell_is_unknown(proc: Path, command: list[str], why: str) -> None:
+    deadline = timedelta(seconds=1) if "sleep" in command[-1] else MINUTE
+    found = examine(UUID, SINCE, deadline, child=command, proc=str(proc), log="/nowhere")
+    assert isinstance(found, Unknown)
+    assert why in found.why
+
+
+def test_facts_that_a_model_does_not_have_are_unknown_by_design(proc: Path) -> None:
+    absent = {"why": "the NVIDIA driver answered: Not Supported", "by_design": True}
+    found = look(proc, gpus=(H200 | {"advice": absent, "remap_pending": absent},))
+    assert found.advice == Unknown(str(absent["why"]), by_design=True)
+    assert found.remap_pending == found.advice
+
+
+def test_a_gpu_that_fell_off_the_bus_is_not_another_one() -> None:
+    assert isinstance(find((), "GPU-1"), Unknown)
+
+
+def test_the_real_child_prints_one_record() -> None:
+    printed = subprocess.check_output(CHILD)
+    answer = read(printed)
+    assert isinstance(answer, tuple) or "driver" in answer.why
+    assert "gave no record" not in str(answer)
+    assert printed.count(b"\n") == 1
+
+
+# The kernel's log
+
+RECORDS = [
+    "6,1,1000000,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65\n",
+    "3,2,3500000000,-;NVRM: Xid (PCI:0000:1b:00): 13, Graphics Exception\n",  # before the end
+    "3,3,3700000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n",
+    "3,4,3800000000,-;NVRM: Xid (PCI:0000:4c:00): 31, another GPU\n",
+    "6,5,3900000000,-;NVRM: Xid (PCI:garbled): 31\n",
+]
+
+
+def test_xids_of_this_gpu_since_the_end_are_read() -> None:
+    found = kernel_log.parse(RECORDS, "00000000:1B:00.0", timedelta(hours=1))
+    assert found == (Xid(79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),)
+
+
+def test_a_record_without_a_time_counts() -> None:
+    assert kernel_log.parse(["NVRM: Xid (PCI:0000:1b:00): 79, x"], "00000000:1B:00.0", MINUTE) == (Xid(79, "x"),)
+
+
+def test_a_log_that_may_not_be_read_is_unknown_by_design(tmp_path: Path) -> None:
+    found = kernel_log.xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "none"))
+    assert isinstance(found, Unknown)
+    assert found.by_design
+
+
+def test_a_log_is_read_from_its_file(tmp_path: Path) -> None:
+    """A device gives one record a read; a file gives all at once, so here is one."""
+    (tmp_path / "kmsg").write_text(RECORDS[2])
+    found = kernel_log.xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "kmsg"))
+    assert isinstance(found, tuple)
+    assert [xid.number for xid in found] == [79]
+
+
+# The child's own reading, on a driver that works like NVML and is not one.
+
+
+class Driver:
+    NVMLError = NvmlError
+    NVML_SUCCESS, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND = 0, 2, 3, 6
+    NVML_ERROR_FUNCTION_NOT_FOUND, LOST = 13, 15
+    NVML_DEVICE_MIG_ENABLE, NVML_DEVICE_ARCH_AMPERE, NVML_NVLINK_MAX_LINKS = 1, 7, 4
+    nvmlMemory_v2 = 1  # noqa: N815 - NVML's own name
+
+    def __init__(self, **given: Any) -> None:
+        known = {"architecture": 9, "action": 0, "graphics": [], "mig": 0, "links": [], "remapped": (0, 0, 1, 0)}
+        self.given = known | {"compute": [4711, 12], "failed": 0} | given
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "nvmlDeviceGetHandleByIndex": "gpu0",
+            "nvmlDeviceGetUUID": UUID,
+            "nvmlDeviceGetMinorNumber": 0,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+            "nvmlDeviceGetMigMode": (self.given["mig"], self.given["mig"]),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=16 * 1024**3, used=615 * 1024**2),
+            "nvmlDeviceGetComputeRunningProcesses": _processes(self.given["compute"]),
+            "nvmlDeviceGetGraphicsRunningProcesses": _processes(self.given["graphics"]),
+            "nvmlDeviceGetMPSComputeRunningProcesses": NvmlError(self.NVML_ERROR_NOT_SUPPORTED),
+            "nvmlDeviceGetRemappedRows": self.given["remapped"],
+            "nvmlDeviceGetArchitecture": self.given["architecture"],
+            "nvmlDeviceGetFieldValues": [
+                SimpleNamespace(nvmlReturn=self.given["failed"], value=SimpleNamespace(uiVal=self.given["action"]))
+            ],
+            "nvmlDeviceGetMaxMigDeviceCount": 1,
+            "nvmlDeviceGetMigDeviceHandleByIndex": "part",
+            "nvmlDeviceGetGpuInstanceId": 1,
+            "nvmlDeviceGetComputeInstanceId": 0,
+        }
+        if name == "nvmlDeviceGetNvLinkState":
+            return self._link
+        if name not in answers:
+            raise AttributeError(name)
+        return lambda *args, **more: _give(answers[name])
+
+    def _link(self, handle: str, link: int) -> int:
+        if link >= len(self.given["links"]):
+            raise NvmlError(self.NVML_ERROR_INVALID_ARGUMENT)
+        return int(self.given["links"][link])
+
+
+def _processes(pids: Any) -> Any:
+    return pids if isinstance(pids, Exception) else [SimpleNamespace(pid=pid) for pid in pids]
+
+
+def _give(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def test_the_child_reads_what_the_driver_says() -> None:
+    found = condition_child.gpu(Driver(), 0)
+    assert found == H200 | {"memory_used_mib": 615, "listed": [12, 4711], "remap_pending": True}
+
+
+def test_the_child_reads_slices() -> None:
+    part = {"uuid": UUID, "gpu_instance": 1, "compute_instance": 0, "memory_used_mib": 615, "listed": [12, 4711]}
+    assert condition_child.gpu(Driver(mig=1), 0)["slices"] == [part]
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, Advice.RESET), (4, Advice.DRAIN_AND_RESET), (99, Advice.OTHER)])
+def test_the_drivers_advice_is_put_in_words(number: int, words: Advice) -> None:
+    assert Advice(condition_child.gpu(Driver(action=number), 0)["advice"]) is words
+
+
+def test_every_advice_of_the_driver_has_a_word() -> None:
+    assert [Advice(word) for word in (*condition_child.ADVICE, condition_child.OTHER)] == list(Advice)
+
+
+@pytest.mark.parametrize(("error", "by_design"), [(3, True), (15, False)])
+def test_what_the_driver_does_not_have_differs_from_what_it_would_not_say(error: int, by_design: bool) -> None:
+    found = condition_child.gpu(Driver(failed=error, remapped=NvmlError(error)), 0)
+    assert found["advice"]["by_design"] is by_design
+    assert found["remap_pending"]["by_design"] is by_design
+    assert found["remap_failed"] == found["remap_pending"]
+
+
+def test_a_list_of_processes_that_failed_is_not_an_empty_one() -> None:
+    assert condition_child.gpu(Driver(compute=NvmlError(15)), 0)["listed"]["by_design"] is False
+
+
+@pytest.mark.parametrize(
+    ("architecture", "links", "alone"), [(9, [1, 1], True), (6, [0, 1], False), (6, [0, 0], True), (6, [], True)]
+)
+def test_linked_gpus_before_ampere_are_not_reset_alone(architecture: int, links: list[int], alone: bool) -> None:
+    assert condition_child.resets_alone(Driver(architecture=architecture, links=links), "gpu0") is alone
+
+
+# Resetting, with a program that is not nvidia-smi
+
+
+def fake(tmp_path: Path, ends: str = "") -> list[str]:
+    told = tmp_path / "told"
+    return [sys.executable, "-c", f"import sys; open({str(told)!r}, 'a').write(repr(sys.argv[1:])); {ends}"]
+
+
+def test_a_reset_names_one_gpu(tmp_path: Path) -> None:
+    assert asyncio.run(reset(UUID, program=fake(tmp_path))) == Accepted()
+    assert (tmp_path / "told").read_text() == repr(["-r", "-i", UUID])
+
+
+@pytest.mark.parametrize("uuid", ["", "0", "all", "MIG-11111111-2222-3333-4444-555555555555", UUID + ",1", "-r"])
+def test_nothing_but_the_uuid_of_a_whole_gpu_is_ever_passed_on(tmp_path: Path, uuid: str) -> None:
+    assert isinstance(asyncio.run(reset(uuid, program=fake(tmp_path))), Refused)
+    assert not (tmp_path / "told").exists()
+
+
+def test_a_refused_reset_says_why(tmp_path: Path) -> None:
+    answer = asyncio.run(reset(UUID, program=fake(tmp_path, "print('in use'); raise SystemExit(4)")))
+    assert answer == Refused("nvidia-smi refused (exit 4, not permitted): in use")
+
+
+def test_a_reset_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    answer = asyncio.run(reset(UUID, timedelta(seconds=1), fake(tmp_path, "import time; time.sleep(600)")))
+    assert isinstance(answer, Unknown)
+
+
+def test_a_missing_nvidia_smi_is_a_sentence(tmp_path: Path) -> None:
+    assert isinstance(asyncio.run(reset(UUID, program=[str(tmp_path / "none")])), Refused)
+
+
+FREE = Condition(uuid=UUID, at=SINCE, sliced=False)
+HOLDER = GpuHolder(pid=9, starttime=1, uid=0, comm="python", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "done"),
+    [
+        (FREE, True),
+        (Condition(uuid=UUID, at=SINCE, sliced=False, holders=(HOLDER,)), False),
+        (Condition(uuid=UUID, at=SINCE, sliced=False, unread=1), False),
+        (Condition(uuid=UUID, at=SINCE, sliced=True), False),
+        (Condition(uuid=UUID, at=SINCE, sliced=Unknown("?")), False),
+        (Unknown("silent"), False),
+    ],
+)
+def test_a_gpu_that_somebody_opened_at_the_last_moment_is_not_reset(
+    tmp_path: Path, found: Condition | Unknown, done: bool
+) -> None:
+    async def look(uuid: str, since: datetime) -> Condition | Unknown:
+        return found
+
+    answer = asyncio.run(reset_unheld(UUID, look, fake(tmp_path)))
+    assert isinstance(answer, Accepted if done else Refused)
+    assert (tmp_path / "told").exists() is done

@@ -1,0 +1,110 @@
+"""Readings become samples: GPUs for every holder, counters as differences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from gpukeeper.devices import meter
+from gpukeeper.devices.busy import Use
+from gpukeeper.devices.counters import Counters
+from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.unknown import Unknown
+
+NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
+NO_TERMINAL = Unknown("it has no terminal", by_design=True)
+
+
+class Still:
+    def now(self) -> datetime:
+        return NOW
+
+
+class Driver:
+    """Stands where the reader of the driver stands."""
+
+    def __init__(self, answer: Mapping[str, Use] | Unknown) -> None:
+        self.answer, self.asked = answer, 0
+
+    async def read(self) -> Mapping[str, Use] | Unknown:
+        self.asked += 1
+        return self.answer
+
+
+def workload(name: str, *devices: str, platform: str = "docker", incarnation: str = "1") -> Subject:
+    seen = Seen(Ref(platform, "here", "container", name, f"uid-{name}"), incarnation, "", NOW)
+    return Subject(seen=seen, state=State.RUNNING, created=NOW, started=NOW, devices=devices)
+
+
+def counted(cpu_ns: int, starttime: int = 7) -> Counters:
+    return Counters(starttime=starttime, cpu_ns=cpu_ns, disk_bytes=0, network_bytes=0, typed=NO_TERMINAL)
+
+
+def use(uuid: str, busy: float, *, part: bool = False) -> Use:
+    return Use(uuid=uuid, slice=part, busy=busy, memory_used_mib=0, pids=(), parent=None)
+
+
+def read(one: GpuMeter | CounterMeter | Meters, *subjects: Subject) -> dict[tuple[str, str, str], object]:
+    found: list[Sample] = list(asyncio.run(one.read(subjects)))  # type: ignore[arg-type]
+    return {(s.key.rpartition("-")[2], s.signal.value, s.device): s.value for s in found}
+
+
+def test_everybody_who_shares_a_gpu_is_told_its_use() -> None:
+    driver = Driver({"GPU-0": use("GPU-0", 40.0), "MIG-1": use("MIG-1", 0.2, part=True)})
+    gpus = GpuMeter(driver, Still(), ["docker"])  # type: ignore[arg-type]
+    found = read(gpus, workload("a", "GPU-0"), workload("b", "GPU-0", "MIG-1"))
+    assert found == {("a", "gpu", "GPU-0"): 40.0, ("b", "gpu", "GPU-0"): 40.0, ("b", "gpu", "MIG-1"): 0.2}
+    assert driver.asked == 1
+
+
+def test_what_the_driver_does_not_name_is_not_known() -> None:
+    found = read(GpuMeter(Driver({}), Still(), ["docker"]), workload("a", "GPU-9"))  # type: ignore[arg-type]
+    assert found == {("a", "gpu", "GPU-9"): Unknown("the driver says nothing of GPU-9")}
+    silent = Unknown("the driver did not answer")
+    assert read(GpuMeter(Driver(silent), Still(), ["docker"]), workload("a", "GPU-9")) == {  # type: ignore[arg-type]
+        ("a", "gpu", "GPU-9"): silent
+    }
+
+
+def test_the_driver_is_not_asked_for_workloads_of_other_machines() -> None:
+    driver = Driver({})
+    assert read(GpuMeter(driver, Still(), ["host"]), workload("a", "GPU-0")) == {}  # type: ignore[arg-type]
+    assert driver.asked == 0
+
+
+def test_a_first_reading_takes_a_window_of_its_own_and_the_next_does_not() -> None:
+    """One second of CPU in two, then two in ten."""
+    readings, steady = iter([0, 10**9, 3 * 10**9]), iter([100.0, 102.0, 102.0, 112.0, 112.0])
+    counters = CounterMeter(
+        "docker", Still(), lambda subject: counted(next(readings)), window=0.0, ticks=lambda: next(steady)
+    )
+    assert read(counters, workload("a"))[("a", "cpu", "")] == pytest.approx(50.0)
+    assert read(counters, workload("a"))[("a", "cpu", "")] == pytest.approx(20.0)
+    assert list(readings) == []
+
+
+def test_another_run_is_not_compared_with_the_one_before() -> None:
+    grown = iter([5, 6, 10**12, 10**12])
+    counters = CounterMeter(
+        "docker", Still(), lambda subject: counted(next(grown), starttime=int(subject.seen.incarnation)), window=0.0
+    )
+    read(counters, workload("a", incarnation="1"))
+    assert read(counters, workload("a", incarnation="2"))[("a", "cpu", "")] == 0.0
+
+
+def test_what_could_not_be_found_is_not_known_of_any_signal() -> None:
+    found = read(CounterMeter("docker", Still(), lambda subject: None, window=0.0), workload("a"))
+    assert found == {("a", signal.value, ""): meter.NOT_READ for signal in meter.SECONDARY}
+
+
+def test_meters_speak_together() -> None:
+    gpus = GpuMeter(Driver({"GPU-0": use("GPU-0", 1.0)}), Still(), ["host"])  # type: ignore[arg-type]
+    both = Meters(gpus, CounterMeter("host", Still(), lambda subject: counted(0), window=0.0))
+    signals = {signal for _, signal, _ in read(both, workload("a", "GPU-0", platform="host"))}
+    assert signals == {signal.value for signal in Signal}

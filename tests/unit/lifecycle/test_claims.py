@@ -1,0 +1,353 @@
+"""Who has which GPU, and what does not fit together. All of it said, none of it repaired."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpukeeper.lifecycle.claims import Claim, Finding, How, claims, findings, left_alone, next_event, runs_on_gpus
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.decision import Action, Decision, Verdict, View
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import EMPTY, Memory, Stopped
+from gpukeeper.model.policy import Exemption
+from gpukeeper.model.series import NOT_MEASURED, Series, Signal
+from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+from tests.unit.lifecycle.examples import BOOK, HOUR, MINUTE, NOW, POLICY, ended, idle_view, subject
+
+ALL = {("docker", "node-3"): frozenset(Action), ("host", "node-3"): frozenset[Action]()}
+
+
+def device(number: int, *, whole: int | None = None, **labels: str) -> View:
+    """GPU-n of node-3, or slice MIG-n of a whole one."""
+    uid = f"GPU-{number}" if whole is None else f"MIG-{number}"
+    ref = Ref("host", "node-3", "gpu" if whole is None else "slice", f"{uid.lower()}", uid)
+    root = None if whole is None else f"host/node-3/gpu-{whole}"
+    never = Unknown("a GPU neither begins nor ends", by_design=True)
+    return View(
+        Subject(seen=Seen(ref, uid, "", NOW), shape=Shape.DEVICE, root=root, state=never, created=never, labels=labels)
+    )
+
+
+def named(name: str, *devices: str, **facts: Any) -> View:
+    known = {"ref": Ref("docker", "node-3", "container", name, f"uid-{name}"), "devices": devices}
+    memory = facts.pop("memory", EMPTY)
+    return View(subject(**(known | facts)), memory=memory)
+
+
+def bare(name: str, *devices: str, **facts: Any) -> View:
+    ref = Ref("host", "node-3", "process", name, "77@5")
+    return View(subject(**({"ref": ref, "devices": devices, "class_": "bare", "owner": "eve"} | facts)))
+
+
+def stopped_by_hand(name: str, *devices: str, **facts: Any) -> View:
+    memory = Memory(state="ended", stopped=Stopped("somebody", "", NOW - 5 * MINUTE, "run-1"))
+    ref = Ref("docker", "node-3", "container", name, f"uid-{name}")
+    known = {"ref": ref, "devices": devices, "outcome": Outcome.STOPPED}
+    return View(ended(5 * MINUTE, **(known | facts)), (), memory)
+
+
+def claimed(*views: View, **more: Any) -> tuple[Claim, ...]:
+    return claims(views, BOOK, NOW, offers=ALL, **more)
+
+
+def found(*views: View, **more: Any) -> list[tuple[str, str]]:
+    return [(one.kind, one.words) for one in findings(views, BOOK, NOW, **more)]
+
+
+def lines(all_claims: tuple[Claim, ...]) -> list[tuple[str, str, str]]:
+    return [(one.how.value, one.name, one.holder.name if one.holder else "-") for one in all_claims]
+
+
+# Who has which
+
+
+def test_each_device_and_each_who_has_it_is_one_line_and_free_ones_are_said() -> None:
+    """C11.4, C13.1"""
+    told = claimed(device(0), device(1), device(2), named("eval", "GPU-0"), named("train", "GPU-2", "GPU-0"))
+    assert lines(told) == [
+        ("running", "host/node-3/gpu-0", "eval"),
+        ("running", "host/node-3/gpu-0", "train"),
+        ("free", "host/node-3/gpu-1", "-"),
+        ("running", "host/node-3/gpu-2", "train"),
+    ]
+    assert told[0].since == NOW - 3 * HOUR
+    assert told[0].owner == "ann"
+
+
+def test_without_an_inventory_a_claim_has_the_workloads_own_word_and_nothing_is_free() -> None:
+    assert lines(claimed(named("eval", "GPU-9"))) == [("running", "GPU-9", "eval")]
+
+
+@pytest.mark.parametrize(
+    ("view", "how"),
+    [
+        (named("a", "GPU-0", state=State.PAUSED), How.PAUSED),
+        (named("a", "GPU-0", class_="infrastructure"), How.INFRASTRUCTURE),
+        (named("a", "GPU-0", shape=Shape.ORPHAN, root="docker/node-3/gone"), How.ORPHAN),
+        (named("a", "GPU-0", state=State.ENDED, live_children=2), How.CHILDREN),
+        (bare("python-77", "GPU-0"), How.BARE),
+        (stopped_by_hand("a", "GPU-0"), How.KEPT),
+    ],
+)
+def test_how_it_is_had(view: View, how: How) -> None:
+    """C11.4: those outside any workload too."""
+    assert [one.how for one in claimed(view)] == [how]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        named("a"),
+        named("a", "GPU-0", state=State.CREATED),
+        named("a", "GPU-0", state=State.ENDED),
+        named("a", "GPU-0", state=State.SUSPENDED),
+        named("a", "GPU-0", state=Unknown("silent")),
+        named("part", "GPU-0", root="docker/node-3/whole"),
+        named("tree", "GPU-0", shape=Shape.TREE),
+    ],
+)
+def test_what_runs_no_more_or_is_a_part_has_none(view: View) -> None:
+    assert claimed(view) == ()
+
+
+def test_what_its_owner_stopped_keeps_the_gpu_until_a_named_time() -> None:
+    (one,) = claimed(stopped_by_hand("a", "GPU-0"))
+    assert one.next_at == NOW + 10 * MINUTE
+    assert "stays the owner's for 10m more" in one.next
+    assert one.since == NOW - 5 * MINUTE
+
+
+def test_infrastructure_is_in_nobodys_way() -> None:
+    told = claimed(device(0), named("exporter", "GPU-0", class_="infrastructure"))
+    assert {one.how for one in told} == {How.FREE, How.INFRASTRUCTURE}
+
+
+def test_a_gpu_that_is_cut_is_its_slices() -> None:
+    told = claimed(device(0), device(1, whole=0), device(2, whole=0), named("eval", "MIG-1"))
+    assert lines(told) == [("running", "host/node-3/mig-1", "eval"), ("free", "host/node-3/mig-2", "-")]
+    assert lines(claimed(device(0), device(1, whole=0))) == [("free", "host/node-3/mig-1", "-")]
+
+
+def test_who_has_a_whole_gpu_has_its_slices() -> None:
+    told = claimed(device(0), device(1, whole=0), named("eval", "GPU-0"))
+    assert lines(told) == [("running", "host/node-3/gpu-0", "eval")]
+
+
+def test_an_unknown_gpu_is_said_and_leaves_no_other_surely_free() -> None:
+    told = claimed(device(0), named("eval", devices=Unknown("the driver did not answer")))
+    assert [one.how for one in told] == [How.UNSURE, How.RUNNING]
+    assert "the driver did not answer" in told[1].name
+
+
+def test_a_gpu_in_quarantine_is_not_free() -> None:
+    gone = Memory(gpu=GpuMemory(quarantined=NOW - HOUR, quarantine_reason="memory stays in use"))
+    told = claimed(device(0), device(1), recorded={"host/node-3/GPU-0": gone, "host/node-3/GPU-1": Memory()})
+    assert [one.how for one in told] == [How.QUARANTINE, How.FREE]
+    assert "memory stays in use" in told[0].next
+    assert told[0].since == NOW - HOUR
+
+
+def test_the_newest_measured_minute_is_its_use() -> None:
+    series = (
+        Series(Signal.CPU, "", NOW - 3 * MINUTE, (9.0, 9.0)),
+        Series(Signal.GPU, "GPU-1", NOW - 3 * MINUTE, (9.0, 9.0)),
+        Series(Signal.GPU, "GPU-0", NOW - 3 * MINUTE, (1.0, 83.0, NOT_MEASURED)),
+    )
+    (one,) = claimed(View(subject(), series))
+    assert (one.use, one.use_at) == (83.0, NOW - 2 * MINUTE)
+
+
+def test_without_one_measured_minute_its_use_is_not_known() -> None:
+    series = (Series(Signal.GPU, "GPU-0", NOW - MINUTE, (NOT_MEASURED, NOT_MEASURED)),)
+    (one,) = claimed(View(subject(), series))
+    assert (one.use, one.use_at) == (Unknown("not measured"), None)
+
+
+@pytest.mark.parametrize(("labels", "use"), [({"utilisation_percent": "41"}, 41.0), ({}, None)])
+def test_else_what_the_driver_says_of_the_device(labels: dict[str, str], use: float | None) -> None:
+    (one,) = claimed(device(0, **labels), named("eval", "GPU-0"))
+    assert one.use == (use if use is not None else Unknown("not measured"))
+
+
+def test_use_that_the_driver_could_not_tell_is_not_measured() -> None:
+    (one,) = claimed(device(0, utilisation_percent="not known: not supported"), named("eval", "GPU-0"))
+    assert one.use == Unknown("not measured")
+
+
+# What happens next
+
+
+def decided(action: Action = Action.KEEP, verdict: Verdict = Verdict.WAIT, **more: Any) -> Decision:
+    return Decision(subject().seen, action, "idle", "idle for 10m, allowed 30m", verdict, **more)
+
+
+@pytest.mark.parametrize(
+    ("decision", "begins"),
+    [
+        (decided(due=NOW + 14 * MINUTE), "idle in 14m: idle for 10m"),
+        (decided(verdict=Verdict.REPORT), "reported only: idle"),
+        (decided(verdict=Verdict.UNKNOWN), "kept: idle"),
+        (decided(verdict=Verdict.PROTECT, due=NOW + HOUR), "kept: idle"),
+        (decided(verdict=Verdict.SILENT), "nothing: no rule"),
+        (decided(Action.WARN, Verdict.DUE, then=Action.STOP), "warned at the next pass: idle"),
+        (decided(Action.STOP, Verdict.DUE), "stop at the next pass: idle"),
+    ],
+)
+def test_the_next_event_is_what_the_decision_says(decision: Decision, begins: str) -> None:
+    assert next_event(decision, NOW, ALL).startswith(begins)
+    assert next_event(decision, NOW).startswith(begins)
+
+
+def test_nobody_is_told_of_a_stop_that_is_not_offered() -> None:
+    nothing = {("docker", "node-3"): frozenset({Action.REMOVE})}
+    for decision in (decided(Action.STOP, Verdict.DUE), decided(Action.WARN, Verdict.DUE, then=Action.STOP)):
+        assert next_event(decision, NOW, nothing).endswith("docker offers no stop")
+
+
+# What does not fit together
+
+
+def test_everything_in_order_has_no_finding() -> None:
+    """C13.2"""
+    running = named("eval", "GPU-0", memory=Memory(state="running", incarnation="run-1"))
+    views = (
+        device(0),
+        device(1, whole=0),
+        running,
+        named("train"),
+        named("exporter", "GPU-0", class_="infrastructure"),
+    )
+    assert found(*views, recorded={v.subject.ref.key: v.memory for v in views}) == []
+
+
+def test_what_an_adapter_found_is_passed_on() -> None:
+    """C13.2"""
+    (one,) = findings([named("eval", "GPU-0", findings=("its owner label names nobody here: zoe",))], BOOK, NOW)
+    ref = Ref("docker", "node-3", "container", "eval", "uid-eval")
+    words = "docker/node-3/eval: its owner label names nobody here: zoe"
+    assert one == Finding(kind="reported", about=(ref,), words=words)
+
+
+def test_two_running_workloads_on_one_gpu_are_a_duplicate() -> None:
+    """C13.2"""
+    ((kind, words),) = found(device(0), named("eval", "GPU-0"), named("train", "GPU-0", owner="bob"))
+    assert kind == "duplicate"
+    assert words == (
+        "host/node-3/gpu-0 is claimed by 2 running workloads: docker/node-3/eval (ann), docker/node-3/train (bob)"
+    )
+
+
+def test_the_same_name_at_another_place_is_another_gpu() -> None:
+    elsewhere = named("train", "GPU-0", ref=Ref("docker", "node-4", "container", "train", "uid-train"))
+    assert found(named("eval", "GPU-0"), elsewhere) == []
+
+
+def test_a_whole_gpu_and_its_slice_are_a_duplicate_said_once() -> None:
+    inventory = (device(0), device(1, whole=0), device(2, whole=0))
+    ((kind, words),) = found(*inventory, named("eval", "GPU-0"), named("train", "MIG-1"))
+    assert kind == "duplicate"
+    assert words.startswith("host/node-3/gpu-0 is claimed by 2")
+    assert found(*inventory, named("eval", "MIG-1"), named("train", "MIG-2")) == []
+    assert found(*inventory, named("eval", "GPU-0", "MIG-1")) == []  # with itself
+
+
+def test_what_may_be_a_part_of_the_other_is_no_duplicate() -> None:
+    assert found(named("eval", "GPU-0"), bare("python-77", "GPU-0", class_=Unknown("its group is hidden"))) == []
+
+
+def test_a_claim_on_a_gpu_that_is_not_there_is_found() -> None:
+    """C13.2"""
+    ((kind, words),) = found(device(0), named("eval", "GPU-0", "GPU-7"))
+    assert (kind, words) == ("missing device", "docker/node-3/eval: it claims GPU-7, and node-3 has no such GPU")
+
+
+def test_what_was_not_seen_is_not_missing() -> None:
+    assert found(named("eval", "GPU-7")) == []  # no inventory at all
+    assert found(device(0), named("eval", "GPU-7"), doubtful={"node-3"}) == []
+    assert found(device(0), named("eval", devices=Unknown("silent"))) == []
+
+
+@pytest.mark.parametrize(("proof", "says"), [("same cgroup", "same cgroup"), (Unknown("?"), "not proven")])
+def test_an_orphan_is_found(proof: str | Unknown, says: str) -> None:
+    """C13.2"""
+    ((kind, words),) = found(named("left", "GPU-0", shape=Shape.ORPHAN, proof=proof))
+    assert kind == "orphan"
+    assert says in words
+
+
+def test_somebody_outside_any_workload_on_a_claimed_gpu_is_found() -> None:
+    """C11.4"""
+    ((kind, words),) = found(device(0), named("eval", "GPU-0"), bare("python-77", "GPU-0"))
+    assert kind == "bare"
+    assert "host/node-3/python-77 (eve) runs outside any workload on host/node-3/gpu-0" in words
+    assert found(device(0), bare("python-77", "GPU-0")) == []
+
+
+def test_a_new_tenant_on_what_is_kept_for_another_owner_is_found() -> None:
+    kept = stopped_by_hand("mine", "GPU-0")
+    ((kind, words),) = found(kept, named("theirs", "GPU-0", owner="bob"))
+    assert kind == "duplicate"
+    assert (
+        "GPU-0 is kept for docker/node-3/mine (ann) after its stop, and docker/node-3/theirs (bob) runs on it" in words
+    )
+    assert found(kept, named("next", "GPU-0")) == []  # the owner's own
+
+
+def test_the_record_against_what_is_there() -> None:
+    """C13.2"""
+    running = named("eval", "GPU-0")
+    key = running.subject.ref.key
+    ((kind, words),) = found(running, recorded={key: Memory(state="ended", incarnation="run-1")})
+    assert kind == "record"
+    assert "the ledger has it ended" in words
+    for fine in (Memory(state="ended", incarnation="run-0"), Memory(state="running", incarnation="run-1")):
+        assert found(running, recorded={key: fine}) == []
+    assert found(named("old", state=State.ENDED), recorded={"docker/node-3/uid-old": Memory(state="ended")}) == []
+
+
+def test_what_the_ledger_has_and_nobody_lists_is_found() -> None:
+    """C13.2"""
+    gone = Ref("docker", "node-3", "container", "gone", "u9")
+    ((kind, words),) = found(absent=[gone])
+    assert kind == "record"
+    assert words.startswith("docker/node-3/gone: the ledger has it, and it is not listed any more")
+
+
+# The emergency stop
+
+
+def test_what_an_emergency_stop_is_about() -> None:
+    """C16.5"""
+    assert runs_on_gpus(subject())
+    assert runs_on_gpus(subject(devices=Unknown("silent")))
+    for other in ({"devices": ()}, {"state": State.ENDED}, {"root": "x"}, {"shape": Shape.ORPHAN}):
+        assert not runs_on_gpus(subject(**other))
+
+
+def test_what_it_leaves_alone() -> None:
+    """C16.5"""
+    assert left_alone(idle_view(), BOOK, NOW, ALL) is None
+    assert "never touched" in str(left_alone(named("a", "GPU-0", class_="infrastructure"), BOOK, NOW, ALL))
+    assert "offers no stop" in str(left_alone(idle_view(), BOOK, NOW, {}))
+    asks = named("a", "GPU-0", marks=Marks(asks_exemption="please"))
+    assert "an admin has to grant or refuse" in str(left_alone(asks, BOOK, NOW, ALL))
+
+
+@pytest.mark.parametrize(("rules", "left"), [((), True), (("idle",), False)])
+def test_an_exemption_from_every_rule_is_one_from_the_emergency_stop(rules: tuple[str, ...], left: bool) -> None:
+    import msgspec
+
+    book = Rulebook(msgspec.structs.replace(POLICY, exemptions=(Exemption(reason="demo", owner="ann", rules=rules),)))
+    assert (left_alone(idle_view(), book, NOW, ALL) is not None) == left
+
+
+def test_a_claim_says_what_its_decision_says() -> None:
+    view = idle_view()
+    (one,) = claims([view], BOOK, NOW)
+    assert one.next == next_event(decide(view, BOOK, NOW), NOW)
+    assert one.next_at is None  # it is due now

@@ -1,0 +1,200 @@
+"""Telling people on real pseudo-terminals: who gets the message, and who never does."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import pwd
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from gpukeeper.notify.inside import tell_inside
+from gpukeeper.notify.terminals import Terminals
+
+WARNING = "docker/node-3/eval: idle for 24m, allowed 30m"
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int]]:
+    """What its person sees (reads never block), and the end a program has open."""
+    screen, device = pty.openpty()
+    tty.setraw(device)
+    os.set_blocking(screen, False)
+    try:
+        yield screen, device
+    finally:
+        os.close(screen)
+        os.close(device)
+
+
+@contextmanager
+def sitting_at(device: int | IO[Any], errors: int | IO[Any] | None = None) -> Iterator[int]:
+    """A process with that as input, output and errors; it ends when we are done."""
+    ours, theirs = os.pipe()
+    ready, begun = os.pipe()
+    wait = f"import os; os.write({begun}, b'.'); os.read({ours}, 1)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", wait],
+        stdin=device,
+        stdout=device,
+        stderr=device if errors is None else errors,
+        pass_fds=(ours, begun),
+    )
+    try:
+        assert os.read(ready, 1) == b"."
+        yield child.pid
+    finally:
+        os.write(theirs, b".")
+        child.wait(timeout=30)
+        for end in (ours, theirs, ready, begun):
+            os.close(end)
+
+
+def shown(screen: int) -> str:
+    try:
+        return os.read(screen, 65536).decode()
+    except BlockingIOError:
+        return ""
+
+
+def test_whoever_sits_inside_is_told_once_for_each_terminal() -> None:
+    """C14.1: input, output and errors are one terminal, and two processes may share it."""
+    with terminal() as (screen, device), sitting_at(device) as one, sitting_at(device) as two:
+        assert tell_inside([one, two], WARNING) == 1
+        assert shown(screen).count(WARNING) == 1
+
+
+def test_every_terminal_is_told() -> None:
+    with terminal() as (first, a), terminal() as (second, b), sitting_at(a) as one, sitting_at(b) as two:
+        assert tell_inside([one, two], WARNING) == 2
+        assert WARNING in shown(first)
+        assert WARNING in shown(second)
+
+
+def test_a_terminal_at_one_of_the_three_is_enough() -> None:
+    with Path(os.devnull).open("r+b") as nothing, terminal() as (screen, device), sitting_at(nothing, device) as pid:
+        assert tell_inside([pid], WARNING) == 1
+        assert WARNING in shown(screen)
+
+
+def test_a_file_and_other_devices_are_never_written(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_text("epoch 1\n")
+    with log.open("a") as file, sitting_at(file) as pid:
+        assert tell_inside([pid], WARNING) == 0
+    assert log.read_text() == "epoch 1\n"
+    with Path(os.devnull).open("r+b") as nothing, sitting_at(nothing) as pid:
+        assert tell_inside([pid], WARNING) == 0
+
+
+def test_a_name_planted_inside_the_workload_leads_nowhere(tmp_path: Path) -> None:
+    """Only what the process has open counts; its own view of /dev/pts may be a link to a terminal of the host."""
+    with terminal() as (screen, device), Path(os.devnull).open("r+b") as nothing, sitting_at(nothing) as pid:
+        inside = tmp_path / str(pid) / "root" / "dev" / "pts"
+        inside.mkdir(parents=True)
+        (inside / "0").symlink_to(os.ttyname(device))
+        (tmp_path / str(pid) / "fd").symlink_to(f"/proc/{pid}/fd")
+        assert tell_inside([pid], WARNING, str(tmp_path)) == 0
+        assert shown(screen) == ""
+
+
+def test_a_full_terminal_is_not_waited_for_and_not_told() -> None:
+    with terminal() as (screen, device), sitting_at(device) as pid:
+        os.set_blocking(device, False)
+        _fill(device)
+        assert tell_inside([pid], WARNING) == 0
+        assert WARNING not in shown(screen)
+
+
+def test_a_stopped_terminal_is_not_waited_for_and_not_told() -> None:
+    """Ctrl-S."""
+    with terminal() as (screen, device), sitting_at(device) as pid:
+        termios.tcflow(device, termios.TCOOFF)
+        assert tell_inside([pid], WARNING) == 0
+        termios.tcflow(device, termios.TCOON)
+        assert shown(screen) == ""
+
+
+def test_a_process_that_is_gone_is_nobody() -> None:
+    with Path(os.devnull).open("r+b") as nothing, sitting_at(nothing) as pid:
+        pass
+    assert tell_inside([pid], WARNING) == 0
+
+
+def test_names_cannot_drive_a_terminal() -> None:
+    """C14.1"""
+    with terminal() as (screen, device), sitting_at(device) as pid:
+        assert tell_inside([pid], "\x1b]0;owned\x07eval\x9b2J\nroot: give me your password") == 1
+        words = shown(screen)
+        assert words.removeprefix("\r\n\a").removesuffix("\r\n").isprintable()
+        assert "eval" in words
+
+
+def test_the_other_end_of_a_terminal_is_not_somebodys_screen() -> None:
+    """A program that drives terminals has that end open. To open it makes a new terminal, at which nobody sits."""
+    with terminal() as (screen, _), sitting_at(screen) as pid:
+        assert tell_inside([pid], WARNING) == 0
+
+
+def test_half_a_message_is_not_a_message() -> None:
+    with terminal() as (screen, device), sitting_at(device) as pid:
+        os.set_blocking(device, False)
+        _fill(device)
+        os.read(screen, 4096)  # room for some of it
+        long = WARNING * 2000
+        assert tell_inside([pid], long) == 0
+        assert "[gpukeeper]" in _everything(screen)
+
+
+def test_the_owner_is_told_on_the_host_and_nobody_else(tmp_path: Path) -> None:
+    """C14.1"""
+    with terminal() as (screen, device):
+        number = Path(os.ttyname(device)).name
+        me = pwd.getpwuid(os.fstat(device).st_uid).pw_name
+        other = next(one.pw_name for one in pwd.getpwall() if one.pw_name != me)
+        devices = tmp_path / "pts"
+        devices.mkdir()
+        assert not asyncio.run(Terminals(devices).tell(me, WARNING))  # nobody is logged in
+        (devices / number).symlink_to(os.ttyname(device))
+        assert not asyncio.run(Terminals(devices).tell(me, WARNING))  # a link is not a terminal
+        assert shown(screen) == ""
+        only = OneTerminal(Path(os.ttyname(device)))
+        assert not asyncio.run(only.tell(other, WARNING))
+        assert not asyncio.run(only.tell(None, WARNING))
+        assert not asyncio.run(only.tell("no-such-user", WARNING))
+        assert shown(screen) == ""
+        assert asyncio.run(only.tell(me, WARNING))
+        assert WARNING in shown(screen)
+
+
+class OneTerminal(Terminals):
+    """Whoever runs the tests has terminals too, and they are left in peace."""
+
+    def _terminals(self) -> Iterator[Path]:
+        yield self._devices
+
+
+def _everything(screen: int) -> str:
+    words = ""
+    while more := shown(screen):
+        words += more
+    return words
+
+
+def _fill(device: int) -> None:
+    """Until not one byte more goes in."""
+    assert fcntl.fcntl(device, fcntl.F_GETFL) & os.O_NONBLOCK
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(device, b"x" * size)
+        except BlockingIOError:
+            continue

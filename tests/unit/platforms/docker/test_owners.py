@@ -1,0 +1,136 @@
+"""Whose container is it: every hint, every conflict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.owners import Owned, People, candidates, folders_of, owned
+from tests.unit.platforms.docker.examples import container
+
+HOME = {"/home/ann/x": 1001, "/home/bob/y": 1002, "/srv/data": None}
+
+
+def whose(*, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any) -> Owned:
+    processes = parts.pop("processes", ())
+    people = People({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
+    return owned(container(**parts), people, trusted)
+
+
+def bind(*paths: str) -> list[dict[str, str]]:
+    return [{"Type": "bind", "Source": path, "Destination": f"/m{number}"} for number, path in enumerate(paths)]
+
+
+def test_nobody_is_an_answer() -> None:
+    assert whose() == Owned(None, False, (), ())
+
+
+@pytest.mark.parametrize("label", ["ds01.user", "aime.mlc.USER", "aime.mlc"])
+def test_a_label_alone_is_only_a_claim(label: str) -> None:
+    found = whose(labels={label: "bob"})
+    assert (found.owner, found.verified, found.only_claimed) == ("bob", False, True)
+    assert found.findings
+
+
+def test_a_label_that_only_the_wrapper_can_set_is_believed() -> None:
+    found = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",))
+    assert (found.owner, found.verified, found.findings) == ("ann", True, ())
+
+
+def test_a_label_counts_with_a_sign_beside_it() -> None:
+    found = whose(labels={"aime.mlc.USER": "ann"}, config={"User": "1001:1001"})
+    assert (found.owner, found.verified, found.only_claimed) == ("ann", True, False)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"labels": {"devcontainer.local_folder": "/home/ann/x"}},
+        {"labels": {"com.docker.compose.project.config_files": "/srv/data,/home/ann/x"}},
+        {"mounts": bind("/home/ann/x")},
+    ],
+)
+def test_a_folder_in_a_home_is_good_evidence(parts: dict[str, Any]) -> None:
+    found = whose(**parts)
+    assert (found.owner, found.verified) == ("ann", True)
+    assert found.evidence == ("/home/ann/x belongs to ann",)
+
+
+def test_somebody_elses_name_on_ones_own_folder_is_a_conflict() -> None:
+    found = whose(labels={"ds01.user": "bob"}, mounts=bind("/home/ann/x"))
+    assert found.owner == "ann"
+    assert "not clear" in found.findings[0]
+
+
+def test_folders_of_two_people_verify_neither() -> None:
+    found = whose(mounts=bind("/home/ann/x", "/home/bob/y"))
+    assert not found.verified
+    assert "bob" in found.findings[0]
+
+
+def test_of_two_folders_the_one_that_something_agrees_with_counts() -> None:
+    assert whose(mounts=bind("/home/ann/x", "/home/bob/y"), config={"User": "1002"}).owner == "bob"
+
+
+@pytest.mark.parametrize(
+    "parts", [{"name": "/train._.1001"}, {"config": {"User": "1001:100"}}, {"processes": (0, 1001)}]
+)
+def test_weak_signs(parts: dict[str, Any]) -> None:
+    assert whose(**parts).owner == "ann"
+
+
+@pytest.mark.parametrize(
+    "parts", [{"config": {"User": "0"}}, {"config": {"User": "root"}}, {"processes": (0,)}, {"mounts": bind("/srv/data")}]
+)
+def test_what_says_nothing(parts: dict[str, Any]) -> None:
+    assert whose(**parts).owner is None
+
+
+def test_whom_this_machine_does_not_know_is_a_finding() -> None:
+    found = whose(labels={"ds01.user": "mallory"}, name="/x._.4711")
+    assert found.owner is None
+    assert len(found.findings) == 2
+
+
+def test_a_folder_that_could_not_be_looked_at_makes_the_owner_unknown() -> None:
+    folders = {"/home/ann/x": Unknown("no answer")}
+    assert isinstance(whose(mounts=bind("/home/ann/x"), folders=folders).owner, Unknown)
+
+
+def test_a_directory_that_does_not_answer_makes_nobody_a_stranger() -> None:
+    """Otherwise an outage puts everybody into the strictest class."""
+    assert isinstance(whose(labels={"ds01.user": "carol"}, silent=Unknown("no answer")).owner, Unknown)
+
+
+@pytest.mark.parametrize("path", ["c:\\Users\\ann", "\\\\wsl$\\x", "relative", "/a\0b"])
+def test_paths_of_another_machine_are_none(path: str) -> None:
+    assert folders_of(container(labels={"devcontainer.local_folder": path})) == ()
+
+
+def test_endless_lists_of_folders_are_cut() -> None:
+    many = ",".join(f"/x/{number}" for number in range(100_000))
+    assert len(folders_of(container(labels={"com.docker.compose.project.config_files": many}))) < 1000
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "٣", "²", "-1", "1e3", " 1001"])
+def test_digits_of_any_kind_break_nothing(digits: str) -> None:
+    """A label of five thousand digits must not end the look at everybody's containers."""
+    parts: dict[str, Any] = {
+        "labels": {"ds01.user": digits},
+        "name": f"/x._.{digits}",
+        "config": {"User": digits},
+    }
+    assert candidates(container(**parts))[1] == set()
+    assert whose(**parts).owner is None
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_no_words_break_the_search_for_an_owner(label: str, path: str, name: str, user: str) -> None:
+    folders = {f"/home/{path}": 1001}
+    parts: dict[str, Any] = {"labels": {"ds01.user": label}, "name": name, "config": {"User": user}}
+    found = whose(mounts=bind(f"/home/{path}"), folders=folders, **parts)
+    assert all(words.isprintable() for words in (*found.evidence, *found.findings))
