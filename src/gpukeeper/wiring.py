@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 from collections.abc import Callable, Mapping
@@ -101,6 +102,8 @@ def open_session(
     capture = loaded.policy.capture
     evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
     usage, meter = _meter(platforms, loaded, clock)
+    if usage is not None:
+        gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
     keeper = Keeper(
         platforms=platforms,
         ledger=ledger,

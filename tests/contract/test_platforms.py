@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.engine.keeper import IRREVERSIBLE, check_guards
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
@@ -34,12 +36,16 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import Place, World
+from tests.engines import has_docker, has_podman, require
+from tests.real.docker.bed import Bed, docker_bed, podman_bed
 
 
 @dataclass
@@ -125,12 +131,57 @@ def host(tmp_path: Path) -> Made:
     return Made(platform, asyncio.run, replace, change, names)
 
 
+def engine(bed: Bed) -> Made:
+    """Containers that ended, owned by somebody whom every machine knows. No GPUs: their holders are not of this bed."""
+
+    async def no_gpus() -> tuple[GpuFacts, ...]:
+        return ()
+
+    def over(name: str) -> None:
+        bed.until(lambda: bed.state(name) == "exited", f"{name} ended")
+
+    def add(name: str) -> None:
+        bed.run(name, cmd=["sh", "-c", "echo here; exit 0"], labels={"owner": "nobody"})
+        over(name)
+
+    def replace(name: str) -> None:
+        bed.remove_container(name)
+        add(name)
+
+    def change(name: str) -> None:
+        before = bed.inspect(name)
+        bed.start_container(name)
+        bed.until(lambda: bed.inspect(name) != before, f"{name} ran again")
+        over(name)
+
+    add("one"), add("two")
+    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, trusted_labels=("owner",))
+    return Made(platform, asyncio.run, replace, change, ("one", "two"), bed.clear)
+
+
 ADAPTERS = {"simulated": simulated, "folder": folder, "host": host}
+ENGINES = {"docker": (has_docker, docker_bed), "podman": (has_podman, podman_bed)}
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
-    made = ADAPTERS[request.param](tmp_path)
+@pytest.fixture(scope="module")
+def beds() -> Iterator[Callable[[str], Bed]]:
+    """Started when the first test needs it, one of each kind."""
+    with ExitStack() as open_:
+        started: dict[str, Bed] = {}
+
+        def bed(kind: str) -> Bed:
+            if kind not in started:
+                there, start = ENGINES[kind]
+                require(kind, there())
+                started[kind] = open_.enter_context(start())
+            return started[kind]
+
+        yield bed
+
+
+@pytest.fixture(params=sorted([*ADAPTERS, *ENGINES]))
+def made(request: pytest.FixtureRequest, tmp_path: Path, beds: Callable[[str], Bed]) -> Iterator[Made]:
+    made = engine(beds(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
     yield made
     made.close()
 
@@ -269,16 +320,18 @@ def test_evidence_is_captured_or_it_is_said_why_not(made: Made) -> None:
 def test_what_was_removed_comes_back_from_its_evidence(made: Made) -> None:
     offers(made, Action.REMOVE)
 
-    async def there_and_back() -> tuple[Any, Subject]:
+    async def there_and_back() -> tuple[Any, Subject, Subject]:
         subject = await subject_of(made, made.names[0])
         evidence = await made.platform.capture(subject, ("manifest",))
         assert isinstance(evidence, Evidence)
         await made.platform.act(step(subject, Action.REMOVE), subject)
-        return await made.platform.restore(subject.ref, evidence), await subject_of(made, made.names[0])
+        answer = await made.platform.restore(subject.ref, evidence)
+        return answer, subject, await subject_of(made, made.names[0])
 
-    answer, again = made.run(there_and_back())
+    answer, before, again = made.run(there_and_back())
     assert isinstance(answer, Accepted)
-    assert again.owner == "ann"
+    assert isinstance(before.owner, str)
+    assert again.owner == before.owner
 
 
 def test_subjects_survive_a_round_trip_through_json(made: Made) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
-from gpukeeper.devices.nvml import _run as ask_child
+from gpukeeper.devices.nvml import run_child
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.condition import NOT_ASKED, Advice, Condition, GpuHolder
 from gpukeeper.model.durations import in_words
@@ -75,7 +75,7 @@ def examine(
     log: str = "/dev/kmsg",
 ) -> Condition | Unknown:
     """Blocks, for the deadline and the time of a scan."""
-    printed = ask_child(child, deadline)
+    printed = run_child(child, deadline)
     gpus = printed if isinstance(printed, Unknown) else read(printed)
     if isinstance(gpus, Unknown):
         return gpus

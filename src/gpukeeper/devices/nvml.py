@@ -62,7 +62,7 @@ def inventory(
     deadline: timedelta, child: Sequence[str] = CHILD, driver: str = "/proc/driver/nvidia"
 ) -> tuple[GpuFacts, ...] | Unknown:
     """Blocks, for no longer than the deadline and a moment."""
-    printed = _run(child, deadline)
+    printed = run_child(child, deadline)
     return printed if isinstance(printed, Unknown) else read(printed, Path(driver).exists())
 
 
@@ -87,7 +87,7 @@ def gpu_note(driver: str = "/proc/driver/nvidia", pci: str = "/sys/bus/pci/devic
     return "There is no NVIDIA driver here: no GPUs to show."
 
 
-def _run(child: Sequence[str], deadline: timedelta) -> bytes | Unknown:
+def run_child(child: Sequence[str], deadline: timedelta) -> bytes | Unknown:
     try:
         asked = subprocess.Popen(child, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:

@@ -46,6 +46,7 @@ class GivenBack(msgspec.Struct, frozen=True):
     ref: Ref
     incarnation: str
     devices: tuple[str, ...]
+    like: Ref | None = None  # how its platform is asked about other workloads: with a ref like this
 
 
 async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None:
@@ -58,7 +59,14 @@ async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
-    return GivenBack(ref, found.seen.incarnation, found.devices)
+    like = ref if found.shape is Shape.WORKLOAD else await _a_workload(keeper, ref)
+    return GivenBack(ref, found.seen.incarnation, found.devices, like)
+
+
+async def _a_workload(keeper: Keeper, remainder: Ref) -> Ref | None:
+    """Any at its place that is of another kind: a remainder has a kind of its own."""
+    present = await keeper.ledger.present(remainder.platform, remainder.place)
+    return next((ref for ref in present.values() if ref.kind != remainder.kind), None)
 
 
 async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[GivenBack]:
@@ -157,6 +165,8 @@ def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[G
             check = keeper.checks[uuid] = GpuCheck(uuid, keeper.clock.now(), {one.ref.key: one.ref})
             check.task = asyncio.create_task(_within_time(keeper, book, gpus, check))
         check.ended[one.ref.key] = one.ref
+        if one.like is not None:
+            check.like[one.like.platform, one.like.place] = one.like
         started.append(check)
     return started
 
@@ -210,7 +220,7 @@ async def _look(keeper: Keeper, gpus: Gpus, check: GpuCheck) -> Judgement:
     condition = await gpus.condition(check.uuid, check.began)
     if isinstance(condition, Unknown):
         return judge(condition, {}, None)
-    lives = await _lives(keeper, tuple(check.ended.values()), condition)
+    lives = await _lives(keeper, check, condition)
     known = (await remembered(keeper, check.uuid)).baseline_mib
     return judge(condition, lives, await _learn(keeper, condition, lives, known))
 
@@ -225,15 +235,16 @@ async def _learn(keeper: Keeper, condition: Condition, lives: Lives, known: int 
     return lower
 
 
-async def _lives(keeper: Keeper, ended: Sequence[Ref], condition: Condition) -> dict[str, Life | Unknown]:
+async def _lives(keeper: Keeper, check: GpuCheck, condition: Condition) -> dict[str, Life | Unknown]:
     """Of each workload that a holder belongs to, as its platform says now."""
     ids = {holder.workload_id for holder in condition.holders if isinstance(holder.workload_id, str)}
-    return {one: await _life(keeper, ended, one) for one in ids}
+    return {one: await _life(keeper, check, one) for one in ids}
 
 
-async def _life(keeper: Keeper, ended: Sequence[Ref], uid: str) -> Life | Unknown:
-    places = {(ref.platform, ref.place): ref for ref in ended}
-    for (name, place), ref in places.items():
+async def _life(keeper: Keeper, check: GpuCheck, uid: str) -> Life | Unknown:
+    if not check.like:
+        return Unknown("no platform could be asked about it")
+    for (name, place), ref in tuple(check.like.items()):
         platform = next((p for p in keeper.platforms if (p.name, p.place) == (name, place)), None)
         if platform is None:
             return Unknown(f"{name}/{place} cannot be asked")
@@ -248,7 +259,7 @@ async def _life(keeper: Keeper, ended: Sequence[Ref], uid: str) -> Life | Unknow
         if isinstance(found.state, Unknown):
             return found.state
         return Life.LIVE if found.state in _MAY_RUN else Life.ENDED
-    if any(ref.uid == uid for ref in ended) or await keeper.ledger.about(uid):
+    if any(ref.uid == uid for ref in check.ended.values()) or await keeper.ledger.about(uid):
         return Life.ENDED
     return Life.STRANGER
 

@@ -51,6 +51,7 @@ class GpuCheck:
     uuid: str
     began: datetime
     ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
+    like: dict[tuple[str, str], Ref] = field(default_factory=dict)  # by place: how other workloads there are asked for
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
 
 

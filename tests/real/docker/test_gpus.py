@@ -99,7 +99,8 @@ def everybody_is_seen() -> bool:
     """Where even root may not look at everybody's open files, nobody can say that a GPU is free of holders."""
     for pid in kernel.all_pids():
         try:
-            os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+            for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+                os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115
         except PermissionError:
             return False
         except OSError:
@@ -127,7 +128,7 @@ def test_after_the_end_of_its_work_a_gpu_is_proven_clean_or_quarantined(
 
 
 def test_a_dev_container_with_a_whole_gpu_is_reported_never_stopped(docker: DockerBed) -> None:
-    docker.run("dev", gpus=[0], labels={**MINE, "devcontainer.metadata": "[]"}, cmd=programs.trapping_shell())
+    docker.run("dev", gpus=[0], labels={**MINE, "devcontainer.local_folder": "/nowhere"}, cmd=programs.trapping_shell())
     bench = Bench(docker)
     bench.again()
     bench.later(minutes=50)

@@ -17,7 +17,9 @@ def with_labels(bed: DockerBed, tag: str, *labels: str) -> str:
     """An image like `box:1` that brings these labels along."""
     bed.create("source")
     changes = [f"LABEL {label}" for label in labels]
-    bed.api.must("POST", "/commit", {}, query={"container": "source", "repo": "labelled", "tag": tag, "changes": changes})
+    bed.api.must(
+        "POST", "/commit", {}, query={"container": "source", "repo": "labelled", "tag": tag, "changes": changes}
+    )
     bed.remove_container("source")
     return f"labelled:{tag}"
 
@@ -25,7 +27,9 @@ def with_labels(bed: DockerBed, tag: str, *labels: str) -> str:
 def test_a_label_that_names_somebody_else_is_only_a_claim(docker: DockerBed) -> None:
     """It gives neither that person's longer limits nor a class of its own."""
     generous = {"friends": {"members": [SOMEBODY_ELSE], "max_runtime": "1000h"}}
-    docker.run("spoofed", gpus=[0], labels={"ds01.user": SOMEBODY_ELSE, "ds01.managed": "true"}, cmd=programs.trapping_shell())
+    docker.run(
+        "spoofed", gpus=[0], labels={"ds01.user": SOMEBODY_ELSE, "ds01.managed": "true"}, cmd=programs.trapping_shell()
+    )
     docker.run("theirs", gpus=[1], labels={"owner": SOMEBODY_ELSE}, cmd=programs.trapping_shell())
     bench = Bench(docker, limits={"max_runtime": "2h"}, groups=generous)
     spoofed = bench.subject("spoofed")
@@ -62,9 +66,9 @@ def test_a_folder_in_somebodys_home_says_whose_it_is(docker: DockerBed) -> None:
 
 def test_labels_that_came_with_the_image_make_no_dev_container(docker: DockerBed) -> None:
     """Those have no idle time; a planted image label must not give that to everybody."""
-    image = with_labels(docker, "dev", "devcontainer.metadata=[]", "ds01.managed=true")
+    image = with_labels(docker, "dev", "devcontainer.local_folder=/nowhere", "ds01.managed=true")
     docker.run("planted", image=image, gpus=[0], labels=MINE)
-    docker.run("real", gpus=[1], labels={**MINE, "devcontainer.metadata": "[]"})
+    docker.run("real", gpus=[1], labels={**MINE, "devcontainer.local_folder": "/nowhere"})
     subjects = Bench(docker).subjects()
     assert (subjects["planted"].class_, subjects["real"].class_) == ("docker", "devcontainer")
 

@@ -128,7 +128,13 @@ def test_a_running_container_within_its_limits_is_left_alone(docker: DockerBed) 
 
 
 def test_one_that_vanishes_with_its_stop_is_captured_before(docker: DockerBed) -> None:
-    docker.run("vanishing", gpus=[0], labels=MINE, rm=True, cmd=["sh", "-c", 'echo precious; trap "exit 0" 15; while sleep 1 & wait $!; do :; done'])
+    docker.run(
+        "vanishing",
+        gpus=[0],
+        labels=MINE,
+        rm=True,
+        cmd=["sh", "-c", 'echo precious; trap "exit 0" 15; while sleep 1 & wait $!; do :; done'],
+    )
     docker.until(lambda: "precious" in docker.logs("vanishing"), "it said something")
     bench = Bench(docker)
     reply = bench.ask("root", "stop", "vanishing")

@@ -10,7 +10,7 @@ from tests.real.docker.bench import MINE, Bench
 
 
 def due_to_be_warned(bed: DockerBed, name: str, **changes: object) -> Bench:
-    bench = Bench(bed, **{"limits": {"max_runtime": "2h"}, **changes})
+    bench = Bench(bed, **{"limits": {"max_runtime": "2h", "idle": "none"}, **changes})
     bench.again()
     bench.later(hours=1, minutes=30)
     return bench

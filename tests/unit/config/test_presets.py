@@ -58,6 +58,7 @@ CLASSES = {
     "unknown": (15 * M, OnIdle.STOP, 24 * H),
     "infrastructure": (None, OnIdle.STOP, None),
     "without-gpu": (None, OnIdle.STOP, None),
+    "bare": (30 * M, OnIdle.REPORT, None),
     "cluster": (30 * M, OnIdle.REPORT, None),
     "ray": (30 * M, OnIdle.REPORT, None),
 }

@@ -16,7 +16,7 @@ def test_a_small_lab() -> None:
         "Looks only (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
         " finished work goes 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
         " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown);"
-        " idle work is only reported after 30m (serving, cluster, ray);"
+        " idle work is only reported after 30m (serving, bare, cluster, ray);"
         " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
         " infrastructure and without-gpu are never touched;"
         " at most 20 steps a pass and 100 an hour;"

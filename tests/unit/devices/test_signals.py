@@ -146,10 +146,11 @@ def test_the_exporter_is_asked_to_end_and_never_killed(tmp_path: Path) -> None:
         assert alive(child)
 
 
-@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
-def test_pid_1_groups_and_ourselves_are_never_ended(pid: int) -> None:
-    """0 and -1 would be every process of a group, or of the machine."""
-    assert isinstance(asyncio.run(end(Target(pid, 1), A_BLINK)), Refused)
+@pytest.mark.parametrize("pid", [-1, 0, 1, None])
+def test_pid_1_groups_and_ourselves_are_never_ended(pid: int | None) -> None:
+    """0 and -1 would be every process of a group, or of the machine; None stands for ourselves."""
+    target = Target(os.getpid() if pid is None else pid, 1)
+    assert isinstance(asyncio.run(end(target, A_BLINK)), Refused)
 
 
 def test_what_is_gone_already_is_success() -> None:

@@ -19,7 +19,7 @@ from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.errors import LedgerError, PlatformError
 from gpukeeper.model.event import BaselineSeen, GpuChecked, Passed, Paused, Quarantined, ResetTried, Returned
 from gpukeeper.model.policy import GpuSettings, Mode
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.thing import Thing
@@ -78,7 +78,7 @@ def gpus_of(b: Bench) -> FakeGpus:
 
 
 async def after_end(b: Bench, *things: Thing) -> list[GpuChecked]:
-    given = [GivenBack(t.ref, t.incarnation, t.devices) for t in things]
+    given = [GivenBack(t.ref, t.incarnation, t.devices, t.ref) for t in things]
     return await prove_clean(b.keeper, b.book, given)
 
 
@@ -240,6 +240,37 @@ async def test_who_belongs_to_something_nobody_knows_leaves_it_unknown(b: Bench)
     assert b.lines(Quarantined) == []
 
 
+class Exact(SimulatedPlatform):
+    """Asked for a thing of the wrong kind, an engine does not know."""
+
+    async def look(self, ref: Any) -> Any:
+        found = await super().look(ref)
+        wrong = isinstance(found, Subject) and found.ref.kind != ref.kind
+        return Unknown("an engine has nothing of that kind") if wrong else found
+
+
+@virtual
+async def test_after_an_orphan_was_ended_other_workloads_are_still_told_apart(b: Bench) -> None:
+    b.platform = Exact(b.world, HERE)
+    gpus, other = gpus_of(b), b.running("train")
+    b.add("41@7", kind="process", shape=Shape.ORPHAN, state=State.RUNNING, proof="eval ended", devices=("GPU-0",))
+    gpus.hold(other)
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert [one.ref.name for one in report.reclaimed if one.ref] == ["41@7"]
+    (line,) = b.lines(GpuChecked)
+    assert "shared with pid 41" in line.reason
+
+
+@virtual
+async def test_an_orphan_alone_leaves_nobody_to_ask(b: Bench) -> None:
+    gpus = gpus_of(b)
+    b.add("41@7", kind="process", shape=Shape.ORPHAN, state=State.RUNNING, proof="eval ended", devices=("GPU-0",))
+    gpus.hold(None, workload_id="f" * 64)
+    await reclaim(b.keeper, b.platform, b.book)
+    (line,) = b.lines(GpuChecked)
+    assert line.result is CheckResult.UNKNOWN
+
+
 class Silent(SimulatedPlatform):
     async def look(self, ref: Any) -> Any:
         raise PlatformError("docker/node-3 did not answer")
@@ -279,7 +310,7 @@ async def test_all_gpus_are_looked_at_at_once(b: Bench) -> None:
     gpus.hold(thing, "GPU-0")
     gpus.hold(thing, "GPU-1")
     seen: list[GpuChecked] = []
-    given = [GivenBack(thing.ref, thing.incarnation, thing.devices)]
+    given = [GivenBack(thing.ref, thing.incarnation, thing.devices, thing.ref)]
     lines = await prove_clean(b.keeper, b.book, given, seen.append)
     assert len(lines) == 2
     assert seen == b.lines(GpuChecked)

@@ -46,7 +46,12 @@ class Acts:
         if revives and (problem := await self._switch_off(container.id)) is not None:
             return problem
         began = asyncio.get_running_loop().time()
-        await self._end_gpu_processes(container, grace)
+        try:
+            await self._end_gpu_processes(container, grace)
+        except asyncio.CancelledError:  # we are told to end ourselves; it goes on as it was
+            if revives:
+                await self._give_back_policy(container)
+            raise
         waited = timedelta(seconds=asyncio.get_running_loop().time() - began)
         again = await self._same(fresh)
         if not isinstance(again, Inspected):

@@ -110,7 +110,7 @@ class DockerPlatform:
                 subjects = [await self._subject(one, around) for one in page]
                 yield self._page(subjects)
             yield self._page(await self._orphans(around, containers))
-            yield self._page(*await self._leftovers.observe(containers))
+            yield self._page(*await self._leftovers.observe(self.records.images_in_use()))
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         """On every event that matters, and once a minute: a list finds what an event did not tell."""

@@ -50,6 +50,7 @@ def recipe(evidence: Evidence) -> Recipe | Unknown:
     if config.get("Hostname") == old_id[:12]:
         del config["Hostname"]  # the engine gave it; it gives a new one
     _keep_volumes(told, config, host)
+    _as_it_is_asked_for(host)
     joined = dict((told.get("NetworkSettings") or {}).get("Networks") or {})
     mode = str(host.get("NetworkMode") or "default")
     others = {
@@ -86,6 +87,14 @@ def _keep_volumes(told: Mapping[str, Any], config: dict[str, Any], host: dict[st
             host["Mounts"] = [one for one in host.get("Mounts") or () if one.get("Target") != where] or None
     host["Binds"] = binds or None
     config["Volumes"] = volumes or None
+
+
+def _as_it_is_asked_for(host: dict[str, Any]) -> None:
+    """Podman tells limits in other words (RLIMIT_NOFILE) than it takes them in (nofile)."""
+    if host.get("Ulimits"):
+        host["Ulimits"] = [
+            {**limit, "Name": str(limit.get("Name", "")).removeprefix("RLIMIT_").lower()} for limit in host["Ulimits"]
+        ]
 
 
 def _bound(binds: list[Any], where: str) -> bool:

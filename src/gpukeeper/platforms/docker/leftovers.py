@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import msgspec
@@ -16,7 +16,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.translate import At, cache_subject, image_subject
-from gpukeeper.platforms.docker.wire import DiskUsage, ImageInspected, ImageListed, Inspected, Listed, Pruned, when
+from gpukeeper.platforms.docker.wire import DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
 
 MEASURING = timedelta(minutes=3)  # the engine adds up its layers anew each time
 A_MINUTE, A_SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -30,8 +30,7 @@ class Leftovers:
         self._engine, self._clock, self._at, self._cache = engine, clock, at, cache
         self._layers: int | None = None
 
-    async def observe(self, containers: Iterable[Inspected]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
-        used = Counter(container.image for container in containers)
+    async def observe(self, used: Counter[str]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
         subjects: list[Subject] = []
         unseen: list[Unseen] = []
         try:

@@ -7,6 +7,7 @@ changed. Without it everything is asked about anew. Nothing here is ever acted o
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -85,6 +86,10 @@ class Records:
     def known(self, id_: str) -> Inspected | None:
         """As last asked about."""
         return self._known.get(id_)
+
+    def images_in_use(self) -> Counter[str]:
+        """How many containers were made from each image: by the list, so that a stuck container counts, too."""
+        return Counter(line.image_id for line in self._listed.values())
 
     def hear(self, event: EngineEvent) -> None:
         id_, action = event.actor.id, event.action.partition(":")[0]

@@ -95,3 +95,8 @@ def facts(**known: Any) -> Facts:
         "keep_alive": None,
     }
     return Facts(**{**whole, **known})
+
+
+class StillClock:
+    def now(self) -> datetime:
+        return NOW

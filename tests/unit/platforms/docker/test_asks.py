@@ -47,7 +47,10 @@ def test_recorded_requests(name: str, names: tuple[str, ...]) -> None:
         (request(DeviceIDs=["2.7"]), ("MIG-1",)),
         (request(DeviceIDs=["GPU-b"]), ("GPU-b",)),
         (request(DeviceIDs=["nvidia.com/gpu=0"]), ("GPU-a",)),
-        (request(Driver="cdi", DeviceIDs=["nvidia.com/gpu=all"], Capabilities=None), ("GPU-a", "GPU-b", "MIG-1", "MIG-2")),
+        (
+            request(Driver="cdi", DeviceIDs=["nvidia.com/gpu=all"], Capabilities=None),
+            ("GPU-a", "GPU-b", "MIG-1", "MIG-2"),
+        ),
         (request(Driver="cdi", DeviceIDs=["vendor.com/nic=0"], Capabilities=None), ()),
         (request(Driver="nvidia", Count=1, Capabilities=None), ("GPU-a",)),
         (request(Count=-1, Capabilities=[["tpu"]]), ()),
@@ -59,7 +62,9 @@ def test_recorded_requests(name: str, names: tuple[str, ...]) -> None:
         ({"Privileged": True}, ()),  # it may use all and asks for none: what it holds decides
     ],
 )
-def test_a_request_is_resolved_to_what_it_means_on_this_machine(host: dict[str, Any], expected: tuple[str, ...]) -> None:
+def test_a_request_is_resolved_to_what_it_means_on_this_machine(
+    host: dict[str, Any], expected: tuple[str, ...]
+) -> None:
     one = container(host=host)
     assert devices_of(one, asked(one), (), MACHINE) == expected
 

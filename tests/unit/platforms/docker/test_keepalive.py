@@ -16,8 +16,7 @@ from gpukeeper.platforms.docker.keepalive import is_there
 from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.surroundings import Around, Surroundings
-from gpukeeper.platforms.simulated.clock import VirtualClock
-from tests.unit.platforms.docker.examples import ID, NOW, container, ended
+from tests.unit.platforms.docker.examples import ID, StillClock, container, ended
 
 FILE = "/workspace/.keep-alive"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -91,7 +90,7 @@ def kept_alive(proc: Path, **parts: Any) -> Any:
         return ()
 
     records = Records(Engine("unix:///nowhere"))
-    around = Surroundings(records, gpus, local=True, directory=Directory(VirtualClock(NOW)), proc=str(proc))
+    around = Surroundings(records, gpus, local=True, directory=Directory(StillClock()), proc=str(proc))
     one = container(created="2020-01-01T00:00:00Z", host={"Devices": [{"PathOnHost": "/dev/nvidia0"}]}, **parts)
     return asyncio.run(around.facts(one, Around(Unknown("no driver"), {}))).keep_alive
 

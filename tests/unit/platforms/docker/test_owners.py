@@ -84,7 +84,8 @@ def test_weak_signs(parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [{"config": {"User": "0"}}, {"config": {"User": "root"}}, {"processes": (0,)}, {"mounts": bind("/srv/data")}]
+    "parts",
+    [{"config": {"User": "0"}}, {"config": {"User": "root"}}, {"processes": (0,)}, {"mounts": bind("/srv/data")}],
 )
 def test_what_says_nothing(parts: dict[str, Any]) -> None:
     assert whose(**parts).owner is None

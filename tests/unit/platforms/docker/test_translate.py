@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.asks import Asked
+from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.owners import Owned
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.translate import (
     NEVER,
     anonymous_volumes,

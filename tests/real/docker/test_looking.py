@@ -1,0 +1,110 @@
+"""Commands that only look change nothing: not a container, not an image, not a process, not even a ledger."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, Bench, ended, policy
+
+LOOKS = (
+    ["observe"],
+    ["observe", "--json"],
+    ["observe", "--gpus"],
+    ["plan"],
+    ["plan", "--json"],
+    ["explain", "train"],
+    ["workload", "list"],
+    ["workload", "show", "old"],
+    ["node", "list"],
+    ["doctor"],
+    ["ledger", "list"],
+    ["policy", "show"],
+)
+
+
+def everything(bed: DockerBed) -> dict[str, Any]:
+    """Docker's whole view of itself, but for what ages by itself."""
+    containers = {name: bed.inspect(name) for name in bed.containers()}
+    images = sorted(str(image["RepoTags"]) for image in bed.api.must("GET", "/images/json"))
+    changes = {name: bed.api.must("GET", f"/containers/{name}/changes") for name in containers}
+    return {
+        "containers": containers,
+        "images": images,
+        "changes": changes,
+        "volumes": bed.api.must("GET", "/volumes")["Volumes"],
+        "processes": {name: sorted(bed.pids(name)) for name, state in bed.containers().items() if state == "running"},
+    }
+
+
+def a_host_with_everything_due(bed: DockerBed) -> str:
+    """All of it would go under this policy, and nothing asks a looking command to."""
+    bed.run("train", image="py:1", gpus=[0], labels=MINE, restart="always", cmd=programs.holds(bed.gpus[0].path))
+    ended(bed, "old", gpus=[1], labels=MINE, config={"Volumes": {"/data": {}}})
+    bed.create("never", gpus=[2], labels=MINE)
+    bed.run("frozen", gpus=[3], labels=MINE, cmd=programs.trapping_shell())
+    bed.pause_container("frozen")
+    bed.until(lambda: bed.holders(0), "the GPU is held")
+    return policy(
+        retention={"succeeded": "0s", "stopped": "0s"},
+        limits={"max_runtime": "1s", "never_started": "0s"},
+        images={"unused": "0s"},
+        scope={"docker": {}, "host": {}},
+    )
+
+
+@pytest.mark.parametrize("command", LOOKS, ids=" ".join)
+def test_a_command_that_looks_changes_nothing(docker: DockerBed, command: list[str]) -> None:
+    text = a_host_with_everything_due(docker)
+    before, since = everything(docker), time.time()
+    ran = docker.gpukeeper(*command, policy=text)
+    assert ran.code in (0, 3), ran
+    assert docker.events(since) == []
+    assert everything(docker) == before
+    assert docker.holders(0) == [docker.pid("train")]
+    assert not (docker.folder / "state" / "ledger.db").exists()
+
+
+def test_the_same_host_is_reclaimed_when_somebody_says_so(docker: DockerBed) -> None:
+    """So that the tests above could fail."""
+    text = a_host_with_everything_due(docker)
+    for _ in range(2):
+        docker.gpukeeper("apply", "--yes", policy=text)
+    assert docker.containers() == {"train": "exited", "frozen": "exited"}
+
+
+def test_a_plan_in_process_writes_nothing_and_touches_nothing(docker: DockerBed) -> None:
+    a_host_with_everything_due(docker)
+    bench = Bench(docker, limits={"max_runtime": "1s"})
+    before, since = everything(docker), time.time()
+    bench.decisions()
+    assert docker.events(since) == []
+    assert everything(docker) == before
+    assert bench.ledger.lines == []
+
+
+def test_explain_says_why_and_what_would_change_it(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    ran = docker.gpukeeper("explain", "mine", policy=policy())
+    assert ran.code == 0, ran
+    for words in (
+        "Decision: keep",
+        "label owner says nobody",
+        docker.gpus[0].uuid,
+        "What would change it:",
+        "max_runtime",
+    ):
+        assert words in ran.out
+    assert docker.state("mine") == "running"
+
+
+def test_a_policy_that_does_not_name_docker_leaves_it_alone(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[1], labels=MINE)
+    text = policy(retention={"succeeded": "0s"}, scope={"host": {}}).replace('"docker": {}, ', "", 1)
+    ran = docker.gpukeeper("apply", "--yes", policy=text)
+    assert ran.code in (0, 3), ran
+    assert docker.state("old") == "exited"

@@ -1,0 +1,32 @@
+"""Podman by the same API. What every platform must keep is in the contract suite; here, that it really works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpukeeper.model.decision import Accepted, Action
+from tests.real.docker import programs
+from tests.real.docker.bed import PodmanBed
+from tests.real.docker.bench import MINE, Bench, ended
+
+
+def test_podman_removes_what_is_over(podman: PodmanBed) -> None:
+    ended(podman, "old", gpus=[0], labels=MINE)
+    podman.run("young", gpus=[1], labels=MINE)
+    bench = Bench(podman)
+    assert bench.subject("young").devices == (podman.gpus[1].uuid,)
+    bench.later(minutes=90)
+    bench.again()
+    assert podman.containers() == {"young": "running"}
+
+
+def test_podmans_jobs_save_before_their_container_ends(podman: PodmanBed, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    podman.run("dev", image="py:1", gpus=[0], labels=MINE, cmd=programs.trapping_shell(), binds=[f"{tmp_path}:/out"])
+    podman.exec("dev", programs.saves(podman.gpus[0].path, "/out/checkpoint"))
+    podman.until(lambda: podman.holders(0), "the job holds the GPU")
+    bench = Bench(podman)
+    answer = bench.run(bench.platform.act(bench.asked("dev", Action.STOP), bench.subject("dev")))
+    assert answer == Accepted()
+    assert (tmp_path / "checkpoint").read_text() == "saved"
+    assert podman.state("dev") == "exited"

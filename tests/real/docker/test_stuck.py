@@ -1,0 +1,98 @@
+"""An engine or a container that does not answer stalls nobody, and what is not known is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpukeeper.model.decision import Result
+from gpukeeper.model.unknown import Unknown
+from tests.real.docker import programs
+from tests.real.docker.bed import DockerBed
+from tests.real.docker.bench import MINE, Bench, ended, policy
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_container_whose_keeper_hangs_does_not_hold_up_the_others(docker: DockerBed) -> None:
+    docker.run("stuck", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    ended(docker, "old", gpus=[1], labels=MINE)
+    bench = Bench(docker)
+    bench.later(minutes=90)
+    with frozen(parent(docker.pid("stuck"))):
+        began = time.monotonic()
+        bench.again()
+        assert time.monotonic() - began < 20
+        assert docker.inspect("old") is None
+    assert docker.state("stuck") == "running"
+
+
+def test_an_engine_that_hangs_ends_the_command_with_a_sentence(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE)
+    with frozen(docker.engine_pid):
+        began = time.monotonic()
+        ran = docker.gpukeeper("plan", policy=policy(), deadline=60)
+        assert time.monotonic() - began < 40
+    assert "did not answer" in ran.out + ran.err
+    assert docker.state("mine") == "running"
+
+
+def test_an_engine_that_is_not_there_is_said_and_nothing_vanishes(docker: DockerBed) -> None:
+    """Not answering is not "gone": nothing is recorded as vanished."""
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    bench = Bench(docker)
+    bench.again()
+    before = len(bench.ledger.lines)
+    docker.kill9()
+    report = bench.again()
+    assert report.survey.unseen
+    assert [type(line).__name__ for line in bench.ledger.lines[before:]] == ["Passed"]
+    docker.start()
+    docker.until(lambda: docker.inspect("mine") is not None, "it is still known")
+
+
+def test_an_engine_that_dies_before_the_step_leaves_it_undone(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    bench = Bench(docker)
+    bench.later(minutes=90)
+    step = bench.step("old")
+    docker.kill9()
+    outcome = bench.take(step)
+    assert outcome.result not in (Result.RECLAIMED,)
+    docker.start()
+    assert docker.state("old") == "exited"
+
+
+def test_a_look_at_an_engine_that_is_gone_is_unknown_never_gone(docker: DockerBed) -> None:
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    bench = Bench(docker)
+    ref = bench.subject("mine").ref
+    docker.kill9()
+    assert isinstance(bench.run(bench.platform.look(ref)), Unknown)
+    docker.start()
+
+
+def test_after_a_restart_of_the_engine_the_daemon_hears_it_again(docker: DockerBed) -> None:
+    child = docker.popen("serve", policy=policy(retention={"succeeded": "1s"}, schedule={"every": "300s"}))
+    docker.until((docker.folder / "state" / "socket").exists, "the daemon listens")
+    docker.restart()
+    ended(docker, "old", gpus=[0], labels=MINE)
+    docker.until(lambda: docker.inspect("old") is None, "its end was heard, and it went", deadline=60)
+    child.terminate()
+    child.communicate(timeout=30)
+    assert child.returncode == 0

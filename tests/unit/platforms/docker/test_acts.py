@@ -1,0 +1,335 @@
+"""The order of what is asked of an engine when something is stopped, removed or brought back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from gpukeeper.devices.holders import Holder
+from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.acts import Acts
+from gpukeeper.platforms.docker.leftovers import Leftovers
+from gpukeeper.platforms.docker.records import Records
+from gpukeeper.platforms.docker.translate import cache_subject, container_subject, image_subject
+from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed
+from tests.unit.platforms.docker.examples import AT, ID, NOW, StillClock, decoded, ended, facts, told
+from tests.unit.platforms.docker.fake_engine import FakeEngine, served
+
+T = TypeVar("T")
+ALWAYS = {"RestartPolicy": {"Name": "always", "MaximumRetryCount": 0}}
+GRACE = timedelta(seconds=20)
+STOP, UPDATE, REMOVE = f"POST /containers/{ID}/stop", f"POST /containers/{ID}/update", f"DELETE /containers/{ID}"
+
+
+async def nobody(_id: str) -> Sequence[Holder]:
+    return ()
+
+
+def act(
+    fake: FakeEngine,
+    what: Callable[[Acts], Awaitable[T]],
+    holders: Callable[[str], Awaitable[Sequence[Holder]]] = nobody,
+) -> T:
+    async def run() -> T:
+        async with served(fake) as engine:
+            return await what(Acts(engine, Records(engine), holders))
+
+    return asyncio.run(run())
+
+
+def seen(one: dict[str, Any]) -> Subject:
+    return container_subject(decoded(one), facts(), AT)
+
+
+def stop(fake: FakeEngine, fresh: Subject, holders: Callable[[str], Awaitable[Sequence[Holder]]] = nobody) -> Any:
+    return act(fake, lambda acts: acts.stop(fresh, GRACE), holders)
+
+
+def policy_of(fake: FakeEngine) -> str:
+    name: str = fake.containers[ID]["HostConfig"]["RestartPolicy"]["Name"]
+    return name
+
+
+def test_the_restart_policy_goes_before_any_signal() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+    calls_when_asked_for_holders: list[list[str]] = []
+
+    async def holders(_id: str) -> Sequence[Holder]:
+        calls_when_asked_for_holders.append(fake.acts())
+        return ()
+
+    assert stop(fake, seen(told(host=ALWAYS)), holders) == Accepted()
+    assert calls_when_asked_for_holders == [[UPDATE]]
+    assert fake.acts() == [UPDATE, f"{STOP}?t=20"]
+    assert policy_of(fake) == "no"
+
+
+def test_without_a_restart_policy_nothing_is_changed() -> None:
+    fake = FakeEngine(told())
+    assert stop(fake, seen(told())) == Accepted()
+    assert fake.acts() == [f"{STOP}?t=20"]
+
+
+def test_a_policy_that_cannot_be_switched_off_stops_the_stop() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+    fake.answers[UPDATE] = (404, "page not found")  # as Podman answers
+    assert isinstance(stop(fake, seen(told(host=ALWAYS))), Refused)
+    assert fake.acts() == [UPDATE]
+
+
+def test_who_was_started_anew_before_is_not_touched() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+    fake.restart(ID)
+    assert isinstance(stop(fake, seen(told(host=ALWAYS))), Changed)
+    assert fake.acts() == []
+
+
+def test_who_is_started_anew_during_the_grace_keeps_running_and_its_policy() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+
+    async def holders(_id: str) -> Sequence[Holder]:
+        fake.restart(ID)
+        return ()
+
+    assert isinstance(stop(fake, seen(told(host=ALWAYS)), holders), Changed)
+    assert fake.acts() == [UPDATE, UPDATE]
+    assert policy_of(fake) == "always"
+
+
+def test_who_is_restarted_during_the_engines_stop_keeps_its_policy() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+    fake.answers[STOP] = (204, "")
+    fake.before = lambda call: fake.restart(ID) if call == STOP else None
+    assert stop(fake, seen(told(host=ALWAYS))) == Accepted()
+    assert policy_of(fake) == "always"
+
+
+def test_who_could_not_be_stopped_keeps_its_policy() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+    fake.answers[STOP] = (500, '{"message": "cannot kill container"}')
+    assert stop(fake, seen(told(host=ALWAYS))) == Refused("cannot kill container")
+    assert policy_of(fake) == "always"
+
+
+def test_who_is_waited_for_when_we_end_keeps_its_policy() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+
+    async def cancelled(acts: Acts) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await acts.stop(seen(told(host=ALWAYS)), GRACE)
+
+    async def holders(_id: str) -> Sequence[Holder]:
+        raise asyncio.CancelledError
+
+    act(fake, cancelled, holders)
+    assert fake.acts() == [UPDATE, UPDATE]
+    assert policy_of(fake) == "always"
+
+
+def test_who_ended_during_the_grace_is_a_success() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+
+    async def holders(_id: str) -> Sequence[Holder]:
+        fake.end(ID)
+        return ()
+
+    assert stop(fake, seen(told(host=ALWAYS)), holders) == Accepted()
+    assert policy_of(fake) == "no"
+
+
+def test_who_is_gone_or_ended_is_not_stopped() -> None:
+    assert isinstance(stop(FakeEngine(), seen(told())), Changed)
+    fake = FakeEngine(told(state=ended()))
+    assert isinstance(stop(fake, seen(told(state=ended()))), Changed)
+    assert fake.acts() == []
+
+
+def test_a_stop_of_what_vanished_meanwhile_is_a_change() -> None:
+    fake = FakeEngine(told())
+    fake.answers[STOP] = (404, '{"message": "No such container"}')
+    assert stop(fake, seen(told())) == Changed("it is gone")
+
+
+def remove(fake: FakeEngine, fresh: Subject) -> Any:
+    return act(fake, lambda acts: acts.remove(fresh))
+
+
+def test_a_removal_is_unforced_and_keeps_volumes() -> None:
+    fake = FakeEngine(told(state=ended()))
+    assert isinstance(remove(fake, seen(told(state=ended()))), Accepted)
+    (call,) = fake.acts()
+    assert call.startswith(f"{REMOVE}?")
+    assert parse_qs(urlsplit(call).query) == {"force": ["false"], "v": ["false"]}
+
+
+@pytest.mark.parametrize("change", [{"name": "/other"}, {"state": ended(FinishedAt="2026-11-15T10:30:00Z")}])
+def test_what_changed_since_the_look_is_not_removed(change: dict[str, Any]) -> None:
+    fake = FakeEngine(told(**{"state": ended(), **change}))
+    assert isinstance(remove(fake, seen(told(state=ended()))), Changed)
+    assert fake.acts() == []
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_a_user_who_was_faster_wins(status: int) -> None:
+    fake = FakeEngine(told(state=ended()))
+    fake.answers[REMOVE] = (status, '{"message": "no"}')
+    assert remove(fake, seen(told(state=ended()))) == Changed("no")
+
+
+def test_a_refusal_is_told() -> None:
+    fake = FakeEngine(told(state=ended()))
+    fake.answers[REMOVE] = (500, '{"message": "driver failed to remove root filesystem"}')
+    assert remove(fake, seen(told(state=ended()))) == Refused("driver failed to remove root filesystem")
+
+
+def test_a_container_whose_name_is_another_ones_id_is_not_mistaken_for_it() -> None:
+    other = told(id="b" * 64, name=f"/{ID}", state=ended())
+    fake = FakeEngine(other)
+    fake.answers[f"GET /containers/{ID}/json"] = (200, json.dumps(other))  # the engine finds by name, too
+    assert remove(fake, seen(told(state=ended()))) == Changed("it is gone")
+    assert fake.acts() == []
+
+
+REF = Ref("docker", "node-3", "container", "eval", ID)
+
+
+def manifest(**parts: Any) -> Evidence:
+    return Evidence({"manifest.json": json.dumps(told(state=ended(), **parts)).encode()})
+
+
+def bring_back(fake: FakeEngine, evidence: Evidence | None) -> Any:
+    return act(fake, lambda acts: acts.bring_back(REF, evidence))
+
+
+def test_what_was_removed_is_made_again_and_not_started() -> None:
+    fake = FakeEngine()
+    fake.images["lab:1"] = {"Id": "sha256:" + "1" * 64}
+    assert bring_back(fake, manifest(host=ALWAYS)) == Accepted()
+    assert fake.acts() == ["POST /containers/create?name=eval"]
+    assert fake.bodies[-1]["Image"] == "lab:1"
+    assert fake.bodies[-1]["HostConfig"]["RestartPolicy"]["Name"] == "always"
+
+
+def test_it_is_made_from_the_image_it_had_not_from_what_has_its_name_now() -> None:
+    fake = FakeEngine()
+    fake.images["lab:1"] = {"Id": "sha256:" + "2" * 64}
+    bring_back(fake, manifest())
+    assert fake.bodies[-1]["Image"] == "sha256:" + "1" * 64
+
+
+def test_it_joins_its_networks_by_its_new_id() -> None:
+    fake = FakeEngine()
+    fake.answers["POST /networks/lab/connect"] = (200, "")
+    evidence = json.loads(manifest().files["manifest.json"])
+    evidence["NetworkSettings"] = {"Networks": {"lab": {"Aliases": ["x"]}}}
+    assert bring_back(fake, Evidence({"manifest.json": json.dumps(evidence).encode()})) == Accepted()
+    assert fake.bodies[-1]["Container"] == "e" * 64
+
+
+def test_what_was_stopped_is_started_with_the_policy_from_before_the_stop() -> None:
+    fake = FakeEngine(told(state=ended()))
+    before = json.dumps(told(host=ALWAYS)).encode()
+    after = json.dumps(told(state=ended())).encode()
+    assert bring_back(fake, Evidence({"stop/manifest.json": before, "manifest.json": after})) == Accepted()
+    assert fake.acts() == [UPDATE, f"POST /containers/{ID}/start"]
+    assert policy_of(fake) == "always"
+
+
+@pytest.mark.parametrize("evidence", [None, Evidence({}), Evidence({"manifest.json": b"[]"})])
+def test_what_cannot_be_made_again_is_refused(evidence: Evidence | None) -> None:
+    fake = FakeEngine()
+    assert isinstance(bring_back(fake, evidence), Refused)
+    assert fake.acts() == []
+
+
+def leftovers(fake: FakeEngine, what: Callable[[Leftovers], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with served(fake) as engine:
+            return await what(Leftovers(engine, StillClock(), lambda: AT, cache=True))
+
+    return asyncio.run(run())
+
+
+def cache(unused: timedelta) -> Subject:
+    used = (NOW - unused).isoformat()
+    return cache_subject(CacheEntry("abc", created_at=used, last_used_at=used), AT)
+
+
+PRUNE = "POST /build/prune"
+PRUNED = (200, '{"CachesDeleted": ["abc"], "SpaceReclaimed": 5}')
+
+
+def test_one_piece_of_cache_goes_by_its_id_and_only_unused() -> None:
+    fake = FakeEngine()
+    fake.answers[PRUNE] = PRUNED
+    assert leftovers(fake, lambda one: one.remove_cache(cache(timedelta(hours=2)))) == Accepted(bytes_back=5)
+    (call,) = fake.acts()
+    query = parse_qs(urlsplit(call).query)
+    assert json.loads(query["filters"][0]) == {"id": ["abc"], "until": ["7140s"]}
+
+
+def test_cache_that_was_used_just_now_is_left_alone() -> None:
+    fake = FakeEngine()
+    fake.answers[PRUNE] = PRUNED
+    assert isinstance(leftovers(fake, lambda one: one.remove_cache(cache(timedelta(seconds=30)))), Changed)
+    assert fake.acts() == []
+
+
+def test_an_engine_that_would_ignore_the_filter_is_never_asked() -> None:
+    """Before 1.39 the same call removes the whole cache."""
+    fake = FakeEngine(version="1.38")
+    fake.answers[PRUNE] = PRUNED
+    assert isinstance(leftovers(fake, lambda one: one.remove_cache(cache(timedelta(hours=2)))), Refused)
+    assert fake.acts() == []
+
+
+def test_cache_that_the_engine_kept_is_a_change() -> None:
+    fake = FakeEngine()
+    fake.answers[PRUNE] = (200, '{"CachesDeleted": null, "SpaceReclaimed": 0}')
+    assert isinstance(leftovers(fake, lambda one: one.remove_cache(cache(timedelta(hours=2)))), Changed)
+
+
+IMAGE = "sha256:" + "1" * 64
+
+
+def image(fake: FakeEngine) -> Any:
+    fake.images[IMAGE] = {"Id": IMAGE, "RepoTags": ["lab:1"]}
+    fresh = image_subject(ImageListed(IMAGE, repo_tags=["lab:1"]), 0, None, AT)
+    return leftovers(fake, lambda one: one.remove_image(fresh))
+
+
+def test_an_image_goes_by_its_id_unforced() -> None:
+    fake = FakeEngine()
+    assert isinstance(image(fake), Accepted)
+    (call,) = fake.acts()
+    assert call.startswith(f"DELETE /images/{IMAGE}?")
+    assert parse_qs(urlsplit(call).query) == {"force": ["false"], "noprune": ["true"]}
+
+
+def test_an_image_that_a_container_was_made_from_meanwhile_stays() -> None:
+    fake = FakeEngine(told(image=IMAGE))
+    assert isinstance(image(fake), Changed)
+    assert fake.acts() == []
+
+
+def test_an_image_with_another_name_meanwhile_stays() -> None:
+    fake = FakeEngine()
+    fake.usage = {"LayersSize": 0, "Images": [{"Id": IMAGE, "RepoTags": ["lab:1", "lab:2"]}]}
+    assert isinstance(image(fake), Changed)
+    assert fake.acts() == []
+
+
+def test_a_silent_engine_gives_no_answer_to_act_on() -> None:
+    fake = FakeEngine(told(state=ended()))
+    fake.answers[f"GET /containers/{ID}/json"] = (200, "garbage")
+    assert isinstance(remove(fake, seen(told(state=ended()))), Unknown)
+    assert fake.acts() == []

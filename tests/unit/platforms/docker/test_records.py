@@ -1,0 +1,244 @@
+"""What is remembered between two looks, and when it is asked about anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.connect import AT_ONCE
+from gpukeeper.platforms.docker.errors import EngineError
+from gpukeeper.platforms.docker.records import Records
+from gpukeeper.platforms.docker.wire import EngineEvent
+from tests.unit.platforms.docker.examples import ID, OTHER_ID, ended, told
+from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
+
+T = TypeVar("T")
+INSPECT = f"GET /containers/{ID}/json"
+
+
+def play(fake: FakeEngine, what: Callable[[Records], Awaitable[T]], *, hasty: bool = False) -> T:
+    async def run() -> T:
+        async with served(fake, hasty=hasty) as engine:
+            return await what(Records(engine))
+
+    return asyncio.run(run())
+
+
+def hear(records: Records, id_: str, action: str, **attributes: str) -> None:
+    records.hear(msgspec.convert(event(id_, action, **attributes), EngineEvent))
+
+
+def inspected(fake: FakeEngine) -> int:
+    return fake.asked.count(INSPECT)
+
+
+def test_without_events_everything_is_asked_about_at_every_look() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        await records.refresh()
+        await records.refresh()
+
+    play(fake, looks)
+    assert inspected(fake) == 2
+
+
+def test_while_events_are_heard_only_what_changed_is_asked_about() -> None:
+    fake = FakeEngine(told(), told(id=OTHER_ID, name="/other"))
+
+    async def looks(records: Records) -> list[int]:
+        records.hearing = True
+        counts = []
+        await records.refresh()
+        await records.refresh()
+        counts.append(inspected(fake))
+        hear(records, ID, "restart")
+        await records.refresh()
+        counts.append(inspected(fake))
+        return counts
+
+    assert play(fake, looks) == [1, 2]
+    assert fake.asked.count(f"GET /containers/{OTHER_ID}/json") == 1
+
+
+def test_a_difference_in_the_list_is_asked_about_though_no_event_was_heard() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> str:
+        records.hearing = True
+        await records.refresh()
+        fake.end(ID)
+        (one,), _unseen = await records.refresh()
+        return one.state.status
+
+    assert play(fake, looks) == "exited"
+
+
+def test_after_a_gap_everything_is_asked_about_anew() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        records.hearing = True
+        await records.refresh()
+        records.forget()
+        records.hearing = True
+        await records.refresh()
+
+    play(fake, looks)
+    assert inspected(fake) == 2
+
+
+def test_what_changes_while_it_is_asked_about_is_asked_about_again() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        records.hearing = True
+        fake.before = lambda call: hear(records, ID, "die") if call == INSPECT and inspected(fake) == 1 else None
+        await records.refresh()
+        await records.refresh()
+        await records.refresh()
+
+    play(fake, looks)
+    assert inspected(fake) == 2
+
+
+def test_a_failed_question_is_asked_again() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> None:
+        records.hearing = True
+        await records.refresh()
+        fake.answers[INSPECT] = (500, "busy")
+        assert isinstance(await records.inspect(ID), Unknown)
+        del fake.answers[INSPECT]
+        await records.refresh()
+
+    play(fake, looks)
+    assert inspected(fake) == 3
+
+
+def test_a_stuck_container_stalls_nobody() -> None:
+    fake = FakeEngine(told(), told(id=OTHER_ID, name="/other"))
+    fake.stuck.add(INSPECT)
+    found, unseen = play(fake, lambda records: records.refresh(), hasty=True)
+    assert [one.plain_name for one in found] == ["other"]
+    assert [one.what for one in unseen] == ["eval"]
+
+
+def test_an_engine_that_answers_nothing_is_not_asked_about_every_container() -> None:
+    many = [told(id=f"{number:064x}", name=f"/x{number}") for number in range(AT_ONCE * 4)]
+    fake = FakeEngine(*many)
+    fake.stuck |= {f"GET /containers/{one['Id']}/json" for one in many}
+    found, unseen = play(fake, lambda records: records.refresh(), hasty=True)
+    assert found == []
+    assert len(unseen) == len(many)
+    assert sum(call.endswith("/json") for call in fake.asked) < len(many)
+
+
+def test_no_list_is_an_error_and_not_an_empty_machine() -> None:
+    fake = FakeEngine(told())
+    fake.answers["GET /containers/json"] = (500, "database is locked")
+    with pytest.raises(EngineError):
+        play(fake, lambda records: records.refresh())
+
+
+def test_a_name_that_is_given_to_another_container_is_another_container() -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> list[str]:
+        records.hearing = True
+        await records.refresh()
+        fake.containers = {OTHER_ID: told(id=OTHER_ID)}
+        found, _unseen = await records.refresh()
+        return [one.id for one in found]
+
+    assert play(fake, looks) == [OTHER_ID]
+
+
+def test_what_ended_and_vanished_was_once_here() -> None:
+    fake = FakeEngine(told(state=ended()))
+
+    async def looks(records: Records) -> bool:
+        await records.refresh()
+        fake.containers.clear()
+        await records.refresh()
+        return ID in records.once_had
+
+    assert play(fake, looks)
+
+
+def test_what_ran_and_is_not_listed_any_more_is_not_taken_for_removed() -> None:
+    """An engine that was given another folder knows nothing of what still runs."""
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> bool:
+        await records.refresh()
+        fake.containers.clear()
+        await records.refresh()
+        return ID in records.once_had
+
+    assert not play(fake, looks)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "past"])
+def test_whose_removal_was_heard_of_was_removed(when: str) -> None:
+    fake = FakeEngine(told())
+
+    async def looks(records: Records) -> bool:
+        await records.refresh()
+        if when == "before":
+            hear(records, ID, "destroy")
+        elif when == "past":
+            fake.past = [event(ID, "destroy")]
+        fake.containers.clear()
+        await records.refresh()
+        if when == "after":
+            hear(records, ID, "destroy")
+        return ID in records.once_had
+
+    assert play(fake, looks)
+
+
+def test_stops_of_the_past_are_learned_once_and_a_start_ends_them() -> None:
+    fake = FakeEngine(told())
+    fake.past = [event(ID, "kill", signal="15"), event(ID, "die"), event(ID, "stop"), event(ID, "exec_start: sh")]
+
+    async def looks(records: Records) -> bool:
+        await records.refresh()
+        assert records.stopped_at(ID) is not None
+        hear(records, ID, "start")
+        return records.stopped_at(ID) is None
+
+    assert play(fake, looks)
+
+
+def test_a_signal_that_ends_nothing_is_no_stop() -> None:
+    async def looks(records: Records) -> bool:
+        hear(records, ID, "kill", signal="1")
+        return records.stopped_at(ID) is None
+
+    assert play(FakeEngine(), looks)
+
+
+def test_broken_events_of_the_past_only_cost_knowledge() -> None:
+    fake = FakeEngine(told())
+    fake.answers["GET /events"] = (200, "garbage\n")
+    found, unseen = play(fake, lambda records: records.refresh())
+    assert len(found) == 1
+    assert unseen == []
+
+
+def test_an_image_is_in_use_though_its_container_is_stuck() -> None:
+    fake = FakeEngine(told())
+    fake.stuck.add(INSPECT)
+
+    async def looks(records: Records) -> int:
+        await records.refresh()
+        return records.images_in_use()[told()["Image"]]
+
+    assert play(fake, looks, hasty=True) == 1
