@@ -91,6 +91,9 @@ class PagedPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop here is one command: nothing is changed on the way."""
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return NO_VERB
 

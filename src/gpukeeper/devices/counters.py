@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -155,11 +156,19 @@ def _group(home: Path, root: Path, kind: str) -> Group | None:
     path = own_path(kinds["" if v2 else kind])
     if path is None:
         return None
-    trees = [root, root / "unified"] if v2 else sorted(tree for tree in root.iterdir() if kind in tree.name.split(","))
-    for tree in trees:
-        if (tree / path).is_dir():
-            return Group(tree / path, v2)
+    for tree in (f"{root}", f"{root}/unified") if v2 else _trees(str(root), kind):
+        if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: asked of every workload all the time)
+            return Group(Path(found), v2)
     raise FileNotFoundError(errno.ENOENT, f"{path} is not below {root}")
+
+
+@lru_cache(maxsize=64)
+def _trees(root: str, kind: str) -> tuple[str, ...]:
+    """Of version 1: mounted once, when the machine starts. A tree that is missing raises, and is looked for again."""
+    found = tuple(sorted(tree.path for tree in os.scandir(root) if kind in tree.name.split(",")))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"no {kind} group below {root}")
+    return found
 
 
 def _cpu(home: Path, root: Path) -> int | Unknown:

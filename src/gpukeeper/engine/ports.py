@@ -72,6 +72,10 @@ class Platform(Protocol):
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
         ...
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop was interrupted and did not come about: undo what it changed on the way. It runs on as it was."""
+        ...
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """Bring back what gpukeeper stopped (no evidence) or removed (from its evidence)."""
         ...

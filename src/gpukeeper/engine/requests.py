@@ -13,14 +13,14 @@ from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import holds_elsewhere, views
 from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.verify import settle
+from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
-from gpukeeper.model.event import Captured, Closed, Event, Held, Paused, Released, Restored, Resumed
+from gpukeeper.model.event import Closed, Event, Held, Paused, Released, Restored, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
@@ -228,7 +228,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
     if platform is None:
         raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
-    name = _evidence_of(lines, last.step)
+    name = evidence_of(lines, last.step)
     evidence = await keeper.evidence.load(name) if name else None
     if isinstance(evidence, Unknown):
         raise UsageError(f"the evidence {name} cannot be read ({evidence.why}); nothing was restored")
@@ -262,13 +262,9 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
 async def _before_the_stop(keeper: Keeper, lines: Sequence[Event], ref: Ref) -> dict[str, bytes]:
     """What gpukeeper stopped before it removed it was still as its owner had made it when that stop was prepared."""
     stops = [one for one in lines if isinstance(one, Closed) and one.action is Action.STOP and one.ref == ref]
-    name = _evidence_of(lines, stops[-1].step) if stops else ""
+    name = evidence_of(lines, stops[-1].step) if stops else ""
     found = await keeper.evidence.load(name) if name else None
     return {} if found is None or isinstance(found, Unknown) else {f"stop/{k}": v for k, v in found.files.items()}
-
-
-def _evidence_of(lines: Sequence[Event], step: str) -> str:
-    return next((one.evidence for one in lines if isinstance(one, Captured) and one.step == step), "")
 
 
 def _newest_of(one: Closed) -> str:

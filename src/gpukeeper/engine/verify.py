@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import Action, Result, Step
-from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.event import Captured, Closed, Event, Intended
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -59,10 +60,25 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
         result, words = as_found(intent.action, intent.incarnation, await platform.look(intent.ref))
         if result is Result.UNKNOWN:
             continue  # stays open; nothing is done to it before somebody could look
+        if intent.action is Action.STOP and result is Result.STILL_THERE:
+            await _take_back(keeper, platform, intent)
         line = _as_found_line(intent, result, f"{words} after an interruption", keeper)
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
+
+
+async def _take_back(keeper: Keeper, platform: Platform, intent: Intended) -> None:
+    assert intent.ref is not None
+    name = evidence_of(await keeper.ledger.about(intent.ref.uid), intent.step)
+    evidence = await keeper.evidence.load(name) if name else None
+    if evidence is not None and not isinstance(evidence, Unknown):
+        await platform.take_back(intent.ref, evidence)
+
+
+def evidence_of(lines: Sequence[Event], step: str) -> str:
+    """Where the evidence of a step is; empty when there is none."""
+    return next((one.evidence for one in lines if isinstance(one, Captured) and one.step == step), "")
 
 
 def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.verify import as_found, settle
-from gpukeeper.model.decision import Action, Guard, Result
-from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.decision import Action, Evidence, Guard, Result
+from gpukeeper.model.event import Captured, Closed, Intended
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
@@ -72,6 +74,26 @@ async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) ->
     assert thing.state is State.RUNNING
     assert not [entry for entry in b.world.log if entry.kind == "act"]
     assert await b.ledger.open_intents("docker", "node-3") == []
+
+
+@virtual
+async def test_what_an_interrupted_stop_changed_on_the_way_is_taken_back(b: Bench) -> None:
+    taken_back: list[tuple[str, Evidence]] = []
+
+    class Careful(SimulatedPlatform):
+        async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+            taken_back.append((ref.name, evidence))
+
+    b.platform = Careful(b.world, HERE)
+    running, ended = b.running("train"), b.running("eval")
+    before = Evidence({"manifest.json": b"as it was"})
+    for number, thing in enumerate((running, ended), start=7):
+        name = await b.evidence.save(thing.ref, f"{number}.1", b.now(), before)
+        step = msgspec.structs.replace(intent(b, thing), step=f"{number}.1")
+        await b.ledger.append([Captured(at=b.now(), ref=thing.ref, step=f"{number}.1", evidence=str(name)), step])
+    ended.end(b.now(), Outcome.STOPPED)
+    await settle(b.keeper, b.platform)
+    assert taken_back == [("train", before)]
 
 
 @virtual

@@ -114,6 +114,15 @@ class Acts:
             return recipe.image
         return name if found.id == recipe.image else recipe.image
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """An interruption came between switching the restart policy off and the stop: its owner gets it back."""
+        found = await self._records.inspect(ref.uid)
+        policy = archive.restart_policy(evidence)
+        if isinstance(found, Inspected) and state_of(found) in (State.RUNNING, State.PAUSED) and policy is not None:
+            now = found.host_config.restart_policy
+            if now is None or now.name != policy.get("Name"):
+                await self._set_policy(found.id, policy)
+
     async def _same(self, fresh: Subject) -> Inspected | Changed | Unknown:
         found = await self._records.inspect(fresh.ref.uid)
         if found is None:

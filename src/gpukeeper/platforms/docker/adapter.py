@@ -10,7 +10,7 @@ import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -45,8 +45,8 @@ from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
 from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.surroundings import SCAN, Around, Inventory, Surroundings, belongs
-from gpukeeper.platforms.docker.wire import Inspected
+from gpukeeper.platforms.docker.surroundings import SCAN, Around, Inventory, Surroundings, belongs, container_ids
+from gpukeeper.platforms.docker.wire import Inspected, when
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
@@ -83,6 +83,7 @@ class DockerPlatform:
         self._captures = Captures(engine, clock)
         self._leftovers = Leftovers(engine, clock, self._at, cache=cache)
         self._acts = Acts(engine, self.records, self._holders)
+        self._left_since: dict[str, datetime] = {}  # by uid: when a process was first seen without its container
 
     @property
     def name(self) -> str:
@@ -196,6 +197,11 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        with suppress(PlatformError):
+            async with self._engine.opened():
+                await self._acts.take_back(ref, evidence)
+
     def _tell(self, pid: int, message: str) -> bool:
         pids = processes_of(pid, proc=self._proc)
         return not isinstance(pids, Unknown) and tell_inside(pids, message, self._proc) > 0
@@ -255,7 +261,9 @@ class DockerPlatform:
             return Gone(ref, self._clock.now())
         if not isinstance(holder.container, str):
             return Unknown(f"pid {pid} is in no container")
-        return holder
+        ids = container_ids(holder, self._proc)
+        known = next((id_ for id_ in ids if self.records.known(id_) or id_ in self.records.once_had), None)
+        return msgspec.structs.replace(holder, container=known or holder.container)
 
     async def _end_orphan(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         holder = await self._holder(fresh.ref)
@@ -267,20 +275,27 @@ class DockerPlatform:
 
     async def _orphans(self, around: Around, containers: Sequence[Inspected]) -> list[Subject]:
         by_id = {one.id: one for one in containers}
-        return [
-            self._orphan(holder, by_id.get(id_), around)
-            for id_, found in around.holders.items()
-            if not _runs(by_id.get(id_))
-            for holder in found
-            if id_ in by_id or id_ in self.records.once_had or not is_another_engines(holder, self._proc)
-        ]
+        left = []
+        for holder in around.everyone():
+            ids = container_ids(holder, self._proc)
+            if any(_runs(by_id.get(id_)) for id_ in ids):
+                continue
+            known = next((id_ for id_ in ids if id_ in by_id or id_ in self.records.once_had), None)
+            if known is not None or not is_another_engines(holder, self._proc):
+                whose = msgspec.structs.replace(holder, container=known or holder.container)
+                left.append(self._orphan(whose, by_id.get(str(known)), around))
+        self._left_since = {one.ref.uid: self._left_since[one.ref.uid] for one in left}
+        return left
 
     def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:
         started = holders.started(holder.starttime, holders.boot_time(self._proc))
         proof = proof_of(holder, started, container, self.records.once_had)
-        id_ = str(holder.container)
+        id_, uid = str(holder.container), translate.orphan_uid(holder)
+        ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
+        first_seen = self._left_since.setdefault(uid, self._clock.now())
+        since = ended if isinstance(ended, datetime) else first_seen
         devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
-        return translate.orphan_subject(holder, started, holders.boot_id(self._proc), proof, None, devices, self._at())
+        return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
 
     async def _holders(self, id_: str) -> Sequence[Holder]:
         return (await self._around.look()).holders.get(id_, ()) if self._engine.local else ()

@@ -36,7 +36,10 @@ def find(environ: Mapping[str, str]) -> str | None:
     address = environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
     if not address.startswith("unix://"):
         return address
-    return address if Path(address.removeprefix("unix://")).is_socket() else None
+    try:
+        return address if Path(address.removeprefix("unix://")).is_socket() else None
+    except OSError:
+        return address  # it may be there and hidden from us; asking will say so
 
 
 class Engine:
@@ -181,7 +184,7 @@ class Engine:
         """As the docker command does it: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
         folder = self._environ.get("DOCKER_CERT_PATH")
         if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
-            return None
+            return ssl.create_default_context() if self._encrypted else None
         try:
             context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
             context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
@@ -193,8 +196,12 @@ class Engine:
     def _base(self) -> str:
         if self.local:
             return "http://engine"
-        encrypted = bool(self._environ.get("DOCKER_TLS_VERIFY") and self._environ.get("DOCKER_CERT_PATH"))
-        return f"{'https' if encrypted else 'http'}://{self._where}"
+        return f"{'https' if self._encrypted else 'http'}://{self._where}"
+
+    @property
+    def _encrypted(self) -> bool:
+        own = self._environ.get("DOCKER_TLS_VERIFY") and self._environ.get("DOCKER_CERT_PATH")
+        return bool(own) or self.address.startswith("https://")
 
     def _url(self, path: str) -> str:
         return f"{self._base}/{self._version}{path}"

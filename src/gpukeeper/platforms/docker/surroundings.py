@@ -5,6 +5,7 @@ Only where the engine runs on this very machine. Elsewhere these facts are not k
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from gpukeeper.platforms.docker.wire import Inspected, when
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[], Awaitable[Gpus]]
 SCAN, PEEK = timedelta(seconds=30), timedelta(seconds=3)
+RETRY = 600.0  # seconds before a dead filesystem is tried again
 ELSEWHERE = Unknown("the engine runs on another machine, and what happens there is not seen from here")
 
 
@@ -53,6 +55,10 @@ class Around(msgspec.Struct, frozen=True):
                     found |= mine or {str(gpu.uuid)}
         return tuple(sorted(found))
 
+    def everyone(self) -> tuple[Holder, ...]:
+        """Each holder once."""
+        return tuple({holder.pid: holder for found in self.holders.values() for holder in found}.values())
+
 
 class Surroundings:
     def __init__(
@@ -68,6 +74,7 @@ class Surroundings:
     ) -> None:
         self._records, self._inventory, self._directory = records, inventory, directory
         self._local, self._proc, self._trusted, self._keep_alive = local, proc, tuple(trusted_labels), keep_alive
+        self._dead: dict[str, float] = {}  # by container: when its filesystem last did not answer
 
     async def look(self) -> Around:
         if not self._local:
@@ -76,8 +83,9 @@ class Surroundings:
         found: dict[str, tuple[Holder, ...]] = {}
         if gpus != ():  # without a driver nobody can hold a GPU
             for holder in await self._scan():
-                if isinstance(holder.container, str):
-                    found[holder.container] = (*found.get(holder.container, ()), holder)
+                # Under every id: where one engine runs inside another, either may be the one that is asked.
+                for id_ in container_ids(holder, self._proc):
+                    found[id_] = (*found.get(id_, ()), holder)
         return Around(gpus, found, holders.mig_minors(self._proc))
 
     async def facts(self, container: Inspected, around: Around) -> Facts:
@@ -113,9 +121,14 @@ class Surroundings:
         if place is None or isinstance(place, Unknown) or not isinstance(created, datetime):
             return place if isinstance(place, Unknown) else None
         root, path = place
+        steady = time.monotonic()
+        if steady - self._dead.get(container.id, -RETRY) < RETRY:
+            return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
         try:
             return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
         except TimeoutError:
+            # Each try costs a thread that never ends.
+            self._dead = {id_: at for id_, at in self._dead.items() if steady - at < RETRY} | {container.id: steady}
             return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
         except (FileNotFoundError, ProcessLookupError):
             return None  # it ended, or its folder is gone
@@ -139,10 +152,22 @@ class Surroundings:
         return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
 
 
+def container_ids(holder: Holder, proc: str = "/proc") -> tuple[str, ...]:
+    """The ids in its cgroup, outermost first; none on the bare host."""
+    if not isinstance(holder.container, str):
+        return ()
+    try:
+        cgroup = Path(proc, str(holder.pid), "cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return (holder.container,)
+    return holders.parse_containers(cgroup) or (holder.container,)
+
+
 def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
     """A pid that the engine names is this container's only if its cgroup says so, too: the engine may run in a
     virtual machine, and a pid may have been reused."""
     try:
-        return container in holders.parse_containers(Path(proc, str(pid), "cgroup").read_text("utf-8", "replace"))
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (asked often)
+            return container in holders.parse_containers(cgroup.read())
     except OSError:
         return False

@@ -126,13 +126,13 @@ def class_of(container: Inspected, facts: Facts) -> str | Unknown:
     """By what it is, as far as nobody can choose it freely; a policy's match list comes before this."""
     if facts.devices == () and not facts.asks:
         return WITHOUT_GPU
-    own = own_labels(container.labels, facts.image_labels)
-    if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
-        return "devcontainer"
     if isinstance(facts.owned.owner, Unknown):
         return Unknown(f"its owner is not known ({facts.owned.owner.why})")
     if facts.owned.owner is None or facts.owned.only_claimed:
-        return "unknown"
+        return "unknown"  # before all others: a label that anybody can set must not win time for nobody's work
+    own = own_labels(container.labels, facts.image_labels)
+    if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
+        return "devcontainer"
     if own.get("ds01.interface") == "api" or own.get("ds01.container_type") == "api":
         return "api"
     if own.get("ds01.managed") == "true" or "aime.mlc" in own:
@@ -156,7 +156,11 @@ def marks_of(container: Inspected, inherited: Mapping[str, str] | Unknown, keep_
     if TTL in own_labels(labels, inherited):
         ttl = inherited if isinstance(inherited, Unknown) else _span(labels[TTL])
     asks = next((f"{key}={value}" for key, value in ASKS if labels.get(key, "").lower() == value), None)
-    kubelet = any(key.startswith(KUBELET) for key in labels)
+    # The label anybody can set; the cgroup below the kubelet's is the kubelet's own doing.
+    says_pod = any(key.startswith(KUBELET) for key in labels)
+    kubelet = says_pod and "kubepods" in container.host_config.cgroup_parent
+    if says_pod and not kubelet and asks is None:
+        asks = "labels of a pod, without the cgroup of one"
     return Marks(
         ttl=ttl,
         hold_until=_moment(labels[HOLD_UNTIL]) if HOLD_UNTIL in labels else None,
@@ -218,9 +222,9 @@ def orphan_uid(holder: Holder) -> str:
 def orphan_subject(
     holder: Holder,
     started: datetime,
+    left_since: datetime,
     boot: str,
     proof: str | Unknown | None,
-    owner: str | None,
     devices: tuple[str, ...] | Unknown,
     at: At,
 ) -> Subject:
@@ -231,9 +235,9 @@ def orphan_subject(
         ),
         shape=Shape.ORPHAN,
         state=State.RUNNING,
-        owner=owner,
+        owner=None,
         class_="unknown",
-        created=started,
+        created=left_since,  # as a remainder: whatever a container does while it ends is not one yet
         started=started,
         devices=devices,
         size=Unknown("it is not on a disk", by_design=True),

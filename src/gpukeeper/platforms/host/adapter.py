@@ -97,6 +97,9 @@ class HostPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop here is one command: nothing is changed on the way."""
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.LOOKS_ONLY
 

@@ -143,6 +143,9 @@ class SimulatedPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop here is one command: nothing is changed on the way."""
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         await self._call()
         world, thing = self._world, self._world.find(ref)

@@ -114,6 +114,9 @@ class FolderPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A stop here is one command: nothing is changed on the way."""
+
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
             return Refused("nothing was captured of it")

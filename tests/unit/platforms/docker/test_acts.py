@@ -120,6 +120,24 @@ def test_who_could_not_be_stopped_keeps_its_policy() -> None:
     assert policy_of(fake) == "always"
 
 
+@pytest.mark.parametrize(
+    ("policy", "state", "calls"),
+    [
+        ("no", {}, [UPDATE]),  # killed between switching it off and the stop
+        ("always", {}, []),  # killed before
+        ("no", ended(), []),  # somebody stopped it: it must not come back at the engine's next start
+    ],
+)
+def test_a_policy_that_an_interruption_left_off_is_given_back(
+    policy: str, state: dict[str, Any], calls: list[str]
+) -> None:
+    fake = FakeEngine(told(host={"RestartPolicy": {"Name": policy, "MaximumRetryCount": 0}}, state=state))
+    evidence = Evidence({"manifest.json": json.dumps(told(host=ALWAYS)).encode()})
+    act(fake, lambda acts: acts.take_back(Ref("docker", "here", "container", "eval", ID), evidence))
+    assert fake.acts() == calls
+    assert policy_of(fake) == ("always" if calls or policy == "always" else "no")
+
+
 def test_who_is_waited_for_when_we_end_keeps_its_policy() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
