@@ -50,13 +50,14 @@ def _report(bed: DockerBed, pid: int) -> None:
     time.sleep(SECONDS)
     took, after, later = time.monotonic() - begun, used(pid), used(bed.engine_pid)
     own = (after.own - before.own) / took * 100
-    children = (after.living + after.waited - before.living - before.waited) / took * 100
+    open_, asked = ((end - begin) / took * 100 for begin, end in _children(before, after))
     peer = (later.own - engine.own) / took * 100
     memory, theirs = resident(pid), sum(resident(one) for one in children_of(pid))
     rows = [
         ("serve", f"{own:.2f}", f"{memory:.0f}", ""),
-        ("its programs that ask the (pretended) driver", f"{children:.2f}", f"{theirs:.0f}", ""),
-        ("together", f"{own + children:.2f}", f"{memory + theirs:.0f}", ""),
+        ("its program that reads the (pretended) driver", f"{open_:.2f}", f"{theirs:.0f}", ""),
+        ("programs it started and that ended", f"{asked:.2f}", "", ""),
+        ("together", f"{own + open_ + asked:.2f}", f"{memory + theirs:.0f}", ""),
         ("dockerd", f"{peer:.2f}", f"{resident(bed.engine_pid):.0f}", ""),
     ]
     print_table((f"{CONTAINERS} running containers with GPUs", "% of a core", "MiB", ""), rows)
@@ -65,6 +66,10 @@ def _report(bed: DockerBed, pid: int) -> None:
     )
     print(f"memory of serve: target below {MEMORY:g} MiB, {met(memory, MEMORY, least=False)}\n")
     print_figure(Figure("docker-idle", round(own, 2), "% of a core", round(own / peer, 2), "dockerd itself"))
+
+
+def _children(before: Used, after: Used) -> tuple[tuple[float, float], ...]:
+    return (before.living, after.living), (before.waited, after.waited)
 
 
 def used(pid: int) -> Used:

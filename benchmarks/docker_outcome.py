@@ -1,7 +1,8 @@
 """How soon `serve` has recorded that a container ended: from Docker's `die` event to the line in the ledger.
 
-Passes are at least five seconds apart, however many hints come; so the time is shown for ends at any moment and for
-such that come when there was no pass in the last five seconds. The peer is a bare listener to the engine's events.
+Passes are at least five seconds apart, however many hints come; so the time is shown for ends that come soon after
+another change, and for such that come after a quiet while (in which the pass of every minute may have been, too). The
+peer is a bare listener to the engine's events.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def run() -> None:
         any_time = [_one(bed, f"any-{number}", heard, rng.uniform(0, 5)) for number in range(ENDS)]
         assert serving.poll() is None, serving.communicate()
     rows = [
-        _row("no pass in the last 5 s", [ours for ours, _ in quiet]),
-        _row("at any moment", [ours for ours, _ in any_time]),
+        _row("after 7 s without a change", [ours for ours, _ in quiet]),
+        _row("up to 5 s after another change", [ours for ours, _ in any_time]),
         _row("a bare listener hears the event", peers := [peer for _, peer in quiet + any_time]),
     ]
     print_table(("from die to recorded, seconds", "median", "longest", ""), rows)

@@ -9,6 +9,7 @@ from gpukeeper.engine.observe import may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import verify
 from gpukeeper.lifecycle.decide import still_holds
+from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
     Accepted,
@@ -103,7 +104,8 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
-    if keeper.meter is not None and may_be_idle(found, book):
+    # Only idleness can change from one moment to the next by itself; a measurement takes seconds.
+    if keeper.meter is not None and step.decision.rule == idle.NAME and may_be_idle(found, book):
         await keeper.signals.add(await keeper.meter.read([found]))
     return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
 

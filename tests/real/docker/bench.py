@@ -43,7 +43,7 @@ POLICY: dict[str, Any] = {
     "breaker": {"running": "100%", "vanished": "100%", "floor": 100},
     "warnings": {"idle": ["50%"], "runtime": ["50%"], "lead": "0s", "undelivered": "0s"},
     "activity": {"settle": "0s"},
-    "classes": {name: _LIMITS for name in ("docker", "managed", "compose", "unknown", "serving", "api")},
+    "classes": dict.fromkeys(("docker", "managed", "compose", "unknown", "serving", "api"), _LIMITS),
     "gpu": {"settle": "1s"},
     # Not the events: an engine asked for those until a time ahead waits for it.
     "capture": {"what": ["manifest", "logs", "reports"]},

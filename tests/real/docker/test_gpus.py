@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from gpukeeper.model.decision import Action
 from gpukeeper.model.unknown import Unknown
-from tests.real.docker import kernel, programs
+from tests.real.docker import programs
 from tests.real.docker.bed import DockerBed
 from tests.real.docker.bench import MINE, SOMEBODY, Bench, policy
 
@@ -95,20 +94,7 @@ def test_a_label_that_names_a_gpu_it_does_not_have_is_reported(docker: DockerBed
     assert any(docker.gpus[3].uuid in words for words in found.findings)
 
 
-def everybody_is_seen() -> bool:
-    """Where even root may not look at everybody's open files, nobody can say that a GPU is free of holders."""
-    for pid in kernel.all_pids():
-        try:
-            for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
-                os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115
-        except PermissionError:
-            return False
-        except OSError:
-            continue
-    return True
-
-
-@pytest.mark.parametrize(("advice", "found"), [("none", "clean"), ("reset", "quarantined")])
+@pytest.mark.parametrize(("advice", "found"), [("none", "cleaned"), ("reset", "quarantined")])
 def test_after_the_end_of_its_work_a_gpu_is_proven_clean_or_quarantined(
     docker: DockerBed, advice: str, found: str
 ) -> None:
@@ -122,7 +108,7 @@ def test_after_the_end_of_its_work_a_gpu_is_proven_clean_or_quarantined(
     assert docker.holders(2) == []
     listed = docker.gpukeeper("node", "list", policy=text)
     line = next(line for line in listed.out.splitlines() if docker.gpus[2].uuid in line)
-    assert line.split()[0] == (found if everybody_is_seen() else "unknown"), (ran, line)
+    assert line.split()[0] == found, (ran, line)
     others = [line for line in listed.out.splitlines() if docker.gpus[3].uuid in line]
     assert others[0].startswith("not checked")
 

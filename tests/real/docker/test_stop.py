@@ -89,9 +89,11 @@ def test_the_signal_that_an_image_asks_for_is_the_one_its_first_process_gets(doc
     assert docker.logs("polite") == "told\n"
 
 
+@pytest.mark.parametrize("moment", [0.0, 0.08, 0.16, 0.26])
 def test_a_user_who_restarts_it_during_our_stop_wins_and_keeps_the_restart_policy(
-    docker: DockerBed, tmp_path: Path
+    docker: DockerBed, tmp_path: Path, moment: float
 ) -> None:
+    """Whenever it comes: a restart is a stop and a start, and ours falls before, between or after."""
     tmp_path.chmod(0o777)
     made = docker.run(
         "mine", image="py:1", gpus=[0], labels=MINE, cmd=programs.trapping_shell(), restart="always",
@@ -105,6 +107,7 @@ def test_a_user_who_restarts_it_during_our_stop_wins_and_keeps_the_restart_polic
     async def both() -> object:
         stopping = asyncio.create_task(bench.platform.act(step, fresh))
         await asyncio.to_thread(docker.until, lambda: restart_policy(docker, "mine") == "no", "our stop began")
+        await asyncio.sleep(moment)
         await asyncio.to_thread(docker.api.must, "POST", "/containers/mine/restart", query={"t": 0})
         return await stopping
 

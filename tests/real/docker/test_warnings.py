@@ -67,9 +67,8 @@ def test_links_planted_where_terminals_are_lead_nowhere(docker: DockerBed, tmp_p
     """Opened by name from outside they would be resolved on the host."""
     target = tmp_path / "precious"
     target.write_text("untouched")
-    plant = "cd /dev && rm -f console tty && ln -s {0} console && ln -s {0} tty; rm -rf /dev/pts; ln -s {1} /dev/pts; exec sleep 1000"
-    command = ["sh", "-c", plant.format(target, tmp_path)]
-    docker.run("evil", gpus=[0], labels=MINE, cmd=command)
+    plant = "cd /dev; rm -f console tty; ln -s {0} console; ln -s {0} tty; rm -rf pts; ln -s {1} pts; exec sleep 1000"
+    docker.run("evil", gpus=[0], labels=MINE, cmd=["sh", "-c", plant.format(target, tmp_path)])
     bench = due_to_be_warned(docker, "evil")
     bench.again()
     assert bench.warnings("evil")

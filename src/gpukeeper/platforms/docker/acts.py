@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ FIRST_PROCESS = timedelta(
     seconds=10
 )  # at least this long between the stop signal and the end, as the engine itself does
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it gives up
+RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between looks: a restart is a stop first, and a start a moment later
 NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
 
 
@@ -45,6 +46,7 @@ class Acts:
         revives = policy is not None and policy.name not in {"", "no"}
         if revives and (problem := await self._switch_off(container.id)) is not None:
             return problem
+        self._records.asked_to_stop(container.id, datetime.now(UTC))
         began = asyncio.get_running_loop().time()
         try:
             await self._end_gpu_processes(container, grace)
@@ -58,7 +60,10 @@ class Acts:
             if revives:
                 await self._give_back_policy(container)
             return again
-        answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
+        answer: Answer = Accepted()
+        if state_of(again) in (State.RUNNING, State.PAUSED):
+            answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
+        # Otherwise it ended meanwhile, and a stop could only hit whoever is just starting it again.
         if revives:
             await self._undo_if_it_runs(container, answer)
         return answer
@@ -169,12 +174,15 @@ class Acts:
     async def _undo_if_it_runs(self, before: Inspected, answer: Answer) -> None:
         """A user who restarted it during our stop wins, and keeps the restart policy. So does whoever could not be
         stopped. One that the engine is still stopping does not come back by its policy."""
-        now = await self._records.inspect(before.id)
-        if not isinstance(now, Inspected):
-            return
-        failed = not isinstance(answer, Accepted) and state_of(now) in (State.RUNNING, State.PAUSED)
-        if failed or incarnation(now) != incarnation(before):
-            await self._give_back_policy(before)
+        for pause in RESTARTED_WITHIN:
+            await asyncio.sleep(pause)
+            now = await self._records.inspect(before.id)
+            if not isinstance(now, Inspected):
+                return
+            failed = not isinstance(answer, Accepted) and state_of(now) in (State.RUNNING, State.PAUSED)
+            if failed or incarnation(now) != incarnation(before):
+                await self._give_back_policy(before)
+                return
 
     async def _give_back_policy(self, before: Inspected) -> None:
         policy = before.host_config.restart_policy

@@ -108,6 +108,7 @@ class DockerPlatform:
             yield self._page((), unseen)
             for start in range(0, len(containers), PAGE):
                 page = containers[start : start + PAGE]
+                await self._around.peek(page, around)
                 subjects = [await self._subject(one, around) for one in page]
                 yield self._page(subjects)
             yield self._page(await self._orphans(around, containers))

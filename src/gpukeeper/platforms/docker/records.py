@@ -109,6 +109,10 @@ class Records:
             if id_ in self._missing:
                 self._remember_gone(id_, self._missing.pop(id_))
 
+    def asked_to_stop(self, id_: str, at: datetime) -> None:
+        """By us: its first process may leave by itself once the others are told to, and no event says why."""
+        self._stops[id_] = at
+
     def stopped_at(self, id_: str) -> datetime | None:
         """When somebody last asked the engine to end it."""
         return self._stops.get(id_)

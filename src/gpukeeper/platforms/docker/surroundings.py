@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -74,6 +75,7 @@ class Surroundings:
     ) -> None:
         self._records, self._inventory, self._directory = records, inventory, directory
         self._local, self._proc, self._trusted, self._keep_alive = local, proc, tuple(trusted_labels), keep_alive
+        self._peeked: dict[str, bool] = {}
         self._dead: dict[str, float] = {}  # by container: when its filesystem last did not answer
 
     async def look(self) -> Around:
@@ -104,6 +106,27 @@ class Surroundings:
             keep_alive=None if nothing else await self._kept_alive(container),
         )
 
+    async def peek(self, containers: Sequence[Inspected], around: Around) -> None:
+        """Looks for many keep-alive files in one thread; one that hangs is looked for again by itself."""
+        runtime = self._records.info.default_runtime
+        wanted = []
+        for one in containers if self._local else ():
+            if one.id not in around.holders and not asked(one, runtime):
+                continue
+            place, created = self._where(one), when(one.created)
+            if isinstance(place, tuple) and isinstance(created, datetime):
+                wanted.append((one.id, *place, created))
+        found: dict[str, bool] = {}
+
+        def look() -> None:
+            for id_, root, path, created in wanted:
+                with suppress(OSError):
+                    found[id_] = keepalive.is_there(root, path, created)
+
+        with suppress(TimeoutError):
+            await in_thread(look, PEEK)
+        self._peeked = dict(found)
+
     async def _inherited(self, container: Inspected) -> Mapping[str, str] | Unknown:
         return await self._records.image_labels(container.image) if container.labels else {}
 
@@ -120,6 +143,8 @@ class Surroundings:
         place = self._where(container)
         if place is None or isinstance(place, Unknown) or not isinstance(created, datetime):
             return place if isinstance(place, Unknown) else None
+        if container.id in self._peeked:
+            return self._peeked.pop(container.id)
         root, path = place
         steady = time.monotonic()
         if steady - self._dead.get(container.id, -RETRY) < RETRY:
