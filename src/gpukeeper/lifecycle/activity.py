@@ -136,12 +136,24 @@ def _judge_quiet(
             coverage=coverage,
             skipped=skipped,
         )
-    # Longer quiet than the window is claimed only where it was measured too.
-    wide = all(_coverage(one, quiet, newest_bucket) >= thresholds.coverage for one in measured)
     end = newest_bucket + MINUTE
-    since = end - (quiet if wide else needed) * MINUTE
+    since = end - _claimed(measured, thresholds.coverage, quiet, needed, newest_bucket) * MINUTE
     used = end - quiet * MINUTE if quiet < reach else None
     return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, coverage, skipped)
+
+
+def _claimed(measured: Sequence[Series], share: float, quiet: int, needed: int, newest_bucket: datetime) -> int:
+    """How many minutes of quiet are claimed: more than the window only as far back as it was measured, too."""
+    for minutes in (quiet, min([_measured_back(one, quiet, newest_bucket) for one in measured])):
+        if minutes > needed and all(_coverage(one, minutes, newest_bucket) >= share for one in measured):
+            return minutes
+    return needed
+
+
+def _measured_back(one: Series, minutes: int, newest_bucket: datetime) -> int:
+    """How many buckets ago the oldest measured one begins."""
+    values = _newest_first(one, minutes, newest_bucket)
+    return next((back for back in range(len(values), 0, -1) if not isnan(values[back - 1])), 0)
 
 
 def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequence[float]:

@@ -60,6 +60,8 @@ def test_the_remainder_of_a_removed_container_is_ended(docker: DockerBed) -> Non
     docker.remove_container("gone")
     bench.again()
     pid = left_behind(docker, made)
+    bench.again()
+    assert alive(pid)  # its time begins when it is first seen without its container
     bench.later(minutes=2)
     bench.again()
     docker.until(lambda: not alive(pid), "it was ended")

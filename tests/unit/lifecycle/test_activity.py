@@ -29,6 +29,14 @@ def test_quiet_time_is_claimed_only_as_far_back_as_it_was_measured() -> None:
     assert (found.use, found.since, found.used) == (Use.QUIET, NOW - 29 * MINUTE, None)
 
 
+def test_what_never_worked_is_quiet_since_it_was_first_measured() -> None:
+    """Not since the window began: otherwise its limit would end with the present minute for ever."""
+    found = judge([gpu(*[0.0] * 34)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
+    assert (found.use, found.since, found.used) == (Use.QUIET, NOW - 33 * MINUTE, None)
+    gaps = [0.0, *[NOT_MEASURED] * 20, *[0.0] * 30]
+    assert judge([gpu(*gaps)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR).since == NOW - 29 * MINUTE
+
+
 def test_the_newest_use_is_named_with_its_time() -> None:
     found = judge([gpu(90.0, *[0.0] * 40)], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, HOUR)
     assert (found.since, found.used) == (NOW - 39 * MINUTE, NOW - 39 * MINUTE)
