@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.ports import Clock
+from gpukeeper.engine.ports import Clock, Ledger
 from gpukeeper.model.durations import in_words
 
 JUMP = timedelta(minutes=2)
@@ -39,10 +39,16 @@ class ClockWatch:
             return f"The clock jumped, so ages are not trusted for {in_words(left)} more"
         return None
 
-    def settle_in(self, last_line: datetime | None) -> None:
-        """For a daemon that starts: was it away, or is the clock wrong? Nobody can tell, so it waits a moment."""
-        if last_line is not None and abs(self._clock.now() - last_line) > SILENCE:
-            self._until = asyncio.get_running_loop().time() + SETTLE.total_seconds()
+    async def settle_in(self, ledger: Ledger) -> None:
+        """For a daemon that starts: was it away, or is the clock wrong? Nobody can tell, so it waits a moment.
+
+        A silence that ended a moment ago counts, too: whoever noticed the jump may have crashed since.
+        """
+        self._wall, self._steady = self._clock.now(), asyncio.get_running_loop().time()  # a jump from now on shows
+        recent = self._wall - SETTLE
+        before = await ledger.last_line_at(recent)
+        if before is not None and recent - before > SILENCE:
+            self._until = self._steady + SETTLE.total_seconds()
 
 
 def behind_the_ledger(now: datetime, last_line: datetime | None) -> str | None:

@@ -20,7 +20,7 @@ from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import KeeperError, LedgerError, PlatformError
+from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import Subject
@@ -57,7 +57,7 @@ async def watch(w: Watch) -> None:
     w.keeper.stopping = False
     w.keeper.serving = True
     w.keeper.patience = MISSING_FOR
-    w.keeper.clock_watch.settle_in(await w.keeper.ledger.last_line_at())
+    await w.keeper.clock_watch.settle_in(w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
             w.finished[_place(platform)] = begun
@@ -98,6 +98,8 @@ async def _pass(w: Watch, platform: Platform) -> timedelta:
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     try:
         report = await reclaim(w.keeper, platform, book, act=act)
+    except LeaseHeld:
+        return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
         await _complain(w, f"the pass on {place} did not happen: {problem}")
         return every

@@ -151,7 +151,7 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     """A line when it is new, or in another state or incarnation than remembered. Trees always change: no lines. An
     image is noticed for the time since when it is unused."""
     state = subject.state
-    if subject.shape not in _REMEMBERED or isinstance(state, Unknown):
+    if subject.shape not in _REMEMBERED or isinstance(state, Unknown) or _is_strange(subject):
         return None
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
         return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
@@ -223,8 +223,13 @@ def _counts(ref: Ref) -> bool:
     return ref.kind != Shape.IMAGE.value
 
 
+def _is_strange(subject: Subject) -> bool:
+    """A process that nothing ties to a workload of this place: another engine's, perhaps. Shown, and nothing else."""
+    return subject.shape is Shape.ORPHAN and subject.proof is None
+
+
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
-    found.seen += subject.shape not in _NOT_COUNTED
+    found.seen += subject.shape not in _NOT_COUNTED and not _is_strange(subject)
     runs = subject.state in _LIVE
     if subject.root is None and subject.shape is Shape.WORKLOAD:
         found.running += runs or subject.live_children != 0

@@ -24,8 +24,9 @@ async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result
             await asyncio.sleep(seconds)
         found = await platform.look(decision.seen.ref)
         result, words = as_found(decision.action, decision.seen.incarnation, found)
-        if result is Result.RECLAIMED:
-            break
+        anew = isinstance(found, Subject) and found.seen.incarnation != decision.seen.incarnation
+        if result is Result.RECLAIMED or anew:
+            break  # nothing will change that any more
     return result, words
 
 

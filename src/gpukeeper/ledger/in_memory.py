@@ -79,7 +79,9 @@ class InMemoryLedger:
         self._passes += 1
         return self._passes
 
-    async def last_line_at(self) -> datetime | None:
+    async def last_line_at(self, before: datetime | None = None) -> datetime | None:
+        if before is not None:
+            return max((line.at for line in self.lines if line.at <= before), default=None)
         return self.lines[-1].at if self.lines else None
 
     async def paused(self) -> str | None:

@@ -102,8 +102,8 @@ class SqliteLedger:
     async def next_pass(self) -> int:
         return await self.change(state.next_pass)
 
-    async def last_line_at(self) -> datetime | None:
-        return await self.read(queries.last_line_at)
+    async def last_line_at(self, before: datetime | None = None) -> datetime | None:
+        return await self.read(lambda c: queries.last_line_at(c, before))
 
     async def paused(self) -> str | None:
         return await self.read(state.paused)

@@ -101,9 +101,12 @@ def holds_of(c: sqlite3.Connection, owner: str, since: datetime, where: str) -> 
     return holds_from(line for _, line in _decoded(rows, where) if isinstance(line, Held | Released))
 
 
-def last_line_at(c: sqlite3.Connection) -> datetime | None:
-    found = c.execute("SELECT at FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
-    return None if found is None else moment(found[0])
+def last_line_at(c: sqlite3.Connection, before: datetime | None = None) -> datetime | None:
+    if before is None:
+        found = c.execute("SELECT at FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
+    else:
+        found = c.execute("SELECT max(at) FROM journal WHERE at <= ?", (micros(before),)).fetchone()
+    return None if found is None or found[0] is None else moment(found[0])
 
 
 def _conditions(c: sqlite3.Connection, wanted: Wanted) -> tuple[list[str], list[object]]:

@@ -328,8 +328,10 @@ def _not_there(
 def _orphans(subjects: Sequence[Subject]) -> Iterator[Finding]:
     for subject in subjects:
         if subject.shape is Shape.ORPHAN:
-            proof = subject.proof if isinstance(subject.proof, str) else "what it belonged to is not proven"
-            words = _about(subject, f"it outlived its workload ({proof})")
+            says = "it holds a GPU in a workload that nobody here knows: another engine's, perhaps"
+            if isinstance(subject.proof, str):
+                says = f"it outlived its workload ({subject.proof})"
+            words = _about(subject, says)
             yield Finding(kind="orphan", about=(subject.ref,), words=words)
 
 

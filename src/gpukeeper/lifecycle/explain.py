@@ -191,7 +191,9 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         found.append(_use_it(view, book))
     if pending - hold.NOT_SUSPENDED:
         found.append(f"keep it for a while: gpukeeper workload hold {path}")
-    if pending - hold.NOT_SUSPENDED and view.subject.marks.keep_alive is False:
+    # For work that nobody owns the file does not count.
+    counts = view.subject.marks.keep_alive is False and isinstance(view.subject.owner, str)
+    if pending - hold.NOT_SUSPENDED and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")
     if max_runtime.NAME in pending:
         asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"

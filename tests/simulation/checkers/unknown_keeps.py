@@ -33,15 +33,15 @@ def violations(run: Run) -> Iterator[str]:
         if look[1].vague in needed:
             yield f"{act.action} by {intent.rule} on {act.uid} although its {look[1].vague} was not known"
         if intent.rule == "idle" and act.action == "stop":
-            yield from _measured_and_quiet(run, act.uid, look[1].at, _window(run, act.uid, i))
+            wrong = [list(_measured_and_quiet(run, act.uid, look[1].at, one)) for one in _windows(run, act.uid, i)]
+            if all(wrong):
+                yield from wrong[0]
 
 
-def _window(run: Run, uid: str, before: int) -> timedelta:
-    """The idle time its owner was warned about last."""
-    for entry in reversed(run.world.log[:before]):
-        if entry.uid == uid and isinstance(entry.line, WarningSent) and entry.line.rule == "idle":
-            return entry.line.limit
-    return HOUR
+def _windows(run: Run, uid: str, before: int) -> list[timedelta]:
+    """The idle times its owner was warned about: scarce GPUs halve it, and it grows again when they are not scarce."""
+    sent = [entry.line for entry in run.world.log[:before] if entry.uid == uid]
+    return sorted({line.limit for line in sent if isinstance(line, WarningSent) and line.rule == "idle"}) or [HOUR]
 
 
 def _measured_and_quiet(run: Run, uid: str, at: datetime, window: timedelta) -> Iterator[str]:

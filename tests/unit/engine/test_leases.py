@@ -162,7 +162,7 @@ async def test_work_without_an_idle_time_is_measured_when_it_holds_a_whole_gpu(b
     await measure(b, span=40 * MINUTE)
     made = (await b.decide())["dev"]
     assert (made.action, made.verdict) == (Action.KEEP, Verdict.REPORT)
-    assert made.reason.startswith("holds 1 whole GPU, idle for at least 30m")
+    assert made.reason.startswith("holds 1 whole GPU, idle for at least 40m")
 
 
 class Weights:

@@ -234,3 +234,14 @@ async def test_high_demand_shortens_idle_times_of_workloads_only(b: Bench) -> No
     made = await b.decide()
     assert made["train"].reason.startswith("GPU use was not measured yet: needs `gpukeeper serve` running for 30m")
     assert b.world.faults is CALM
+
+
+@virtual
+async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_counted_nor_remembered(b: Bench) -> None:
+    """Another engine on the same machine: its coming and going is no sign of a broken world."""
+    b.add("strange", shape=Shape.ORPHAN, state=State.RUNNING, proof=None)
+    b.add("left", shape=Shape.ORPHAN, state=State.RUNNING, proof="its cgroup is that of the ended container")
+    found = await survey(b.keeper, b.platform, b.book)
+    assert {d.seen.ref.name: d.verdict for d in found.decisions}["strange"] is Verdict.REPORT
+    assert found.seen == 1
+    assert [line.ref.name for line in found.lines if isinstance(line, Noticed) and line.ref] == ["left"]

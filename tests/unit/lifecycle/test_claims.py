@@ -272,8 +272,15 @@ def test_what_was_not_seen_is_not_missing() -> None:
     assert found(device(0), named("eval", devices=Unknown("silent"))) == []
 
 
-@pytest.mark.parametrize(("proof", "says"), [("same cgroup", "same cgroup"), (Unknown("?"), "not proven")])
-def test_an_orphan_is_found(proof: str | Unknown, says: str) -> None:
+@pytest.mark.parametrize(
+    ("proof", "says"),
+    [
+        ("same cgroup", "it outlived its workload (same cgroup)"),
+        (Unknown("?"), "that nobody here knows"),
+        (None, "that nobody here knows"),
+    ],
+)
+def test_an_orphan_is_found(proof: str | Unknown | None, says: str) -> None:
     """C13.2"""
     ((kind, words),) = found(named("left", "GPU-0", shape=Shape.ORPHAN, proof=proof))
     assert kind == "orphan"

@@ -89,8 +89,8 @@ def owned(container: Inspected, people: People, trusted_labels: Sequence[str] = 
         if others:
             findings.append(f"its owner is not clear: {sure.says}, yet {_says(known, others)}")
         split = any(hint.who != sure.who and hint.trust is Trust.GOOD for hint in known)
-        alone = sure.trust is Trust.WEAK  # a uid or a name that anybody can choose: enough to tell, not to be trusted
-        return Owned(sure.who, not split and not alone, evidence, tuple(findings))
+        # A uid, a name and a label anybody can choose, even together: enough to tell the owner, not to win time.
+        return Owned(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
     silent = [one for one in (*people.folders.values(), people.silent) if isinstance(one, Unknown)]
     if silent:
         return Owned(Unknown(silent[0].why), False, evidence, tuple(findings))
