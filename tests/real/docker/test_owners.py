@@ -48,10 +48,10 @@ def test_whose_name_is_written_on_it_is_not_shown_as_its_proven_owner(docker: Do
     assert any(SOMEBODY_ELSE in words for words in found.findings)
 
 
-def test_the_uid_it_runs_as_is_a_sign_that_backs_a_label(docker: DockerBed) -> None:
+def test_the_uid_it_runs_as_backs_a_label_and_wins_no_time(docker: DockerBed) -> None:
     docker.run("mine", gpus=[0], user=UID, labels={"ds01.user": SOMEBODY, "ds01.managed": "true"})
     found = Bench(docker).subject("mine")
-    assert (found.owner, found.owner_verified, found.class_) == (SOMEBODY, True, "managed")
+    assert (found.owner, found.owner_verified, found.class_) == (SOMEBODY, False, "managed")
 
 
 def test_a_folder_in_somebodys_home_says_whose_it_is(docker: DockerBed) -> None:
