@@ -52,7 +52,7 @@ class WholeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    state: Literal["answered", "failed"]
+    state: Literal["answered", "no driver", "failed"]
     gpus: tuple[WholeFacts, ...] = ()
     why: str = ""
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpukeeper.devices.nvml_child import fact, is_sliced, memory, text, words
+from gpukeeper.devices.nvml_child import each_slice, every_gpu, fact, is_sliced, memory, text, words
 
 # In the order of the driver's numbers.
 ADVICE = (
@@ -27,19 +27,7 @@ def main() -> None:
 
 
 def record() -> dict[str, Any]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return {"state": "failed", "why": words(error)}
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        return {"state": "answered", "gpus": [gpu(pynvml, index) for index in range(count)]}
-    except pynvml.NVMLError as error:
-        return {"state": "failed", "why": words(error)}
-    finally:
-        pynvml.nvmlShutdown()
+    return every_gpu(gpu)
 
 
 def gpu(nvml: Any, index: int) -> dict[str, Any]:
@@ -68,26 +56,19 @@ def gpu(nvml: Any, index: int) -> dict[str, Any]:
 
 def slices(nvml: Any, handle: Any) -> list[dict[str, Any]] | dict[str, Any]:
     try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            except nvml.NVMLError as error:
-                if error.value != nvml.NVML_ERROR_NOT_FOUND:  # an index without a slice is not an error
-                    raise
-            else:
-                found.append(
-                    {
-                        "uuid": text(nvml.nvmlDeviceGetUUID(part)),
-                        "gpu_instance": int(nvml.nvmlDeviceGetGpuInstanceId(part)),
-                        "compute_instance": int(nvml.nvmlDeviceGetComputeInstanceId(part)),
-                        "memory_used_mib": memory(nvml, part)["memory_used_mib"],
-                        "listed": listed(nvml, part),
-                    }
-                )
+        return [slice_of(nvml, part) for _, part in each_slice(nvml, handle)]
     except nvml.NVMLError as error:
         return {"why": words(error)}
-    return found
+
+
+def slice_of(nvml: Any, part: Any) -> dict[str, Any]:
+    return {
+        "uuid": text(nvml.nvmlDeviceGetUUID(part)),
+        "gpu_instance": int(nvml.nvmlDeviceGetGpuInstanceId(part)),
+        "compute_instance": int(nvml.nvmlDeviceGetComputeInstanceId(part)),
+        "memory_used_mib": memory(nvml, part)["memory_used_mib"],
+        "listed": listed(nvml, part),
+    }
 
 
 def listed(nvml: Any, handle: Any) -> list[int] | dict[str, Any]:

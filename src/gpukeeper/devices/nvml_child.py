@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MIB = 1024 * 1024
@@ -20,6 +20,10 @@ def main() -> None:
 
 
 def record() -> dict[str, Any]:
+    return every_gpu(gpu)
+
+
+def every_gpu(tell: Callable[[Any, int], dict[str, Any]]) -> dict[str, Any]:
     """`state`: answered, no driver (library or kernel module is missing), failed."""
     import pynvml
 
@@ -30,7 +34,7 @@ def record() -> dict[str, Any]:
         return {"state": "no driver" if error.value in missing else "failed", "why": words(error)}
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return {"state": "answered", "gpus": [gpu(pynvml, index) for index in range(count)]}
+        return {"state": "answered", "gpus": [tell(pynvml, index) for index in range(count)]}
     except pynvml.NVMLError as error:
         return {"state": "failed", "why": words(error)}
     finally:
@@ -68,18 +72,21 @@ def is_sliced(nvml: Any, handle: Any) -> bool | dict[str, Any]:
 
 def slices(nvml: Any, handle: Any) -> list[dict[str, Any]] | dict[str, Any]:
     try:
-        found = []
-        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            except nvml.NVMLError as error:
-                if error.value != nvml.NVML_ERROR_NOT_FOUND:  # an index without a slice is not an error
-                    raise
-            else:
-                found.append(slice_of(nvml, part, index))
+        return [slice_of(nvml, part, index) for index, part in each_slice(nvml, handle)]
     except nvml.NVMLError as error:
         return {"why": words(error)}
-    return found
+
+
+def each_slice(nvml: Any, handle: Any) -> Iterator[tuple[int, Any]]:
+    """Index and handle of every slice of a GPU that is cut."""
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_NOT_FOUND:  # an index without a slice is not an error
+                raise
+        else:
+            yield index, part
 
 
 def slice_of(nvml: Any, part: Any, index: int) -> dict[str, Any]:

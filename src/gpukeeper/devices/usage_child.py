@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gpukeeper.devices.nvml_child import NO_SLICE_UTILISATION, is_sliced, memory, text, words
+from gpukeeper.devices.nvml_child import NO_SLICE_UTILISATION, each_slice, is_sliced, memory, text, words
 
 SHORTEST_WINDOW_S = 1.0  # the slowest product takes a utilisation sample each second
 COLLECT_EVERY_S = 5.0  # the driver's own buffer holds no more than some 10 s
@@ -164,13 +164,7 @@ class Watch:
     def _slices(self, handle: Any) -> list[dict[str, Any]] | dict[str, Any]:
         nvml, found = self._nvml, []
         try:
-            for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                try:
-                    part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                except nvml.NVMLError as error:
-                    if error.value != nvml.NVML_ERROR_NOT_FOUND:  # an index without a slice is not an error
-                        raise
-                    continue
+            for index, part in each_slice(nvml, handle):
                 gi, ci = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
                 uuid = text(nvml.nvmlDeviceGetUUID(part))
                 found.append({"uuid": uuid, "index": index, "gi": int(gi), "ci": int(ci), "handle": part})
