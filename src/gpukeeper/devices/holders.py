@@ -6,6 +6,7 @@ parent died. Needs the rights to read other people's descriptors; whom it could 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ _NODES = "/dev/nvidia"
 KERNEL_THREAD = 0x00200000
 ENDED_STATES = frozenset("ZXx")
 STOPPED_STATES = frozenset("Tt")
+NO_NODE = frozenset({errno.ENOENT, errno.ENAMETOOLONG})  # closed since it was listed; a path no device node has
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +64,9 @@ def scan(proc: str = "/proc") -> Holders:
     for pid in pids(proc):
         try:
             holder = look_up(pid, proc) if _may_hold(pid, proc) else None
-        except PermissionError:
+        except (OSError, ValueError):
             # A sandbox may hide its init even from root. Init holds no GPU, and counting it would blind us for good.
+            # One process that cannot be understood must not hide all others.
             if pid != 1 or os.geteuid() != 0:
                 hidden.append(pid)
         else:
@@ -81,8 +84,9 @@ def _may_hold(pid: int, proc: str) -> bool:
             try:
                 if os.readlink(f"{folder}/{number}").startswith(_NODES):  # noqa: PTH115
                     return True
-            except FileNotFoundError:
-                continue  # closed since it was listed
+            except OSError as error:
+                if error.errno not in NO_NODE:
+                    raise
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:
@@ -135,9 +139,13 @@ def parse_stat(text: str) -> Stat:
 
 
 def parse_uid(status: str) -> int:
-    """The real uid. The owner of /proc/<pid> will not do: it is root for whoever may not be dumped."""
-    line = next(line for line in status.splitlines() if line.startswith("Uid:"))
-    return int(line.split()[1])
+    """The real uid. The owner of /proc/<pid> will not do: it is root for whoever may not be dumped.
+
+    Only a newline ends a line: a process may put any other sign that ends lines elsewhere into its name."""
+    line = next((line for line in status.split("\n") if line.startswith("Uid:\t")), "")
+    if not line:
+        raise ValueError("its status names no uid")
+    return int(line.split("\t")[1])
 
 
 def parse_container(cgroup: str) -> str | None:
@@ -195,8 +203,9 @@ def _links(folder: Path) -> list[str]:
     for link in folder.iterdir():
         try:
             links.append(str(link.readlink()))
-        except FileNotFoundError:
-            continue  # closed since it was listed
+        except OSError as error:
+            if error.errno not in NO_NODE:
+                raise
     return links
 
 

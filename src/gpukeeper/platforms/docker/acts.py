@@ -32,7 +32,9 @@ NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
 
 
 class Acts:
-    def __init__(self, engine: Engine, records: Records, holders: Callable[[str], Awaitable[Sequence[Holder]]]) -> None:
+    def __init__(
+        self, engine: Engine, records: Records, holders: Callable[[Inspected], Awaitable[Sequence[Holder]]]
+    ) -> None:
         self._engine, self._records, self._holders = engine, records, holders
 
     async def stop(self, fresh: Subject, grace: timedelta) -> Answer:
@@ -152,7 +154,7 @@ class Acts:
         """The engine signals only the first process; what was started by `exec` would die without a word."""
         targets = [
             Target(holder.pid, holder.starttime, container.id)
-            for holder in await self._holders(container.id)
+            for holder in await self._holders(container)
             if holder.pid != container.state.pid
         ]
         if targets:

@@ -45,7 +45,15 @@ from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
 from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.surroundings import SCAN, Around, Inventory, Surroundings, belongs, container_ids
+from gpukeeper.platforms.docker.surroundings import (
+    SCAN,
+    Around,
+    Inventory,
+    Surroundings,
+    belongs,
+    container_ids,
+    holders_of,
+)
 from gpukeeper.platforms.docker.wire import Inspected, when
 
 PAGE = 200
@@ -298,8 +306,8 @@ class DockerPlatform:
         devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
         return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
 
-    async def _holders(self, id_: str) -> Sequence[Holder]:
-        return (await self._around.look()).holders.get(id_, ()) if self._engine.local else ()
+    async def _holders(self, container: Inspected) -> Sequence[Holder]:
+        return holders_of(container, await self._around.look(), self._proc) if self._engine.local else ()
 
     async def _subject(self, container: Inspected, around: Around) -> Subject:
         return translate.container_subject(container, await self._around.facts(container, around), self._at())

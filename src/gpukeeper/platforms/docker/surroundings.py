@@ -92,9 +92,11 @@ class Surroundings:
 
     async def facts(self, container: Inspected, around: Around) -> Facts:
         asks = asked(container, self._records.info.default_runtime)
-        devices = devices_of(container, asks, around.held(container.id), around.gpus)
+        mine = holders_of(container, around, self._proc)
+        held = Around(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
+        devices = devices_of(container, asks, held, around.gpus)
         nothing = devices == () and not asks
-        uids = tuple(sorted({holder.uid for holder in around.holders.get(container.id, ())}))
+        uids = tuple(sorted({holder.uid for holder in mine}))
         people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
         return Facts(
             asks=asks,
@@ -175,6 +177,28 @@ class Surroundings:
         if Path(nearest.destination) == wanted:  # the file itself is mounted, not a folder
             return str(Path(nearest.source).parent), f"/{Path(nearest.source).name}"
         return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
+
+
+def holders_of(container: Inspected, around: Around, proc: str = "/proc") -> tuple[Holder, ...]:
+    """Those in the very control group of its first process. Whoever may make groups of their own can give one the id
+    of somebody else's container, and would pass for its owner, or bring it a GPU. What does not run holds none."""
+    found, said = around.holders.get(container.id, ()), container.state
+    if not found or not (said.running or said.paused or said.restarting):
+        return ()
+    groups = _groups_of(said.pid, container.id, proc) if said.pid else frozenset()
+    if not groups:
+        return found  # its first process is not seen from here: nothing to compare with
+    return tuple(one for one in found if frozenset() < _groups_of(one.pid, container.id, proc) <= groups)
+
+
+def _groups_of(pid: int, container: str, proc: str) -> frozenset[str]:
+    """The paths of its control groups down to the id, one for each tree that names it."""
+    try:
+        cgroup = Path(proc, str(pid), "cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return frozenset()
+    paths = (line.split(":", 2)[-1].partition(container) for line in cgroup.split("\n"))
+    return frozenset(before for before, found, _ in paths if found)
 
 
 def container_ids(holder: Holder, proc: str = "/proc") -> tuple[str, ...]:
