@@ -9,7 +9,7 @@ DEFAULT_PRESET = "development"
 BUILT_IN: dict[str, Any] = {
     "classes": {
         "managed": {"idle": "30m", "max_runtime": "24h"},
-        "devcontainer": {"idle": "none", "max_runtime": "168h"},
+        "devcontainer": {"idle": "none", "max_runtime": "168h", "tell_when_large": True},
         "compose": {"idle": "30m", "max_runtime": "72h"},
         "docker": {"idle": "30m", "max_runtime": "48h"},
         "api": {"idle": "none", "max_runtime": "24h"},

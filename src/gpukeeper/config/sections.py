@@ -58,6 +58,9 @@ class Class(Section):
     idle_when_large: f.Limit = about(
         _C.idle_when_large, "The idle time of what has none and holds more than a slice. `none`: it is only reported."
     )
+    tell_when_large: bool = about(
+        _C.tell_when_large, "Its owner is told once a day when it has no idle time, holds more than a slice and idles."
+    )
     on_idle: f.OnIdleWord = about(_C.on_idle, "`report` tells and does nothing.")
     after_idle: f.AfterIdleWord = about(_C.after_idle, "Whether an idle stop is followed by removal.")
     max_runtime: f.Limit = about(_C.max_runtime, "Stopped after running this long in all, restarts included.")

@@ -25,7 +25,9 @@ from gpukeeper.model.unknown import Unknown
 T = TypeVar("T")
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_TERMINAL = re.compile(r"/dev/|/[0-9]+(?: \(deleted\))?$")  # the latter where the workload's own /dev is out of sight
 TERMINAL_MAJORS = range(136, 144)  # of /dev/pts
+_NO_TERMINAL = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENAMETOOLONG})  # closed, ended, or a file
 NO_GROUP = Unknown("it has no control group of its own, so its share cannot be told")
 HOST_NETWORK = Unknown("it shares the host's network, so its share cannot be told", by_design=True)
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
@@ -291,9 +293,14 @@ def _terminal_inputs(folder: Path) -> Iterator[float]:
     """By the open descriptor, never by a path inside the workload: that could lead anywhere."""
     for number in range(3):
         try:
+            # A file on a dead disk would keep us: only what can be a terminal is looked at.
+            if not _TERMINAL.match(str((folder / str(number)).readlink())):
+                continue
             found = (folder / str(number)).stat()
-        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-            continue  # closed, or the process ended
+        except OSError as error:
+            if error.errno in _NO_TERMINAL:
+                continue
+            raise
         if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in TERMINAL_MAJORS:
             yield found.st_atime
 

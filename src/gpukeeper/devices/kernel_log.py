@@ -12,6 +12,7 @@ from gpukeeper.model.unknown import Unknown
 LONGEST_RECORD = 8192
 MOST_RECORDS = 200_000  # a log that is written faster than we read must not keep us for ever
 SLACK = timedelta(seconds=2)  # the time of boot is known to the second
+FROM_USERS = 8  # priority and, times eight, who wrote it: 0 is the kernel
 WORDS = 120  # characters; the rest of a record is for the log
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)(?:, (.*))?")
 
@@ -33,10 +34,16 @@ def xids(pci: str, since: datetime, boot: datetime, path: str = "/dev/kmsg") -> 
 def parse(records: list[str], pci: str, since_boot: timedelta) -> tuple[Xid, ...]:
     found = []
     for record in records:
-        match = _XID.search(record)
+        match = _XID.search(record) if by_kernel(record) else None
         if match and same_address(match[1], pci) and logged_at(record) >= since_boot:
             found.append(Xid(int(match[2]), (match[3] or "").strip()[:WORDS]))
     return tuple(found)
+
+
+def by_kernel(record: str) -> bool:
+    """Anybody with the rights of root in a workload may write there, too; the kernel marks that as a user's words."""
+    priority = record.partition(",")[0]
+    return not (priority.isdecimal() and int(priority[:9]) >= FROM_USERS)
 
 
 def same_address(logged: str, pci: str) -> bool:

@@ -7,6 +7,7 @@ Counters are compared with those of the reading before; a first reading takes a 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -66,10 +67,13 @@ class CounterMeter:
         count: Callable[[Subject], Counters | None],
         *,
         window: float = WINDOW,
+        deadline: timedelta = READING,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._platform, self._clock, self._count, self._window, self._ticks = platform, clock, count, window, ticks
+        self._deadline = deadline
         self._before: dict[Run, Reading] = {}
+        self._hangs: threading.Event | None = None  # set once the reading that took too long has ended
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         mine = [one for one in subjects if one.ref.platform == self._platform]
@@ -93,14 +97,24 @@ class CounterMeter:
         return [Sample(key, signal, "", now, value) for signal, value in rates(old, new, end - begin).items()]
 
     async def _read_all(self, subjects: Sequence[Subject]) -> dict[Run, Reading]:
-        def read() -> dict[Run, Reading]:
-            found = ((one, self._count(one)) for one in subjects)
-            return {_run(one): (self._ticks(), counters) for one, counters in found if counters is not None}
+        ended = threading.Event()
 
+        def read() -> dict[Run, Reading]:
+            try:
+                found = ((one, self._count(one)) for one in subjects)
+                return {_run(one): (self._ticks(), counters) for one, counters in found if counters is not None}
+            finally:
+                ended.set()
+
+        if self._hangs is not None and not self._hangs.is_set():
+            return {}  # an earlier reading still hangs, and each costs a thread
         try:
-            return await in_thread(read, READING)
+            return await in_thread(read, self._deadline)
         except TimeoutError:
-            return {}  # not measured, and not measured keeps
+            self._hangs = ended
+        except OSError:
+            pass
+        return {}  # not measured, and not measured keeps
 
 
 def _run(subject: Subject) -> Run:

@@ -91,6 +91,8 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
 
 def _lost(subject: Subject, then: Action) -> str:
     """What a warning adds: the owner can still save it."""
+    if then is Action.KEEP:
+        return ""
     if isinstance(subject.loses, Unknown):
         return f". What would be lost could not be learned ({subject.loses.why})"
     if not subject.loses:

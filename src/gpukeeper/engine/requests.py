@@ -105,6 +105,8 @@ async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
             matches += await _find_at(keeper, platform, book, words)
         except PlatformError as problem:
             silent.append(str(problem))
+    # Whoever gives a thing the uid of another as its name must not keep that one from being named.
+    matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
     if not matches:
         unseen = f" Not everything could be seen: {'; '.join(silent)}." if silent else ""
         raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')

@@ -7,8 +7,11 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.lifecycle.rules import build_cache, orphan, unused_image
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
 from gpukeeper.model.policy import Policy
+
+_ON_DISK_ONLY = (unused_image.NAME, build_cache.NAME)
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -53,7 +56,7 @@ def doubted_clock(fleet: Fleet) -> str | None:
 
 def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
     """A sentence when the world looks broken, else None."""
-    due = sum(1 for decision in acting if decision.running)
+    due = len({_workload(decision) for decision in acting if decision.running})
     if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
         return (
             f"The plan would stop {due} of {fleet.running} running workloads at once; "
@@ -67,5 +70,12 @@ def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> st
     return None
 
 
-def _oldest_first(decision: Decision) -> tuple[float, str]:
-    return (decision.due.timestamp() if decision.due else 0.0, decision.seen.ref.key)
+def _workload(decision: Decision) -> object:
+    """What one workload left running counts once, however many processes that are: all began to be left at its end."""
+    return decision.since if decision.rule == orphan.NAME and decision.since else decision.seen.ref.key
+
+
+def _oldest_first(decision: Decision) -> tuple[bool, float, str]:
+    """Images and build cache last: hundreds of them, due for weeks, must not keep a GPU from coming back."""
+    due = decision.due.timestamp() if decision.due else 0.0
+    return (decision.rule in _ON_DISK_ONLY, due, decision.seen.ref.key)

@@ -69,6 +69,7 @@ class Retention(Value, frozen=True, kw_only=True):
 class ClassSettings(Value, frozen=True, kw_only=True):
     idle: timedelta | None = None  # None: no idle rule
     idle_when_large: timedelta | None = None  # without idle time, holding more than a slice. None: only reported
+    tell_when_large: bool = False  # without an idle time: its owner is told once a day that it idles
     on_idle: OnIdle = OnIdle.STOP
     after_idle: AfterIdle = AfterIdle.REMOVE
     max_runtime: timedelta | None = None  # None: no limit

@@ -6,13 +6,16 @@ or full simply does not get the message, and that is said.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import stat
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
+from gpukeeper.engine.blocking import in_thread
+
+DEADLINE = timedelta(seconds=5)
 PTS = Path("/dev/pts")
 TERMINAL_MAJORS = range(136, 144)  # Unix98 pseudo terminals
 
@@ -27,7 +30,10 @@ class Terminals:
         """True when at least one terminal took the message."""
         if owner is None:
             return False
-        return await asyncio.to_thread(self._tell, owner, message)
+        try:
+            return await in_thread(lambda: self._tell(owner, message), DEADLINE)
+        except TimeoutError:
+            return False  # the directory of users does not answer
 
     def _tell(self, owner: str, message: str) -> bool:
         try:

@@ -78,8 +78,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
             say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
         if report.paused:
             say(f"Everything is paused: {report.paused}. Go on with: gpukeeper resume")
-        for complaint in sorted({c for d in report.survey.decisions for c in d.complaints}):
-            say(f"needs an admin: {complaint}")
+        for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
+            say(f"needs an admin: {path}: {complaint}")
 
 
 def _sentence(session: Session, due: list[Decision], others: list[Decision]) -> str:

@@ -30,14 +30,14 @@ def stop_all(
     json: o.Json = False,
 ) -> None:
     """Stop every running GPU workload now, or one person's. Asks on a terminal. Exit 3: some were not stopped."""
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.session import confirmed, opened, say
 
     with opened(policy, write=False, only=platform, quiet=json) as session:
         _may_act(session, owner, yes=yes, json=json)
         found = asyncio.run(_look(session, owner))
     if not json:
         _announce(found)
-    if found.running and not yes and not _confirmed(_question(found, owner)):
+    if found.running and not yes and not confirmed(_question(found, owner)):
         raise typer.Exit(1)
     replies = [(subject, _stop(subject, policy, attended=not yes, quiet=json)) for subject in found.running]
     _print(found, replies, json=json)
@@ -111,13 +111,6 @@ def _question(found: Found, owner: str | None) -> str:
     whose = f"of {owner}" if owner is not None else "of everybody"
     count = len(found.running)
     return f"Stop {count} running workload{'s' if count != 1 else ''} {whose} now?"
-
-
-def _confirmed(question: str) -> bool:
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
 
 
 def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:

@@ -21,11 +21,7 @@ def serve(
     from gpukeeper.interfaces.terminal.session import opened, say
 
     with opened(policy, write=True, only=platform, quiet=quiet) as session:
-        mode = session.book.policy.mode
-        if not quiet:
-            places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
-            say(f"gpukeeper serves {places}, mode {mode}, policy {session.loaded.source}")
-        asyncio.run(serve_until_stopped(session, policy, lambda report: _print(report, json=json), say))
+        asyncio.run(serve_until_stopped(session, policy, lambda report: _print(report, json=json), say, quiet=quiet))
 
 
 def _print(report: PassReport, *, json: bool) -> None:

@@ -21,7 +21,12 @@ DAY = timedelta(days=1)
 
 
 async def serve_until_stopped(
-    session: Session, policy: Path | None, on_report: Callable[[PassReport], None], say: Callable[[str], None]
+    session: Session,
+    policy: Path | None,
+    on_report: Callable[[PassReport], None],
+    say: Callable[[str], None],
+    *,
+    quiet: bool = False,
 ) -> None:
     """One daemon a machine: the lease says so. SIGTERM and SIGINT end it after the step under way."""
     stop = asyncio.Event()
@@ -29,7 +34,10 @@ async def serve_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with session.keeper.ledger.lease("daemon", "serve"), listening(socket_path(), session):
-        say(f"listening on {socket_path()}; Ctrl-C ends it")
+        if not quiet:
+            places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
+            say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
+            say(f"listening on {socket_path()}; Ctrl-C ends it")
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = _policy_now(session, policy, say)

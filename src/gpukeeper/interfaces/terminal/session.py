@@ -34,7 +34,7 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
             say("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
             for reach in session.reaches:
-                if not reach.reachable:
+                if not reach.reachable and reach.platform in session.book.policy.scope:
                     say(f"{reach.platform}: {reach.why}")
         yield session
     finally:
@@ -44,6 +44,14 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
 def say(words: str) -> None:
     """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
     typer.echo("\n".join(map(plain, words.split("\n"))), err=True)
+
+
+def confirmed(question: str) -> bool:
+    """Asks on the terminal; Ctrl-C there interrupts as it does everywhere."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 def narrowed(

@@ -20,6 +20,7 @@ IN = (State.RUNNING, State.PAUSED, State.ENDED)
 ACTS = True
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
+DAY = timedelta(days=1)
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
@@ -68,7 +69,12 @@ def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.SILENT, f"its class has no idle time; {judged.reason}")
     idle_for = ("at least " if judged.used is None else "") + in_words(now - judged.since)
     words = f"holds {_in_words(view.subject, devices)}, idle for {idle_for}; its class has no idle time"
-    return Answer(NAME, Verdict.REPORT, words, since=judged.since)
+    told = any(w.rule == NAME and not w.limit and timedelta() <= now - w.at < DAY for w in view.memory.warnings)
+    if told or isinstance(settings.limits, Unknown) or not settings.limits.tell_when_large:
+        return Answer(NAME, Verdict.REPORT, words, since=judged.since)
+    # Once a day, and nothing follows from it: others wait for a GPU, and only its owner knows.
+    asked = f"{words}. Nothing is done about it; if you do not need it now, stop it so that others can use it"
+    return Answer(NAME, Verdict.DUE, asked, Action.WARN, now, judged.since, stage=1)
 
 
 def _in_words(subject: Subject, devices: tuple[str, ...]) -> str:

@@ -91,7 +91,7 @@ class DockerPlatform:
         self._captures = Captures(engine, clock)
         self._leftovers = Leftovers(engine, clock, self._at, cache=cache)
         self._acts = Acts(engine, self.records, self._holders)
-        self._left_since: dict[str, datetime] = {}  # by uid: when a process was first seen without its container
+        self._left_since: dict[str, datetime] = {}  # by container: when something was first seen left behind by it
 
     @property
     def name(self) -> str:
@@ -293,15 +293,16 @@ class DockerPlatform:
             if known is not None or not is_another_engines(holder, self._proc):
                 whose = msgspec.structs.replace(holder, container=known or holder.container)
                 left.append(self._orphan(whose, by_id.get(str(known)), around))
-        self._left_since = {one.ref.uid: self._left_since[one.ref.uid] for one in left}
+        ids = {one.labels["container"] for one in left}
+        self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in ids}
         return left
 
     def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:
         started = holders.started(holder.starttime, holders.boot_time(self._proc))
         proof = proof_of(holder, started, container, self.records.once_had)
-        id_, uid = str(holder.container), translate.orphan_uid(holder)
+        id_ = str(holder.container)
         ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
-        first_seen = self._left_since.setdefault(uid, self._clock.now())
+        first_seen = self._left_since.setdefault(id_, self._clock.now())
         since = ended if isinstance(ended, datetime) else first_seen
         devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
         return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from gpukeeper.platforms.docker.wire import Inspected
 T = TypeVar("T")
 DEADLINE = timedelta(seconds=5)
 REMEMBERED = timedelta(minutes=10)
+NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})  # the path leads nowhere
+MOST_SILENT = 3  # questions without an answer; the next are not asked for a while: each costs time and a thread
 
 
 class Directory:
@@ -29,46 +32,53 @@ class Directory:
         self._homes: dict[str, int | Unknown | None] = {}
         self._uids: dict[str, int | Unknown | None] = {}
         self._names: dict[int, str | Unknown | None] = {}
+        self._silent: dict[str, int] = {}  # by what was asked: how often there was no answer
 
     async def people(
         self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
     ) -> People:
         """Of those whom a container mentions."""
         self._forget_in_time()
+        # Those of this moment: while we wait, another look may find that it is time to forget.
+        homes, uids_of, names_of = self._homes, self._uids, self._names
         paths = folders_of(container) if folders else ()
         for path in paths:
-            if path not in self._homes:
-                self._homes[path] = await _asked(lambda p=path: _home_owner(p), path)  # type: ignore[misc]
+            if path not in homes:
+                # By the tree it lies in: where one folder of a dead disk does not answer, the others will not.
+                tree = "/".join(path.split("/")[:3])
+                homes[path] = await self._asked(lambda p=path: _home_owner(p), path[:80], tree)  # type: ignore[misc]
         names, uids = candidates(container, trusted_labels)
-        uids |= {owner for path in paths if isinstance(owner := self._homes[path], int)} | set(processes)
-        for name in names - self._uids.keys():
-            self._uids[name] = await _asked(lambda n=name: _uid_of(n), f"{name[:40]!r}")  # type: ignore[misc]
-        for uid in uids - self._names.keys():
-            self._names[uid] = await _asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
-        answers = [*(self._uids[name] for name in names), *(self._names[uid] for uid in uids)]
+        uids |= {owner for path in paths if isinstance(owner := homes[path], int)} | set(processes)
+        for name in names - uids_of.keys():
+            uids_of[name] = await self._asked(lambda n=name: _uid_of(n), f"{name[:40]!r}")  # type: ignore[misc]
+        for uid in uids - names_of.keys():
+            names_of[uid] = await self._asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
+        answers = [*(uids_of[name] for name in names), *(names_of[uid] for uid in uids)]
         return People(
-            by_uid={uid: known for uid in uids if isinstance(known := self._names[uid], str)},
-            names=frozenset(name for name in names if isinstance(self._uids[name], int)),
+            by_uid={uid: known for uid in uids if isinstance(known := names_of[uid], str)},
+            names=frozenset(name for name in names if isinstance(uids_of[name], int)),
             # Nobody and no answer are two things: a directory that is down must not make everybody a stranger.
             silent=next((one for one in answers if isinstance(one, Unknown)), None),
-            folders={path: self._homes[path] for path in paths},
+            folders={path: homes[path] for path in paths},
             processes=processes,
         )
+
+    async def _asked(self, work: Callable[[], T], what: str, of: str = "users") -> T | Unknown:
+        if self._silent.get(of, 0) >= (MOST_SILENT if of == "users" else 1):
+            return Unknown(f"{what} was not looked up: others there got no answer")
+        try:
+            return await in_thread(work, DEADLINE)
+        except TimeoutError:
+            self._silent[of] = self._silent.get(of, 0) + 1
+            return Unknown(f"{what} could not be looked up: no answer")
+        except OSError as error:
+            return Unknown(f"{what} could not be looked at: {error.strerror}")
 
     def _forget_in_time(self) -> None:
         now = self._clock.now()
         if self._since is None or not timedelta() <= now - self._since < REMEMBERED:
             self._since = now
-            self._homes, self._uids, self._names = {}, {}, {}
-
-
-async def _asked(work: Callable[[], T], what: str) -> T | Unknown:
-    try:
-        return await in_thread(work, DEADLINE)
-    except TimeoutError:
-        return Unknown(f"{what} could not be looked up: no answer")
-    except OSError as error:
-        return Unknown(f"{what} could not be looked at: {error.strerror}")
+            self._homes, self._uids, self._names, self._silent = {}, {}, {}, {}
 
 
 def _home_owner(path: str) -> int | None:
@@ -77,8 +87,10 @@ def _home_owner(path: str) -> int | None:
     real = Path(os.path.realpath(path))
     try:
         uid = real.stat().st_uid
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in NO_FOLDER:
+            return None
+        raise
     try:
         home = pwd.getpwuid(uid).pw_dir
     except KeyError:

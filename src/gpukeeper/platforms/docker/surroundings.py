@@ -109,24 +109,28 @@ class Surroundings:
         )
 
     async def peek(self, containers: Sequence[Inspected], around: Around) -> None:
-        """Looks for many keep-alive files in one thread; one that hangs is looked for again by itself."""
+        """Looks for many keep-alive files in one thread; those behind one that hangs are looked for one by one."""
         runtime = self._records.info.default_runtime
         wanted = []
         for one in containers if self._local else ():
-            if one.id not in around.holders and not asked(one, runtime):
+            if self._is_dead(one.id) or (one.id not in around.holders and not asked(one, runtime)):
                 continue
             place, created = self._where(one), when(one.created)
             if isinstance(place, tuple) and isinstance(created, datetime):
                 wanted.append((one.id, *place, created))
         found: dict[str, bool] = {}
+        looked_at: list[str] = []
 
         def look() -> None:
             for id_, root, path, created in wanted:
+                looked_at.append(id_)
                 with suppress(OSError):
                     found[id_] = keepalive.is_there(root, path, created)
 
-        with suppress(TimeoutError):
+        try:
             await in_thread(look, PEEK)
+        except TimeoutError:
+            self._lay_aside(looked_at[-1:])
         self._peeked = dict(found)
 
     async def _inherited(self, container: Inspected) -> Mapping[str, str] | Unknown:
@@ -148,19 +152,26 @@ class Surroundings:
         if container.id in self._peeked:
             return self._peeked.pop(container.id)
         root, path = place
-        steady = time.monotonic()
-        if steady - self._dead.get(container.id, -RETRY) < RETRY:
+        if self._is_dead(container.id):
             return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
         try:
             return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
         except TimeoutError:
-            # Each try costs a thread that never ends.
-            self._dead = {id_: at for id_, at in self._dead.items() if steady - at < RETRY} | {container.id: steady}
+            self._lay_aside([container.id])
             return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
         except (FileNotFoundError, ProcessLookupError):
             return None  # it ended, or its folder is gone
         except OSError as error:
             return Unknown(f"whether {self._keep_alive} is there: {error.strerror}")
+
+    def _is_dead(self, id_: str) -> bool:
+        return id_ in self._dead and time.monotonic() - self._dead[id_] < RETRY
+
+    def _lay_aside(self, ids: Sequence[str]) -> None:
+        """Not tried again for a while: each try costs a thread that never ends."""
+        steady = time.monotonic()
+        recent = {id_: at for id_, at in self._dead.items() if steady - at < RETRY}
+        self._dead = recent | dict.fromkeys(ids, steady)
 
     def _where(self, container: Inspected) -> tuple[str, str] | Unknown | None:
         """A folder of this machine and the file's path below it."""
