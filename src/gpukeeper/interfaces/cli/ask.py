@@ -23,7 +23,11 @@ def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
     from gpukeeper.notify.terminals import plain
 
     request = Request(verb=verb, **asked)
-    reply = _through_daemon(request) or _directly(request, policy)
+    show.progress_line(f"{verb} {request.workload} …".replace("  ", " "))  # a stop gives its programs time to save
+    try:
+        reply = _through_daemon(request) or _directly(request, policy)
+    finally:
+        show.progress_line("")
     if not reply.done:
         raise UsageError(reply.words) if reply.exit_code == UsageError.exit_code else _failed(reply)
     if json:

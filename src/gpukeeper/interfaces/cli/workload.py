@@ -95,7 +95,6 @@ def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
     from gpukeeper.interfaces.cli.ask import ask
-    from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import confirmed
     from gpukeeper.model.errors import UsageError
 
@@ -103,9 +102,4 @@ def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) 
         raise UsageError(f"{verb} asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
     if not yes and not confirmed(f"{verb.capitalize()} {workload} now?"):
         raise typer.Exit(1)
-    if not json:
-        show.progress_line(f"{verb}: {workload}; its programs get time to save")
-    try:
-        ask(verb, policy=policy, json=json, workload=workload, attended=not yes)
-    finally:
-        show.progress_line("")
+    ask(verb, policy=policy, json=json, workload=workload, attended=not yes)

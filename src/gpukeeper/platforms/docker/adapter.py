@@ -182,7 +182,7 @@ class DockerPlatform:
                         return await self._leftovers.remove_cache(fresh)
         except PlatformError as problem:
             return Unknown(str(problem))
-        return Refused(f"a {fresh.ref.kind} cannot be stopped, only removed")
+        return Refused(f"it is of the kind {fresh.ref.kind}, which cannot be stopped, only removed")
 
     async def tell(self, subject: Subject, message: str) -> bool:
         """To the terminals inside, from outside: nothing is run or written there."""

@@ -32,12 +32,13 @@ LONGEST_EVENT = 4 * 1024 * 1024  # bytes
 
 
 def find(environ: Mapping[str, str]) -> str | None:
-    """Where an engine is, or None. Looks at the socket, asks nothing."""
-    address = environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
-    if not address.startswith("unix://"):
+    """Where an engine is, or None. Looks at the usual socket, asks nothing. What DOCKER_HOST names is there: if it does
+    not answer, what runs on it is unknown, not absent."""
+    if address := environ.get("DOCKER_HOST"):
         return address
+    address = f"unix://{SOCKET}"
     try:
-        return address if Path(address.removeprefix("unix://")).is_socket() else None
+        return address if Path(SOCKET).is_socket() else None
     except OSError:
         return address  # it may be there and hidden from us; asking will say so
 
@@ -147,7 +148,7 @@ class Engine:
         except TimeoutError as error:
             raise EngineSilent(f"the engine did not answer {method} {path} within {in_words(deadline)}") from error
         except aiohttp.ClientConnectorError as error:
-            raise cannot_connect(self.address, str(error.os_error.strerror or error.os_error)) from error
+            raise cannot_connect(self.address, _in_words(error.os_error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineSilent(f"the engine broke off {method} {path}: {error}") from error
 
@@ -163,7 +164,9 @@ class Engine:
         except TimeoutError as error:
             raise EngineSilent(f"the engine at {self.address} did not answer within {in_words(QUICK)}") from error
         except aiohttp.ClientConnectorError as error:
-            raise cannot_connect(self.address, str(error.os_error.strerror or error.os_error)) from error
+            raise cannot_connect(self.address, _in_words(error.os_error)) from error
+        except (aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError) as error:  # it speaks something else
+            raise EngineSilent(f"what answers at {self.address} is no container engine") from error
         except (aiohttp.ClientError, OSError) as error:
             raise cannot_connect(self.address, str(error)) from error
         major, _, minor = spoken.partition(".")

@@ -22,7 +22,7 @@ class EngineSilent(PlatformError):
 def cannot_connect(address: str, why: str) -> EngineSilent:
     hint = ""
     if "Permission denied" in why or "Errno 13" in why:
-        hint = " Run as root, or as a member of the socket's group."
-    elif "No such file" in why or "Connection refused" in why:
-        hint = " Is it running? DOCKER_HOST names another address."
-    return EngineSilent(f"the engine at {address} cannot be reached: {why}.{hint}")
+        hint = "; run as root, or as a member of the socket's group"
+    elif "No such file" in why or "onnect" in why:
+        hint = "; is it running? DOCKER_HOST names another address"
+    return EngineSilent(f"the engine at {address} cannot be reached: {why}{hint}")
