@@ -30,7 +30,7 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.notify.terminals import Terminals
 from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker import meter as docker_meter
-from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.docker.adapter import DockerPlatform, DockerSettings
 from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import hostname
@@ -92,6 +92,8 @@ def open_session(
     loaded = load_policy(policy, environ=environ)
     gpus = LocalGpus()
     platforms, reaches = _platforms(loaded, clock, environ, gpus)
+    # Of all platforms: however narrow the look, what is acted on is measured again first.
+    usage, meter = _meter(platforms, loaded, clock)
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
@@ -101,7 +103,6 @@ def open_session(
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture
     evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
-    usage, meter = _meter(platforms, loaded, clock)
     if usage is not None:
         gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
     keeper = Keeper(
@@ -139,6 +140,9 @@ def reload_policy(session: Session, policy: Path | None) -> None:
     loaded = load_policy(policy)
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
+        for one in session.keeper.platforms:
+            if isinstance(one, DockerPlatform):
+                one.follow(**_docker_settings(loaded))
 
 
 def user_name(uid: int) -> str:
@@ -208,8 +212,15 @@ def _platforms(
         place,
         clock,
         gpus.inventory,
-        trusted_labels=loaded.policy.owner_labels,
-        keep_alive=loaded.policy.keep_alive,
-        cache=loaded.policy.build_cache.unused is not None,
+        **_docker_settings(loaded),
     )
     return (host, docker_host), discover(environ)
+
+
+def _docker_settings(loaded: Loaded) -> DockerSettings:
+    policy = loaded.policy
+    return {
+        "trusted_labels": policy.owner_labels,
+        "keep_alive": policy.keep_alive,
+        "cache": policy.build_cache.unused is not None,
+    }

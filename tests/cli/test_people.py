@@ -52,6 +52,14 @@ def test_a_stop_on_request_stops_running_work(fleet: Fleet) -> None:
     assert "seen to have stopped" in ran.out
 
 
+def test_a_stop_that_nobody_can_confirm_is_not_done(fleet: Fleet) -> None:
+    fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
+    ran = fleet.run("workload", "stop", "busy", stdin="y\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert "nobody can answer here. Nothing was done" in ran.err
+    assert fleet.lines("intent") == []
+
+
 def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     assert fleet.run("pause", "disk replacement").code == 0
@@ -131,6 +139,7 @@ def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:
         second = fleet.run("serve")
         assert second.code == 11
         assert "serve" in second.err
+        assert "gpukeeper serves" not in second.err, "it does not"
 
 
 def test_ctrl_c_ends_the_daemon_cleanly(fleet: Fleet) -> None:

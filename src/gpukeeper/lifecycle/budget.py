@@ -56,7 +56,7 @@ def doubted_clock(fleet: Fleet) -> str | None:
 
 def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
     """A sentence when the world looks broken, else None."""
-    due = len({_workload(decision) for decision in acting if decision.running})
+    due = _stopped_at_once([decision for decision in acting if decision.running])
     if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
         return (
             f"The plan would stop {due} of {fleet.running} running workloads at once; "
@@ -70,9 +70,10 @@ def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> st
     return None
 
 
-def _workload(decision: Decision) -> object:
+def _stopped_at_once(running: Sequence[Decision]) -> int:
     """What one workload left running counts once, however many processes that are: all began to be left at its end."""
-    return decision.since if decision.rule == orphan.NAME and decision.since else decision.seen.ref.key
+    left = [decision.since for decision in running if decision.rule == orphan.NAME]
+    return len(running) - len(left) + len(set(left))
 
 
 def _oldest_first(decision: Decision) -> tuple[bool, float, str]:

@@ -294,7 +294,7 @@ def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iter
         claiming, own = _claiming(wider), _claiming(mine)
         # Where a whole GPU and its slices meet it is said once, at the whole GPU.
         if len(claiming) > 1 and own and (len(own) == len(claiming) or (place, device) in inventory.cut):
-            words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}"
+            words = f"{name} is claimed by {len(claiming)} running workloads: {_all(claiming)}{_came_back(claiming)}"
             yield Finding(kind="duplicate", about=tuple(s.ref for s in claiming), words=words)
         for subject, how in mine:
             if how is How.BARE and claiming:
@@ -304,6 +304,17 @@ def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iter
             if how is How.KEPT and others:
                 words = f"{name} is kept for {_one(subject)} after its stop, and {_all(others)} runs on it"
                 yield Finding(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
+
+
+def _came_back(claiming: Sequence[Subject]) -> str:
+    """A claim is fixed when a workload is made: started again after its stop-hold, it meets whoever came meanwhile."""
+    started = [(s.started, s) for s in claiming if isinstance(s.started, datetime)]
+    if len(started) < len(claiming):
+        return ""
+    at, last = max(started, key=lambda pair: pair[0])
+    if not isinstance(last.previous_end, datetime):
+        return ""
+    return f"; {last.ref.path} was started again onto it at {at:%Y-%m-%d %H:%M} UTC"
 
 
 def _claiming(having: Sequence[tuple[Subject, How]]) -> list[Subject]:

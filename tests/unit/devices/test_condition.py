@@ -343,3 +343,10 @@ def test_a_gpu_that_somebody_opened_at_the_last_moment_is_not_reset(
     answer = asyncio.run(reset_unheld(UUID, look, fake(tmp_path)))
     assert isinstance(answer, Accepted if done else Refused)
     assert (tmp_path / "told").exists() is done
+
+
+def test_what_a_user_wrote_into_the_kernels_log_is_no_error_of_a_gpu() -> None:
+    """Root in a privileged workload may write there; the kernel gives that the mark of a user."""
+    forged = "12,9,3900000000,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."
+    assert kernel_log.parse([forged], "00000000:1B:00.0", MINUTE) == ()
+    assert kernel_log.parse([forged.replace("12,", "4,", 1)], "00000000:1B:00.0", MINUTE) != ()

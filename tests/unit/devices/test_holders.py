@@ -156,3 +156,36 @@ def test_a_proc_without_its_first_process_hides_people(tmp_path: Path) -> None:
     assert not shows_everyone(str(tmp_path))
     add(tmp_path, 1)
     assert shows_everyone(str(tmp_path))
+
+
+@pytest.mark.parametrize("comm", ["a\x0bUid:", "a\x0cUid:\t0", "a\x1cUid: x", "a\x85Uid:\t0", "Uid:\t0"])
+def test_a_name_that_looks_like_a_line_changes_no_uid(comm: str) -> None:
+    """Anybody gives a process of theirs any name; only a newline is escaped by the kernel."""
+    assert parse_uid(f"Name:\t{comm}\nUmask:\t0022\nUid:\t1001\t0\t0\t0\n") == 1001
+
+
+def test_one_process_that_cannot_be_understood_hides_no_other(tmp_path: Path) -> None:
+    add(tmp_path, 20, "/dev/nvidia0")
+    add(tmp_path, 21, "/dev/nvidia0")
+    (tmp_path / "21/status").write_text("Name:\tpython\n")
+    found = scan(str(tmp_path))
+    assert ([one.pid for one in found.found], found.hidden) == ([20], (21,))
+
+
+def test_a_file_whose_path_is_too_long_to_be_told_hides_nobody(tmp_path: Path) -> None:
+    """The kernel refuses to name it. Anybody can open one, and it is no device."""
+    here, folders = os.open(tmp_path, os.O_RDONLY), []
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=here)
+        folders.append(here)
+        here = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+    try:
+        with pytest.raises(OSError, match="too long"):
+            Path(f"/proc/self/fd/{here}").readlink()
+        assert os.getpid() not in scan().hidden
+        assert look_up(os.getpid()) is not None
+    finally:
+        os.close(here)
+        for folder in reversed(folders):
+            os.rmdir("d" * 200, dir_fd=folder)
+            os.close(folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -108,3 +109,21 @@ def test_meters_speak_together() -> None:
     both = Meters(gpus, CounterMeter("host", Still(), lambda subject: counted(0), window=0.0))
     signals = {signal for _, signal, _ in read(both, workload("a", "GPU-0", platform="host"))}
     assert signals == {signal.value for signal in Signal}
+
+
+def test_a_reading_that_hangs_is_not_begun_again_until_it_ended() -> None:
+    """Each would cost a thread, twice a minute, as long as a disk is dead."""
+    over, begun = threading.Event(), []
+
+    def hangs(_subject: Subject) -> Counters:
+        begun.append(1)
+        over.wait()
+        return counted(0)
+
+    counters = CounterMeter("docker", Still(), hangs, window=0.0, deadline=timedelta(milliseconds=50))
+    for _ in range(3):
+        assert all(isinstance(value, Unknown) for value in read(counters, workload("a")).values())
+    assert len(begun) == 1
+    over.set()
+    while len(begun) == 1:
+        read(counters, workload("a"))

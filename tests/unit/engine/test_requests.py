@@ -77,6 +77,15 @@ async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Bench) -> None:
 
 
 @virtual
+async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b: Bench) -> None:
+    wanted = b.ended("eval")
+    shield = b.ended(wanted.ref.uid)
+    assert (await ask(b, "remove", wanted.ref.uid)).done
+    assert b.world.find(wanted.ref) is None
+    assert b.world.find(shield.ref) is shield
+
+
+@virtual
 async def test_a_name_that_fits_nothing_says_where_to_look(b: Bench) -> None:
     reply = await ask(b, "hold", "nope")
     assert reply.words == 'nothing in the policy\'s scope is called "nope". See: gpukeeper workload list'

@@ -129,3 +129,25 @@ def test_equally_old_things_keep_a_stable_order() -> None:
     same = NOW - timedelta(hours=1)
     made = plan([decision(n, due=same) for n in (3, 1, 2)], policy(Amount(count=3)))
     assert names(step.decision for step in made.steps) == ["job-1", "job-2", "job-3"]
+
+
+def left(number: int, minutes_ago: int) -> Decision:
+    return decision(number, running=True, rule="orphan", since=NOW - timedelta(minutes=minutes_ago))
+
+
+def test_what_one_workload_left_running_counts_once_for_the_breaker() -> None:
+    """A dead training leaves a process for each of its loaders; that is not a broken world."""
+    assert plan([left(n, 5) for n in range(8)], policy(floor=1), running=2).breaker is None
+
+
+def test_remainders_of_many_workloads_at_once_open_the_breaker() -> None:
+    made = plan([left(n, n) for n in range(1, 9)], policy(floor=1), running=2)
+    assert made.breaker is not None
+    assert "8 of 2" in made.breaker
+
+
+def test_images_and_build_cache_wait_behind_everything_else() -> None:
+    """They are due for weeks by the time a GPU is."""
+    old = [decision(100 + n, rule=rule) for n, rule in enumerate(["unused_image", "build_cache"])]
+    made = plan([*old, decision(1), decision(2)], policy())
+    assert names(step.decision for step in made.steps) == ["job-2", "job-1"]

@@ -242,6 +242,16 @@ def test_two_running_workloads_on_one_gpu_are_a_duplicate() -> None:
     )
 
 
+def test_who_was_started_again_onto_a_gpu_with_a_new_tenant_is_named() -> None:
+    """C9.4"""
+    back = named("eval", "GPU-0", started=NOW - HOUR, previous_end=NOW - 5 * HOUR)
+    ((_, words),) = found(device(0), back, named("train", "GPU-0", owner="bob", started=NOW - 2 * HOUR))
+    assert words.endswith(f"docker/node-3/eval was started again onto it at {NOW - HOUR:%Y-%m-%d %H:%M} UTC")
+    first = named("eval", "GPU-0", started=NOW - 3 * HOUR, previous_end=NOW - 5 * HOUR)
+    ((_, words),) = found(device(0), first, named("train", "GPU-0", owner="bob", started=NOW - 2 * HOUR))
+    assert "started again" not in words
+
+
 def test_the_same_name_at_another_place_is_another_gpu() -> None:
     elsewhere = named("train", "GPU-0", ref=Ref("docker", "node-4", "container", "train", "uid-train"))
     assert found(named("eval", "GPU-0"), elsewhere) == []

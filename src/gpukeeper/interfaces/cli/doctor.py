@@ -46,7 +46,28 @@ def _policy(policy: Path | None) -> list[tuple[str, ...]]:
 def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
     from gpukeeper.wiring import discover
 
-    return [("ok" if r.reachable else "absent", r.platform, r.why) for r in discover()]
+    silent = asyncio.run(_silent())
+    return [
+        ("problem", r.platform, silent[r.platform])
+        if r.platform in silent
+        else ("ok" if r.reachable else "absent", r.platform, r.why)
+        for r in discover()
+    ]
+
+
+async def _silent() -> dict[str, str]:
+    """Platforms that are named and do not answer, and why: an address alone proves nothing."""
+    from gpukeeper.model.errors import KeeperError
+    from gpukeeper.platforms.docker.connect import Engine, find
+
+    address = find(os.environ)
+    if address is None:
+        return {}
+    try:
+        async with Engine(address).opened():
+            return {}
+    except KeeperError as problem:
+        return {"docker": str(problem)}
 
 
 def _gpus(policy: Path | None) -> list[tuple[str, ...]]:

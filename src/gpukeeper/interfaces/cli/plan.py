@@ -76,10 +76,10 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
             say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
         if report.plan.deferred:
             say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
-        if report.paused:
-            say(f"Everything is paused: {report.paused}. Go on with: gpukeeper resume")
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             say(f"needs an admin: {path}: {complaint}")
+    for reason in sorted({report.paused for report in reports if report.paused}):  # said once, not for each place
+        say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
 
 
 def _sentence(session: Session, due: list[Decision], others: list[Decision]) -> str:

@@ -99,7 +99,9 @@ def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) 
     from gpukeeper.model.errors import UsageError
 
     if not yes and not sys.stdin.isatty():
-        raise UsageError(f"{verb} asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
+        raise UsageError(
+            f"{verb} asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes"
+        )
     if not yes and not confirmed(f"{verb.capitalize()} {workload} now?"):
         raise typer.Exit(1)
     ask(verb, policy=policy, json=json, workload=workload, attended=not yes)

@@ -10,6 +10,8 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpukeeper.engine.reclaim import PassReport
 
 
@@ -20,8 +22,15 @@ def serve(
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
     from gpukeeper.interfaces.terminal.session import opened, say
 
+    unseen: dict[str, list[str]] = {}
+
+    def tell(report: PassReport) -> None:
+        _print(report, json=json)
+        if not quiet:
+            _say_unseen(report, unseen, say)
+
     with opened(policy, write=True, only=platform, quiet=quiet) as session:
-        asyncio.run(serve_until_stopped(session, policy, lambda report: _print(report, json=json), say, quiet=quiet))
+        asyncio.run(serve_until_stopped(session, policy, tell, say, quiet=quiet))
 
 
 def _print(report: PassReport, *, json: bool) -> None:
@@ -36,3 +45,14 @@ def _print(report: PassReport, *, json: bool) -> None:
     show.table([*map(show.outcome_row, [*report.settled, *report.outcomes]), *map(show.warning_row, report.warnings)])
     if report.plan.breaker:
         typer.echo(f"breaker: {report.plan.breaker}")
+
+
+def _say_unseen(report: PassReport, before: dict[str, list[str]], say: Callable[[str], None]) -> None:
+    """When it begins and when it is over: whoever reads these lines must not take silence for rest."""
+    from gpukeeper.interfaces.terminal import show
+
+    place = f"{report.survey.platform.name}/{report.survey.platform.place}"
+    now = show.unseen_lines(report)
+    if now != before.get(place, []):
+        say("\n".join(now) if now else f"{place}: everything is seen again")
+    before[place] = now

@@ -140,9 +140,9 @@ def kept_summary(decisions: Iterable[Decision]) -> str:
 
 def unseen_lines(report: PassReport) -> list[str]:
     place = f"{report.survey.platform.name}/{report.survey.platform.place}"
+    named = [("everything" if u.what == place else u.what, u.why) for u in report.survey.unseen]
     return [
-        f"{place}: not seen: {u.what} ({u.why}). What is there is unknown, so none of it is touched."
-        for u in report.survey.unseen
+        f"{place}: not seen: {what} ({why}). What is there is unknown, so none of it is touched." for what, why in named
     ]
 
 

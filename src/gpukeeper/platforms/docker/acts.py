@@ -81,7 +81,8 @@ class Acts:
             await self._engine.delete(f"/containers/{part(container.id)}", force=False, v=False)
         except EngineError as error:
             if error.status in (CONFLICT, NOT_FOUND):
-                return Changed(error.words)
+                runs = error.status == CONFLICT and state_of(container) in (State.RUNNING, State.PAUSED)
+                return Changed("it runs, and what runs is not removed; stop it first" if runs else error.words)
             return Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))

@@ -11,6 +11,7 @@ import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import TypedDict
 
 import msgspec
 
@@ -62,6 +63,14 @@ RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries to hear the events a
 TELLING = timedelta(seconds=5)
 
 
+class DockerSettings(TypedDict):
+    """What a policy says about how to look."""
+
+    trusted_labels: Sequence[str]
+    keep_alive: str
+    cache: bool
+
+
 class DockerPlatform:
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
@@ -106,6 +115,11 @@ class DockerPlatform:
         """On this machine, so that what its containers do can be measured here."""
         return self._engine.local
 
+    def follow(self, *, trusted_labels: Sequence[str], keep_alive: str, cache: bool) -> None:
+        """Of a policy that changed: a label that is no longer trusted is believed no longer."""
+        self._around.follow(trusted_labels, keep_alive)
+        self._leftovers.cache = cache
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
@@ -128,8 +142,9 @@ class DockerPlatform:
         while True:
             try:
                 async with self._engine.opened():
+                    first = True  # comes before anything was heard, so it proves nothing
                     async for hint in self._hear():
-                        tries = 0
+                        tries, first = tries if first else 0, False
                         yield hint
             except PlatformError:
                 pass  # the next pass says what is wrong
@@ -254,6 +269,11 @@ class DockerPlatform:
             return holder
         around = await self._around.look()
         found = await self.records.inspect(str(holder.container))
+        for id_ in container_ids(holder, self._proc):
+            # A container may be started inside the control group of another: whoever runs is asked first.
+            other = await self.records.inspect(id_) if id_ != holder.container else None
+            if isinstance(other, Unknown) or _runs(other):
+                found = other
         return self._orphan(holder, found, around)
 
     async def _holder(self, ref: Ref) -> Holder | Gone | Unknown:
@@ -291,10 +311,10 @@ class DockerPlatform:
                 continue
             known = next((id_ for id_ in ids if id_ in by_id or id_ in self.records.once_had), None)
             if known is not None or not is_another_engines(holder, self._proc):
-                whose = msgspec.structs.replace(holder, container=known or holder.container)
-                left.append(self._orphan(whose, by_id.get(str(known)), around))
-        ids = {one.labels["container"] for one in left}
-        self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in ids}
+                named = msgspec.structs.replace(holder, container=known or holder.container)
+                left.append(self._orphan(named, by_id.get(str(known)), around))
+        whose = {one.labels["container"] for one in left}
+        self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in whose}
         return left
 
     def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:

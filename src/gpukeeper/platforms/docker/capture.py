@@ -35,7 +35,7 @@ class Captures:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._inside: dict[str, tuple[datetime, Inside]] = {}
-        self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # the last that took too long; not tried at each look
+        self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # took too long; not tried at each look
 
     async def losses(self, container: Inspected) -> tuple[int | None, tuple[str, ...] | Unknown]:
         """Its own bytes, and what would be lost. Walking through a container costs, so it is remembered a while."""
@@ -44,7 +44,9 @@ class Captures:
         try:
             inside = await self._look_inside(container.id)
         except (EngineError, EngineSilent, msgspec.DecodeError) as problem:
-            self._unwilling = {container.id: (self._clock.now(), Unknown(str(problem)))}
+            now = self._clock.now()
+            recent = {id_: one for id_, one in self._unwilling.items() if now - one[0] < REMEMBERED}
+            self._unwilling = recent | {container.id: (now, Unknown(str(problem)))}
             return None, Unknown(str(problem))
         sized = msgspec.structs.replace(container, size_rw=inside.size)
         return inside.size, losses(sized, inside.changes)

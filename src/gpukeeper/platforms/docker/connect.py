@@ -226,6 +226,11 @@ async def _read(content: Any, most: int) -> bytes:
     return b"".join(parts)
 
 
+def _in_words(error: OSError) -> str:
+    """The kernel's words where there are any: libraries write calls and tuples."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
+
+
 def _query(query: Mapping[str, object]) -> dict[str, str]:
     return {
         name: (str(value).lower() if isinstance(value, bool) else str(value))

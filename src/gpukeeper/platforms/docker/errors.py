@@ -23,6 +23,6 @@ def cannot_connect(address: str, why: str) -> EngineSilent:
     hint = ""
     if "Permission denied" in why or "Errno 13" in why:
         hint = "; run as root, or as a member of the socket's group"
-    elif "No such file" in why or "onnect" in why:
-        hint = "; is it running? DOCKER_HOST names another address"
+    elif "No such file" in why or "Connection refused" in why:
+        hint = "; is it running? If it is elsewhere, DOCKER_HOST says where"
     return EngineSilent(f"the engine at {address} cannot be reached: {why}{hint}")

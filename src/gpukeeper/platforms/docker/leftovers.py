@@ -27,7 +27,7 @@ class Leftovers:
     """`cache`: whether the policy wants to know of the builder's cache; listing it makes the engine walk its disk."""
 
     def __init__(self, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
-        self._engine, self._clock, self._at, self._cache = engine, clock, at, cache
+        self._engine, self._clock, self._at, self.cache = engine, clock, at, cache
         self._layers: int | None = None
 
     async def observe(self, used: Counter[str]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
@@ -38,7 +38,7 @@ class Leftovers:
             subjects += [image_subject(image, used[image.id], None, self._at()) for image in images]
         except (EngineError, EngineSilent) as problem:
             unseen.append(Unseen("images", str(problem)))
-        if self._cache:
+        if self.cache:
             try:
                 subjects += [cache_subject(entry, self._at()) for entry in (await self._usage()).build_cache or ()]
             except (EngineError, EngineSilent) as problem:

@@ -74,9 +74,13 @@ class Surroundings:
         keep_alive: str = keepalive.FILE,
     ) -> None:
         self._records, self._inventory, self._directory = records, inventory, directory
-        self._local, self._proc, self._trusted, self._keep_alive = local, proc, tuple(trusted_labels), keep_alive
+        self._local, self._proc = local, proc
+        self.follow(trusted_labels, keep_alive)
         self._peeked: dict[str, bool] = {}
         self._dead: dict[str, float] = {}  # by container: when its filesystem last did not answer
+
+    def follow(self, trusted_labels: Sequence[str], keep_alive: str) -> None:
+        self._trusted, self._keep_alive = tuple(trusted_labels), keep_alive
 
     async def look(self) -> Around:
         if not self._local:

@@ -20,7 +20,7 @@ from gpukeeper.platforms.docker.acts import Acts
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import cache_subject, container_subject, image_subject
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed
+from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected
 from tests.unit.platforms.docker.examples import AT, ID, NOW, StillClock, decoded, ended, facts, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 
@@ -30,14 +30,14 @@ GRACE = timedelta(seconds=20)
 STOP, UPDATE, REMOVE = f"POST /containers/{ID}/stop", f"POST /containers/{ID}/update", f"DELETE /containers/{ID}"
 
 
-async def nobody(_id: str) -> Sequence[Holder]:
+async def nobody(_container: Inspected) -> Sequence[Holder]:
     return ()
 
 
 def act(
     fake: FakeEngine,
     what: Callable[[Acts], Awaitable[T]],
-    holders: Callable[[str], Awaitable[Sequence[Holder]]] = nobody,
+    holders: Callable[[Inspected], Awaitable[Sequence[Holder]]] = nobody,
 ) -> T:
     async def run() -> T:
         async with served(fake) as engine:
@@ -50,7 +50,7 @@ def seen(one: dict[str, Any]) -> Subject:
     return container_subject(decoded(one), facts(), AT)
 
 
-def stop(fake: FakeEngine, fresh: Subject, holders: Callable[[str], Awaitable[Sequence[Holder]]] = nobody) -> Any:
+def stop(fake: FakeEngine, fresh: Subject, holders: Callable[[Inspected], Awaitable[Sequence[Holder]]] = nobody) -> Any:
     return act(fake, lambda acts: acts.stop(fresh, GRACE), holders)
 
 
@@ -63,7 +63,7 @@ def test_the_restart_policy_goes_before_any_signal() -> None:
     fake = FakeEngine(told(host=ALWAYS))
     calls_when_asked_for_holders: list[list[str]] = []
 
-    async def holders(_id: str) -> Sequence[Holder]:
+    async def holders(_container: Inspected) -> Sequence[Holder]:
         calls_when_asked_for_holders.append(fake.acts())
         return ()
 
@@ -96,7 +96,7 @@ def test_who_was_started_anew_before_is_not_touched() -> None:
 def test_who_is_started_anew_during_the_grace_keeps_running_and_its_policy() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
-    async def holders(_id: str) -> Sequence[Holder]:
+    async def holders(_container: Inspected) -> Sequence[Holder]:
         fake.restart(ID)
         return ()
 
@@ -145,7 +145,7 @@ def test_who_is_waited_for_when_we_end_keeps_its_policy() -> None:
         with pytest.raises(asyncio.CancelledError):
             await acts.stop(seen(told(host=ALWAYS)), GRACE)
 
-    async def holders(_id: str) -> Sequence[Holder]:
+    async def holders(_container: Inspected) -> Sequence[Holder]:
         raise asyncio.CancelledError
 
     act(fake, cancelled, holders)
@@ -156,7 +156,7 @@ def test_who_is_waited_for_when_we_end_keeps_its_policy() -> None:
 def test_who_ended_during_the_grace_is_a_success() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
-    async def holders(_id: str) -> Sequence[Holder]:
+    async def holders(_container: Inspected) -> Sequence[Holder]:
         fake.end(ID)
         return ()
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 from gpukeeper.model.errors import UsageError
+from gpukeeper.platforms.docker import connect
 from gpukeeper.platforms.docker.connect import Engine, find, part
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
 from gpukeeper.platforms.docker.wire import EngineEvent, Info
@@ -89,7 +90,7 @@ def test_no_socket_says_what_to_do(tmp_path: Path) -> None:
         async with Engine(f"unix://{tmp_path}/none").opened():
             pass
 
-    with pytest.raises(EngineSilent, match="Is it running"):
+    with pytest.raises(EngineSilent, match="is it running"):
         asyncio.run(run())
 
 
@@ -101,13 +102,13 @@ def test_a_socket_nobody_listens_on_says_what_to_do(tmp_path: Path) -> None:
         async with Engine(f"unix://{tmp_path}/s").opened():
             pass
 
-    with pytest.raises(EngineSilent, match="Is it running"):
+    with pytest.raises(EngineSilent, match="is it running"):
         asyncio.run(run())
 
 
 def test_a_missing_right_says_what_to_do() -> None:
     words = str(cannot_connect("unix:///var/run/docker.sock", os.strerror(13)))
-    assert "Run as root" in words
+    assert "run as root" in words
 
 
 @pytest.mark.parametrize("address", ["ssh://host", "host:2375", "unix://", "fd://"])
@@ -124,9 +125,17 @@ def test_an_engine_elsewhere_is_not_local() -> None:
 
 def test_where_an_engine_is(tmp_path: Path) -> None:
     assert find({"DOCKER_HOST": "tcp://gpu-7:2375"}) == "tcp://gpu-7:2375"
+    # Named and not there: unknown, not absent. Asking it will say so.
+    assert find({"DOCKER_HOST": f"unix://{tmp_path}/none"}) == f"unix://{tmp_path}/none"
+
+
+def test_no_engine_is_where_nobody_names_one_and_the_usual_socket_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
-    assert find({"DOCKER_HOST": f"unix://{tmp_path}/file"}) is None
-    assert find({"DOCKER_HOST": f"unix://{tmp_path}/none"}) is None
+    for name in ("file", "none"):
+        monkeypatch.setattr(connect, "SOCKET", str(tmp_path / name))
+        assert find({}) is None
 
 
 @pytest.mark.parametrize("name", ["a/b", "a?force=1", "a#b", "ü", "a b", "%2e"])

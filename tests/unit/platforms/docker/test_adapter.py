@@ -1,0 +1,96 @@
+"""The adapter where it must not be misled: by events that never come, by one container inside another's group."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.model.subject import Subject
+from gpukeeper.platforms.docker import adapter
+from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.docker.connect import Engine
+from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, ended, told
+from tests.unit.platforms.docker.fake_engine import FakeEngine, served
+
+
+async def gpus() -> tuple[GpuFacts, ...]:
+    return (WHOLE,)
+
+
+def platform(engine: Engine, proc: Path) -> DockerPlatform:
+    return DockerPlatform(engine, "node-3", StillClock(), gpus, proc=str(proc))
+
+
+def add(proc: Path, pid: int, cgroup: str) -> None:
+    """A process that started at the boot of 2020 and has the GPU open."""
+    home = proc / str(pid)
+    (home / "fd").mkdir(parents=True)
+    (home / "fd/3").symlink_to("/dev/nvidia0")
+    (home / "stat").write_text(f"{pid} (python) S 1 1 1 0 -1 0 {'0 ' * 12}4200 0\n")
+    (home / "status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\n")
+    (home / "cgroup").write_text(cgroup)
+    (proc / "stat").write_text("btime 1577836800\n")
+
+
+def left_behind(fake: FakeEngine, proc: Path) -> Subject:
+    async def run() -> Subject:
+        async with served(fake) as engine:
+            docker = platform(engine, proc)
+            await docker.records.refresh()
+            ref = adapter.translate.At("node-3", StillClock().now()).ref("process", "python-20", "20@4200")
+            found = await docker.look(ref)
+            assert isinstance(found, Subject)
+            return found
+
+    return asyncio.run(run())
+
+
+def test_a_process_of_an_ended_container_is_proven_to_be_left_behind(tmp_path: Path) -> None:
+    add(tmp_path, 20, f"0::/docker/{ID}\n")
+    assert isinstance(left_behind(FakeEngine(told(state=ended())), tmp_path).proof, str)
+
+
+def test_a_container_that_runs_in_the_group_of_an_ended_one_is_never_left_behind(tmp_path: Path) -> None:
+    """`--cgroup-parent` may name any group."""
+    add(tmp_path, 20, f"0::/docker/{ID}/{OTHER_ID}\n")
+    inner = told(id=OTHER_ID, name="/inner")
+    assert left_behind(FakeEngine(told(state=ended()), inner), tmp_path).proof is None
+
+
+def test_while_the_inner_container_does_not_answer_nothing_is_proven(tmp_path: Path) -> None:
+    add(tmp_path, 20, f"0::/docker/{ID}/{OTHER_ID}\n")
+    fake = FakeEngine(told(state=ended()), told(id=OTHER_ID, name="/inner"))
+    fake.answers[f"GET /containers/{OTHER_ID}/json"] = (500, '{"message": "busy"}')
+    proof = left_behind(fake, tmp_path).proof
+    assert proof is not None
+    assert not isinstance(proof, str)
+
+
+def test_events_that_are_refused_are_asked_for_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter before the engine may forbid them; each try makes everything be asked about anew."""
+    fake, pauses = FakeEngine(), []
+    fake.answers["GET /events"] = (403, '{"message": "forbidden"}')
+
+    class Enough(Exception):
+        pass
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            raise Enough
+
+    async def run() -> None:
+        async with served(fake) as engine:
+            with monkeypatch.context() as patched:
+                patched.setattr(adapter.asyncio, "sleep", noted)
+                async for _ in platform(engine, tmp_path).wake():
+                    pass
+
+    with pytest.raises(Enough):
+        asyncio.run(run())
+    assert pauses == [1.0, 5.0, 15.0, 60.0, 60.0]

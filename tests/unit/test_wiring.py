@@ -1,0 +1,57 @@
+"""A Keeper over what is here: measured however narrow the look, and following a policy that changes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.wiring import open_session, reload_policy
+
+POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of a machine with an engine's socket, which nobody listens to."""
+    engine = socket.socket(socket.AF_UNIX)
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    engine.bind("engine.sock")  # a relative name: the path of a socket must be short
+    os.chdir(here)
+    with engine:
+        yield {"DOCKER_HOST": f"unix://{tmp_path}/engine.sock", "GPUKEEPER_STATE": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY % "ds01.user")
+    return path
+
+
+def test_a_look_at_one_platform_only_still_measures_before_it_acts(environ: dict[str, str], policy: Path) -> None:
+    session = open_session(policy, write=True, environ=environ, only="docker")
+    try:
+        assert [one.name for one in session.keeper.platforms] == ["docker"]
+        assert session.keeper.meter is not None
+        assert session.keeper.gpus is not None
+    finally:
+        session.close()
+
+
+def test_a_label_that_a_changed_policy_trusts_no_longer_is_believed_no_longer(
+    environ: dict[str, str], policy: Path
+) -> None:
+    session = open_session(policy, write=True, environ=environ)
+    (docker,) = [one for one in session.keeper.platforms if one.name == "docker"]
+    try:
+        assert docker._around._trusted == ("ds01.user",)  # type: ignore[attr-defined]
+        policy.write_text(POLICY % "")
+        reload_policy(session, policy)
+        assert docker._around._trusted == ()  # type: ignore[attr-defined]
+    finally:
+        session.close()
