@@ -119,7 +119,8 @@ def _growth(before: int | Unknown, after: int | Unknown) -> int | Unknown:
 
 def _typing(before: datetime | Unknown, after: datetime | Unknown) -> float | Unknown:
     if isinstance(after, Unknown):
-        return after
+        # Without a terminal nobody types: that is an answer, and it goes on where a terminal was closed.
+        return 0.0 if after.by_design else after
     if isinstance(before, Unknown):
         return 1.0 if before.by_design else NO_EARLIER  # somebody opened the first terminal
     return 1.0 if after > before else 0.0

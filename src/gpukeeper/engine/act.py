@@ -8,7 +8,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import verify
-from gpukeeper.lifecycle.decide import still_holds
+from gpukeeper.lifecycle.decide import REQUEST, still_holds
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
@@ -49,11 +49,13 @@ async def take(
         return await _close(keeper, step, *fresh)
     changed = keeper.clock_watch.doubt() or still_holds(step, fresh, book, keeper.clock.now())
     if changed is not None:
-        return await _close(keeper, step, Result.CHANGED, f"changed since the plan was made: {changed}")
+        words = changed if step.decision.rule == REQUEST else f"changed since the plan was made: {changed}"
+        return await _close(keeper, step, Result.CHANGED, words)
     answer = await platform.act(step, fresh.subject)
     match answer:
         case Changed():
-            return await _close(keeper, step, Result.CHANGED, f"changed at the last moment: {answer.why}")
+            words = answer.why if step.decision.rule == REQUEST else f"changed at the last moment: {answer.why}"
+            return await _close(keeper, step, Result.CHANGED, words)
         case Refused():
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():

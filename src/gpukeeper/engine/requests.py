@@ -85,8 +85,12 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
         case "quarantine" | "return":
             return await _change_gpu(keeper, book, who, request)
         case "restore":
-            ref, _ = await restore(keeper, book, request.workload, who)
-            return f"{ref.path} was restored. It may be due again soon; keep it: gpukeeper workload hold {ref.path}"
+            ref, undone = await restore(keeper, book, request.workload, who)
+            hold_it = f"keep it: gpukeeper workload hold {ref.path}"
+            if undone is Action.REMOVE:
+                made = "was made again from what was captured, without what was written inside it, and is not started"
+                return f"{ref.path} {made}. Start it soon, or it goes again; or {hold_it}"
+            return f"{ref.path} was restored. It may be due again soon; {hold_it}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
@@ -165,8 +169,8 @@ async def act_now(
     _allow(found.view, book, who)
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    # What a file inside asks for, its owner may take back.
-    own = {who, KEEP_ALIVE} if found.view.subject.owner == who else {who}
+    # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.
+    own = {who, KEEP_ALIVE} if found.view.subject.owner == who or is_admin(book, who) else {who}
     held = next((h for h in found.view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
     if held is not None:
         path = found.view.subject.ref.path
@@ -209,8 +213,8 @@ async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request
     return f"{uuid} was returned."
 
 
-async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, str]:
-    """Bring back what gpukeeper last stopped or removed under this name."""
+async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, Action]:
+    """Bring back what gpukeeper last stopped or removed under this name; and which of the two it was."""
     lines = await keeper.ledger.about(words)
     done = [
         one
@@ -243,7 +247,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     )
     if isinstance(answer, Refused | Unknown):
         raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, words
+    return ref, last.action
 
 
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from gpukeeper.model.errors import LeaseHeld
 
 NAME_BYTES = 200
+DAEMON = "daemon"  # the lease of `serve` itself, held as long as it runs
 
 
 class Lease:
@@ -36,6 +37,8 @@ def take_lease(folder: Path, platform: str, place: str) -> Lease:
     except BlockingIOError as error:
         holder = _holder(fd)
         os.close(fd)
+        if platform == DAEMON:
+            raise LeaseHeld(f"gpukeeper serve runs already: {holder}. Nothing was touched.") from error
         raise LeaseHeld(
             f"Another pass is at work on {platform}/{place}: {holder}. Nothing was touched. "
             "Wait until it is done, or end that program."

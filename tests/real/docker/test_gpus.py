@@ -120,7 +120,10 @@ def test_a_dev_container_with_a_whole_gpu_is_reported_never_stopped(docker: Dock
     bench.later(minutes=50)
     bench.measured("dev", minutes=70)
     decision = bench.decisions()["dev"]
-    assert decision.action is Action.KEEP
+    assert decision.action is Action.WARN
     assert "its class has no idle time" in decision.reason
-    bench.again(), bench.again()
+    bench.again()
+    assert [line.message for line in bench.warnings("dev")]
+    assert bench.decisions()["dev"].action is Action.KEEP  # once a day, and nothing follows
+    bench.again()
     assert docker.state("dev") == "running"

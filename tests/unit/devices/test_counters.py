@@ -361,7 +361,8 @@ def test_typing_is_input_newer_than_before() -> None:
     assert typing(NOON, NOON) == 0.0
     assert typing(NOON, NOON - timedelta(hours=1)) == 0.0  # the newest terminal was closed
     assert typing(none, NOON) == 1.0  # the first was opened
-    assert typing(NOON, none) == none
+    assert typing(NOON, none) == 0.0  # the last was closed: nobody types, and that goes on being measured
+    assert typing(none, none) == 0.0
     assert isinstance(typing(Unknown("unreadable"), NOON), Unknown)
 
 

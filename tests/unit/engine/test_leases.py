@@ -126,10 +126,20 @@ async def test_its_owner_may_end_what_a_keep_alive_file_holds(b: Bench) -> None:
     thing = b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     request = Request(verb="remove", workload="eval")
-    reply = await requests.fulfil(b.keeper, b.book, "root", request)
-    assert "is held by keep-alive (a keep-alive file); release it first" in reply.words
     assert (await requests.fulfil(b.keeper, b.book, "ann", request)).done
     assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_file_is_no_obstacle_to_an_admin_and_a_persons_hold_is(b: Bench) -> None:
+    """Whoever can write one file must not be able to block an emergency stop."""
+    b.ended("eval", marks=ASKS)
+    await reclaim(b.keeper, b.platform, b.book)
+    b.ended("other")
+    await requests.hold(b.keeper, b.book, "other", "ann", None)
+    assert (await requests.fulfil(b.keeper, b.book, "root", Request(verb="remove", workload="eval"))).done
+    reply = await requests.fulfil(b.keeper, b.book, "root", Request(verb="remove", workload="other"))
+    assert "is held by ann" in reply.words
 
 
 @virtual

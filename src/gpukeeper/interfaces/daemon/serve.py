@@ -12,6 +12,7 @@ from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.ledger.archive import rotate
+from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.ledger.paths import socket_path
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
@@ -33,7 +34,7 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with session.keeper.ledger.lease("daemon", "serve"), listening(socket_path(), session):
+    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session):
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")

@@ -65,10 +65,18 @@ class Acts:
         answer: Answer = Accepted()
         if state_of(again) in (State.RUNNING, State.PAUSED):
             answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
+            if isinstance(answer, Accepted) and await self._hit_another_run(container):
+                await self._engine_start(container.id)
+                answer = Changed("somebody started it anew at that very moment; it was started again")
         # Otherwise it ended meanwhile, and a stop could only hit whoever is just starting it again.
         if revives:
             await self._undo_if_it_runs(container, answer)
         return answer
+
+    async def _hit_another_run(self, before: Inspected) -> bool:
+        """The engine has no stop for one run only: between our look and its act somebody may have restarted it."""
+        now = await self._records.inspect(before.id)
+        return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
     async def remove(self, fresh: Subject) -> Answer:
         """Unforced, so that whoever started it meanwhile wins; unnamed volumes stay."""
@@ -203,8 +211,11 @@ class Acts:
         policy = archive.restart_policy(evidence) if evidence is not None else None
         if policy is not None and (problem := await self._set_policy(found.id, policy)) is not None:
             return Unknown(f"its restart policy could not be given back: {problem}")
+        return await self._engine_start(found.id)
+
+    async def _engine_start(self, id_: str) -> Accepted | Refused | Unknown:
         try:
-            await self._engine.post(f"/containers/{part(found.id)}/start", deadline=QUICK * 3)
+            await self._engine.post(f"/containers/{part(id_)}/start", deadline=QUICK * 3)
         except EngineError as error:
             return Accepted() if error.status == NOT_MODIFIED else Refused(error.words)
         except EngineSilent as silent:

@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import archive
-from gpukeeper.platforms.docker.connect import SLOW, Engine, part
+from gpukeeper.platforms.docker.connect import MOST, SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.losses import losses, packages
 from gpukeeper.platforms.docker.wire import Change, Inspected
@@ -22,6 +22,8 @@ from gpukeeper.platforms.docker.wire import Change, Inspected
 LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 16 * 1024 * 1024
 REMEMBERED = timedelta(minutes=10)
 CHANGES_SHOWN = 20_000
+GLANCE = timedelta(seconds=15)
+TOO_MANY = Change("(more files changed than can be listed)")
 
 
 class Inside(msgspec.Struct, frozen=True):
@@ -127,9 +129,12 @@ class Captures:
         self._inside = {key: one for key, one in self._inside.items() if now - one[0] < REMEMBERED}
         if id_ in self._inside and not anew:
             return self._inside[id_][1]
-        sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=SLOW)
-        raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=SLOW)
-        changes = msgspec.json.decode(raw, type=list[Change] | None)
+        # A look has others waiting behind it; a capture comes before a removal and may take its time.
+        deadline = SLOW if anew else GLANCE
+        sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=deadline)
+        raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=deadline)
+        # Millions of changed files are no reason to keep it for ever: its log and description are what is needed.
+        changes = msgspec.json.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
         inside = Inside(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from pathlib import PurePosixPath
 
 import msgspec
 
@@ -67,6 +68,15 @@ def folders_of(container: Inspected) -> tuple[str, ...]:
     named += [mount.source for mount in container.mounts or () if mount.type == "bind"]
     here = dict.fromkeys(path for path in named if path.startswith("/") and "\0" not in path)
     return tuple(here)[:MOST_FOLDERS]
+
+
+def _bind_sources(container: Inspected) -> list[str]:
+    return [mount.source for mount in container.mounts or () if mount.type == "bind"]
+
+
+def _overlap(path: str, source: str) -> bool:
+    """One lies in the other: what a label names is what is really mounted."""
+    return PurePosixPath(path).is_relative_to(source) or PurePosixPath(source).is_relative_to(path)
 
 
 def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tuple[set[str], set[int]]:
@@ -128,7 +138,9 @@ def _hints(container: Inspected, people: People, trusted_labels: Sequence[str]) 
     for path in folders_of(container):
         uid = people.folders.get(path)
         if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:
-            yield Hint(people.by_uid[uid], Trust.GOOD, f"{_shown(path)} belongs to {people.by_uid[uid]}")
+            mounted = any(_overlap(path, source) for source in _bind_sources(container))
+            trust, how = (Trust.GOOD, "") if mounted else (Trust.WEAK, ", which only a label names")
+            yield Hint(people.by_uid[uid], trust, f"{_shown(path)} belongs to {people.by_uid[uid]}{how}")
     named = _NAMED.fullmatch(container.plain_name)
     if named and (number := _number(named.group(1))) is not None:
         yield _uid(number, people, "its name ends in the uid")

@@ -113,6 +113,15 @@ def test_who_is_restarted_during_the_engines_stop_keeps_its_policy() -> None:
     assert policy_of(fake) == "always"
 
 
+def test_who_was_restarted_just_before_the_engines_stop_is_started_again() -> None:
+    """The engine stops whatever runs under that id; the user's new run was not meant."""
+    fake = FakeEngine(told(host=ALWAYS))
+    fake.before = lambda call: fake.restart(ID) if call == STOP else None
+    assert isinstance(stop(fake, seen(told(host=ALWAYS))), Changed)
+    assert fake.acts()[:3] == [UPDATE, f"{STOP}?t=20", f"POST /containers/{ID}/start"]
+    assert policy_of(fake) == "always"
+
+
 def test_who_could_not_be_stopped_keeps_its_policy() -> None:
     fake = FakeEngine(told(host=ALWAYS))
     fake.answers[STOP] = (500, '{"message": "cannot kill container"}')

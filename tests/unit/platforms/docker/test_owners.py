@@ -49,15 +49,27 @@ def test_a_label_counts_with_a_sign_beside_it() -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"labels": {"devcontainer.local_folder": "/home/ann/x"}},
-        {"labels": {"com.docker.compose.project.config_files": "/srv/data,/home/ann/x"}},
+        {"labels": {"devcontainer.local_folder": "/home/ann/x"}, "mounts": bind("/home/ann/x")},
         {"mounts": bind("/home/ann/x")},
     ],
 )
-def test_a_folder_in_a_home_is_good_evidence(parts: dict[str, Any]) -> None:
+def test_a_mounted_folder_in_a_home_is_good_evidence(parts: dict[str, Any]) -> None:
     found = whose(**parts)
     assert (found.owner, found.verified) == ("ann", True)
     assert found.evidence == ("/home/ann/x belongs to ann",)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"devcontainer.local_folder": "/home/ann/x"},
+        {"com.docker.compose.project.config_files": "/srv/data,/home/ann/x"},
+    ],
+)
+def test_a_folder_that_only_a_label_names_tells_the_owner_and_wins_no_time(labels: dict[str, str]) -> None:
+    found = whose(labels=labels)
+    assert (found.owner, found.verified, found.only_claimed) == ("ann", False, False)
+    assert found.evidence == ("/home/ann/x belongs to ann, which only a label names",)
 
 
 def test_somebody_elses_name_on_ones_own_folder_is_a_conflict() -> None:
