@@ -231,3 +231,11 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
 def test_output_for_a_pipe_has_no_colour(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     assert "\x1b" not in fleet.run("plan").out + fleet.run("--help").out
+
+
+def test_who_narrows_to_nothing_is_told_so(fleet: Fleet) -> None:
+    """A misspelt owner must not read as "nothing is due"."""
+    fleet.ended("old", days=2)
+    ran = fleet.run("plan", "--owner", "nobody-of-that-name")
+    assert ran.code == 0
+    assert "Nothing fits what you narrowed it to" in ran.err

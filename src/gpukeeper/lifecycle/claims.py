@@ -139,7 +139,7 @@ def next_event(decision: Decision, now: datetime, offers: Offers | None = None) 
         return f"{decision.action} at the next pass: {decision.reason}"
     match decision.verdict:
         case Verdict.WAIT if decision.due is not None and decision.due > now:
-            return f"{decision.rule} in {in_words(decision.due - now)}: {decision.reason}"
+            return f"nothing for {in_words(decision.due - now)}, then {decision.rule}: {decision.reason}"
         case Verdict.REPORT:
             return f"reported only: {decision.reason}"
         case Verdict.SILENT:
@@ -302,7 +302,7 @@ def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iter
                 yield Finding(kind="bare", about=(subject.ref, *(s.ref for s in claiming)), words=words)
             others = [s for s in claiming if s.owner != subject.owner]
             if how is How.KEPT and others:
-                words = f"{name} is kept for {_one(subject)} after its stop, and {_all(others)} runs on it"
+                words = f"{name} is kept for {_one(subject)} after its stop, and in use by {_all(others)}"
                 yield Finding(kind="duplicate", about=(subject.ref, *(s.ref for s in others)), words=words)
 
 

@@ -25,7 +25,7 @@ def with_labels(bed: DockerBed, tag: str, *labels: str) -> str:
 
 
 def test_a_label_that_names_somebody_else_is_only_a_claim(docker: DockerBed) -> None:
-    """It gives neither that person's longer limits nor a class of its own."""
+    """C12.1: it gives neither that person's longer limits nor a class of its own."""
     generous = {"friends": {"members": [SOMEBODY_ELSE], "max_runtime": "1000h"}}
     docker.run(
         "spoofed", gpus=[0], labels={"ds01.user": SOMEBODY_ELSE, "ds01.managed": "true"}, cmd=programs.trapping_shell()
@@ -131,6 +131,7 @@ def test_a_user_whom_this_machine_does_not_know_is_reported(docker: DockerBed) -
 
 
 def test_words_in_labels_do_not_drive_the_admins_terminal(docker: DockerBed) -> None:
+    """C12.4: labels are data."""
     docker.run("evil", gpus=[0], labels={"ds01.user": "x\x1b]0;owned\x07\x1b[2J", **MINE})
     for command in (["observe"], ["explain", "evil"]):
         ran = docker.gpukeeper(*command, policy=policy())

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.ledger.export import FIELDS, csv_lines, event_type, json_lines
+from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import Checkpoint, Complaint, Event
+from gpukeeper.model.event import Checkpoint, Complaint, Event, GpuChecked
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Memory
 from tests.unit.ledger.examples import EVAL, EVERY_TYPE, NOW, TRAIN, closed, noticed, passed
@@ -46,6 +47,15 @@ def test_a_line_has_the_fields_other_programs_expect() -> None:
     assert found["details"]["reason"] == "idle for 31m"
     assert exported(passed())["source"] == "gpukeeper/docker/node-3"
     assert exported(Complaint(at=NOW, what="x"))["user"] == ""
+
+
+@pytest.mark.parametrize("result", list(CheckResult))
+def test_what_became_of_a_gpu_is_exported_by_its_old_name(result: CheckResult) -> None:
+    """C11.3"""
+    gpu = Ref("host", "node-3", "gpu", "GPU-0", "GPU-0")
+    found = exported(GpuChecked(at=NOW, ref=gpu, result=result, reason="memory is back", workload="docker/node-3/eval"))
+    assert found["event_type"] == "gpu.health_check"
+    assert (found["details"]["result"], found["details"]["reason"]) == (result.value, "memory is back")
 
 
 @pytest.mark.parametrize(

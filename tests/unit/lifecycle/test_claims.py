@@ -189,7 +189,7 @@ def decided(action: Action = Action.KEEP, verdict: Verdict = Verdict.WAIT, **mor
 @pytest.mark.parametrize(
     ("decision", "begins"),
     [
-        (decided(due=NOW + 14 * MINUTE), "idle in 14m: idle for 10m"),
+        (decided(due=NOW + 14 * MINUTE), "nothing for 14m, then idle: idle for 10m"),
         (decided(verdict=Verdict.REPORT), "reported only: idle"),
         (decided(verdict=Verdict.UNKNOWN), "kept: idle"),
         (decided(verdict=Verdict.PROTECT, due=NOW + HOUR), "kept: idle"),
@@ -310,7 +310,7 @@ def test_a_new_tenant_on_what_is_kept_for_another_owner_is_found() -> None:
     ((kind, words),) = found(kept, named("theirs", "GPU-0", owner="bob"))
     assert kind == "duplicate"
     assert (
-        "GPU-0 is kept for docker/node-3/mine (ann) after its stop, and docker/node-3/theirs (bob) runs on it" in words
+        "GPU-0 is kept for docker/node-3/mine (ann) after its stop, and in use by docker/node-3/theirs (bob)" in words
     )
     assert found(kept, named("next", "GPU-0")) == []  # the owner's own
 

@@ -61,7 +61,7 @@ def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, q
     show.table([show.decision_row(d) for d in [*due, *told]])
     if not quiet:
         say_the_rest(session, reports)
-        say(_sentence(session, due, others))
+        say(_sentence(session, reports, due, others))
 
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
@@ -82,11 +82,13 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
 
 
-def _sentence(session: Session, due: list[Decision], others: list[Decision]) -> str:
+def _sentence(session: Session, reports: list[PassReport], due: list[Decision], others: list[Decision]) -> str:
     from gpukeeper.interfaces.terminal import show
 
     policy = session.loaded.policy
     count = f"{len(due)} due" if due else "Nothing is due"
+    if not due and not others and any(report.survey.seen for report in reports):
+        count = "Nothing fits what you narrowed it to"
     tail = f"Policy: {session.loaded.source} ({policy.preset}, mode {policy.mode})."
     acts = ""
     if due:

@@ -42,6 +42,7 @@ def test_a_label_that_only_the_wrapper_can_set_is_believed() -> None:
 
 
 def test_a_label_counts_with_a_sign_beside_it() -> None:
+    """C12.1"""
     found = whose(labels={"aime.mlc.USER": "ann"}, config={"User": "1001:1001"})
     assert (found.owner, found.verified, found.only_claimed) == ("ann", False, False)
 
