@@ -64,6 +64,22 @@ def is_there(bed: DockerBed, name: str) -> bool:
     return bed.api.call("GET", f"/images/{name}/json").ok
 
 
+def test_a_container_that_came_and_went_between_two_looks_used_its_image(docker: DockerBed) -> None:
+    """No list ever showed it; only the engine's events did."""
+    image(docker, "nightly:1")
+    bench = Bench(docker, images=UNUSED)
+    bench.again()
+    bench.later(minutes=90)
+    docker.create("short", image="nightly:1")
+    docker.remove_container("short")
+    bench.platform.records.forget()  # what a daemon hears at once, a command reads when it begins
+    bench.again()
+    assert is_there(docker, "nightly:1")
+    bench.later(hours=2)
+    bench.again()
+    assert not is_there(docker, "nightly:1")
+
+
 def test_an_unused_image_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
     image(docker, "left:1")
     bench = Bench(docker)

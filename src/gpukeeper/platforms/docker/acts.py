@@ -23,9 +23,7 @@ from gpukeeper.platforms.docker.translate import incarnation, state_of, version
 from gpukeeper.platforms.docker.wire import ImageInspected, Inspected, Made
 
 Answer = Accepted | Changed | Refused | Unknown
-FIRST_PROCESS = timedelta(
-    seconds=10
-)  # at least this long between the stop signal and the end, as the engine itself does
+FIRST_PROCESS = timedelta(seconds=10)  # between the stop signal and the end at least, as the engine itself gives
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it gives up
 RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between looks: a restart is a stop first, and a start a moment later
 NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
@@ -57,17 +55,20 @@ class Acts:
                 await self._give_back_policy(container)
             raise
         waited = timedelta(seconds=asyncio.get_running_loop().time() - began)
-        again = await self._same(fresh)
-        if not isinstance(again, Inspected):
+        now = await self._same(fresh)
+        if not isinstance(now, Inspected):
             if revives:
                 await self._give_back_policy(container)
-            return again
+            return now
         answer: Answer = Accepted()
-        if state_of(again) in (State.RUNNING, State.PAUSED):
+        if state_of(now) in (State.RUNNING, State.PAUSED):
             answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
             if isinstance(answer, Accepted) and await self._hit_another_run(container):
-                await self._engine_start(container.id)
-                answer = Changed("somebody started it anew at that very moment; it was started again")
+                again = await self._engine_start(container.id)
+                done = (
+                    "it was started again" if isinstance(again, Accepted) else f"starting it again failed: {again.why}"
+                )
+                answer = Changed(f"somebody started it anew at that very moment and our stop hit that run; {done}")
         # Otherwise it ended meanwhile, and a stop could only hit whoever is just starting it again.
         if revives:
             await self._undo_if_it_runs(container, answer)

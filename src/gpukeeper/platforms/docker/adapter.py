@@ -98,7 +98,7 @@ class DockerPlatform:
             proc=proc,
         )
         self._captures = Captures(engine, clock)
-        self._leftovers = Leftovers(engine, clock, self._at, cache=cache)
+        self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=cache)
         self._acts = Acts(engine, self.records, self._holders)
         self._left_since: dict[str, datetime] = {}  # by container: when something was first seen left behind by it
 

@@ -67,9 +67,9 @@ class Captures:
             if set(what) - {"manifest"}:
                 files |= await self._written(container.id)
         except EngineError as error:
-            if error.status == NOT_FOUND:
-                return NothingToCapture("it no longer exists")
-            return Unknown(str(error))
+            # A log or list that is not offered is no word about the container itself.
+            gone = error.says_gone and archive.MANIFEST not in files
+            return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         return Evidence(files)

@@ -14,6 +14,12 @@ class EngineError(PlatformError):
         super().__init__(f"the engine answered {status}: {words}")
         self.status, self.words = status, words
 
+    @property
+    def says_gone(self) -> bool:
+        """Its own words for it. Any other 404 (a page that is not there, a proxy) proves nothing."""
+        said = self.words.lower()
+        return self.status == NOT_FOUND and ("no such" in said or "not known" in said)
+
 
 class EngineSilent(PlatformError):
     """The engine did not answer, or not in time. What was asked of it may have happened."""

@@ -15,6 +15,7 @@ from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import At, cache_subject, image_subject
 from gpukeeper.platforms.docker.wire import DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
 
@@ -26,8 +27,8 @@ FILTERED = (1, 39)  # before this version the engine ignores the filters and rem
 class Leftovers:
     """`cache`: whether the policy wants to know of the builder's cache; listing it makes the engine walk its disk."""
 
-    def __init__(self, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
-        self._engine, self._clock, self._at, self.cache = engine, clock, at, cache
+    def __init__(self, records: Records, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
+        self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
 
     async def observe(self, used: Counter[str]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
@@ -35,7 +36,7 @@ class Leftovers:
         unseen: list[Unseen] = []
         try:
             images = await self._engine.get("/images/json", list[ImageListed], deadline=SLOW)
-            subjects += [image_subject(image, used[image.id], None, self._at()) for image in images]
+            subjects += [self._image(image, used[image.id], None) for image in images]
         except (EngineError, EngineSilent) as problem:
             unseen.append(Unseen("images", str(problem)))
         if self.cache:
@@ -51,7 +52,7 @@ class Leftovers:
             containers = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
             usage = await self._usage()
         except EngineError as error:
-            return Gone(ref, self._clock.now()) if error.status == NOT_FOUND else Unknown(str(error))
+            return Gone(ref, self._clock.now()) if error.says_gone else Unknown(str(error))
         except EngineSilent as silent:
             return Unknown(str(silent))
         if image.id != ref.uid:
@@ -60,7 +61,11 @@ class Leftovers:
         measured = next((one for one in usage.images or () if one.id == image.id), None)
         listed = measured or ImageListed(image.id, image.repo_tags, image.repo_digests, size=image.size)
         used_by = sum(one.image_id == image.id for one in containers)
-        return image_subject(listed, used_by, when(image.metadata.last_tag_time), self._at())
+        return self._image(listed, used_by, when(image.metadata.last_tag_time))
+
+    def _image(self, image: ImageListed, used_by: int, tagged: datetime | Unknown | None) -> Subject:
+        heard = self._records.image_used_at(image.id, image.repo_tags or ())
+        return image_subject(image, used_by, tagged, heard, self._at())
 
     async def look_at_cache(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
@@ -77,8 +82,9 @@ class Leftovers:
             return Changed("it is gone")
         if isinstance(again, Unknown):
             return again
-        if again.in_use or again.seen.version != fresh.seen.version:
-            return Changed("it is in use, or its names changed")
+        seen = (again.seen.incarnation, again.seen.version)
+        if again.in_use or seen != (fresh.seen.incarnation, fresh.seen.version):
+            return Changed("it is in use or was used meanwhile, or its names changed")
         try:
             await self._engine.delete(f"/images/{part(fresh.ref.uid)}", force=False, noprune=True)
         except EngineError as error:

@@ -17,7 +17,7 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
-from gpukeeper.platforms.docker.errors import NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
 from gpukeeper.platforms.docker.translate import state_of
 from gpukeeper.platforms.docker.wire import EngineEvent, ImageInspected, Info, Inspected, Listed
 
@@ -30,6 +30,7 @@ HEARD = (
     *("create", "start", "die", "stop", "kill", "pause", "unpause", "destroy", "rename", "update", "oom", "restart"),
     *("tag", "untag", "pull", "delete", "import", "load"),
 )
+USES = frozenset({"create", "start", "die", "destroy", "tag", "pull", "import", "load"})  # of an image
 FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": list(HEARD)}
 
 
@@ -43,6 +44,7 @@ class Records:
         self._labels: dict[str, Mapping[str, str] | Unknown] = {}
         self._primed = False
         self._destroyed: dict[str, None] = {}
+        self._images_used: dict[str, datetime] = {}  # by whatever name an event called them
         self._missing: dict[str, Inspected] = {}  # not listed any more, and nobody said why
         self.hearing = False  # events come in, without a gap since everything was last asked about
         self.once_had: dict[str, Inspected] = {}  # containers that were here and are gone: what they left is theirs
@@ -71,7 +73,7 @@ class Records:
         try:
             found = await self._engine.get(f"/containers/{part(id_)}/json", Inspected)
         except EngineError as error:
-            if error.status == NOT_FOUND:
+            if error.says_gone:
                 return None
             self._changed.add(id_)
             return Unknown(str(error))
@@ -93,10 +95,14 @@ class Records:
 
     def hear(self, event: EngineEvent) -> None:
         id_, action = event.actor.id, event.action.partition(":")[0]
+        at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
+        used = event.actor.attributes.get("image", "") if event.type == "container" else id_
+        if used and action in USES:
+            self._images_used[used] = max(at, self._images_used.get(used, at))
+            _at_most(self._images_used, REMEMBERED)
         if event.type != "container":
             return
         self._changed.add(id_)
-        at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
         if action == "stop" or (action == "kill" and event.actor.attributes.get("signal") in ENDING_SIGNALS):
             # The signal, if one was heard: the word "stop" itself comes after the end.
             if action == "kill" or id_ not in self._stops:
@@ -112,6 +118,13 @@ class Records:
     def asked_to_stop(self, id_: str, at: datetime) -> None:
         """By us: its first process may leave by itself once the others are told to, and no event says why."""
         self._stops[id_] = at
+
+    def image_used_at(self, id_: str, names: Sequence[str]) -> datetime | None:
+        """When an event last spoke of it: of a container of it that may have come and gone between two looks, or of
+        the image itself being fetched or named."""
+        bare = id_.removeprefix("sha256:")
+        called = {id_, bare, bare[:12], *names, *(name.removesuffix(":latest") for name in names)}
+        return max((at for name in called if (at := self._images_used.get(name)) is not None), default=None)
 
     def stopped_at(self, id_: str) -> datetime | None:
         """When somebody last asked the engine to end it."""

@@ -249,22 +249,29 @@ def orphan_subject(
 # Images and the builder's cache
 
 
-def image_subject(image: ImageListed, used_by: int, last_tagged: datetime | Unknown | None, at: At) -> Subject:
-    """Its build date says nothing about its use, so it is only shown. `last_used`: when it was last given a name."""
+def image_subject(
+    image: ImageListed, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: At
+) -> Subject:
+    """Its build date says nothing about its use, so it is only shown. `last_used`: when it was last given a name, or
+    when an event spoke of it. Such a use begins a new incarnation, so that the ledger counts from it, too."""
+    last_used: datetime | Unknown | None = last_tagged
+    if heard is not None and not isinstance(last_tagged, Unknown):
+        last_used = max(heard, last_tagged or heard)
+    incarnation_ = image.id if heard is None else f"{image.id} {heard.isoformat()}"
     names = sorted(tag for tag in image.repo_tags or () if tag != "<none>:<none>")
     digests = sorted(one for one in image.repo_digests or () if not one.startswith("<none>"))
     short = image.id.removeprefix("sha256:")[:12]
     own = image.size - image.shared_size if image.shared_size >= 0 else image.size
     return Subject(
         seen=Seen(
-            at.ref(IMAGE, names[0] if names else f"untagged-{short}", image.id), image.id, " ".join(names), at.now
+            at.ref(IMAGE, names[0] if names else f"untagged-{short}", image.id), incarnation_, " ".join(names), at.now
         ),
         shape=Shape.IMAGE,
         state=State.RUNNING if used_by else State.ENDED,
         class_="image",
         created=_built(image.created),
         in_use=used_by > 0,
-        last_used=last_tagged,
+        last_used=last_used,
         size=own,
         labels={"names": " ".join(names), "digests": " ".join(digests), "used_by": str(used_by)},
     )

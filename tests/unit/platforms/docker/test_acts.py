@@ -281,7 +281,7 @@ def test_what_cannot_be_made_again_is_refused(evidence: Evidence | None) -> None
 def leftovers(fake: FakeEngine, what: Callable[[Leftovers], Awaitable[T]]) -> T:
     async def run() -> T:
         async with served(fake) as engine:
-            return await what(Leftovers(engine, StillClock(), lambda: AT, cache=True))
+            return await what(Leftovers(Records(engine), engine, StillClock(), lambda: AT, cache=True))
 
     return asyncio.run(run())
 
@@ -330,7 +330,7 @@ IMAGE = "sha256:" + "1" * 64
 
 def image(fake: FakeEngine) -> Any:
     fake.images[IMAGE] = {"Id": IMAGE, "RepoTags": ["lab:1"]}
-    fresh = image_subject(ImageListed(IMAGE, repo_tags=["lab:1"]), 0, None, AT)
+    fresh = image_subject(ImageListed(IMAGE, repo_tags=["lab:1"]), 0, None, None, AT)
     return leftovers(fake, lambda one: one.remove_image(fresh))
 
 

@@ -200,3 +200,11 @@ def test_events_that_are_refused_do_not() -> None:
 
 def test_what_is_gone_has_nothing_to_capture() -> None:
     assert isinstance(take(FakeEngine(), ("manifest",)), NothingToCapture)
+
+
+@pytest.mark.parametrize("what", ["logs", "changes"])
+def test_a_page_that_the_engine_does_not_have_is_no_word_about_the_container(what: str) -> None:
+    """Evidence first: it would be removed with nothing saved."""
+    fake = FakeEngine(told(state=ended()))
+    fake.answers[f"GET /containers/{ID}/{what}"] = (404, "page not found")
+    assert isinstance(take(fake, ("manifest", "logs")), Unknown)

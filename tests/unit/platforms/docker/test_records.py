@@ -19,6 +19,7 @@ from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 
 T = TypeVar("T")
 INSPECT = f"GET /containers/{ID}/json"
+IMAGE = "sha256:" + "7" * 64
 
 
 def play(fake: FakeEngine, what: Callable[[Records], Awaitable[T]], *, hasty: bool = False) -> T:
@@ -242,3 +243,26 @@ def test_an_image_is_in_use_though_its_container_is_stuck() -> None:
         return records.images_in_use()[told()["Image"]]
 
     assert play(fake, looks, hasty=True) == 1
+
+
+@pytest.mark.parametrize("words", ["page not found", "<html>404</html>", "not here"])
+def test_a_404_without_the_engines_own_words_proves_nothing(words: str) -> None:
+    fake = FakeEngine(told())
+    fake.answers[INSPECT] = (404, words)
+
+    async def look(records: Records) -> object:
+        return await records.inspect(ID)
+
+    assert isinstance(play(fake, look), Unknown)
+
+
+@pytest.mark.parametrize("called", ["lab:1", "lab", IMAGE, IMAGE.removeprefix("sha256:")[:12]])
+def test_a_container_that_came_and_went_used_its_image(called: str) -> None:
+    async def told_of(records: Records) -> tuple[object, object]:
+        before = records.image_used_at(IMAGE, ["lab:1", "lab:latest"])
+        hear(records, ID, "die", image=called)
+        return before, records.image_used_at(IMAGE, ["lab:1", "lab:latest"])
+
+    before, after = play(FakeEngine(), told_of)
+    assert before is None
+    assert after is not None

@@ -290,17 +290,17 @@ def test_a_container_that_goes_when_stopped_says_so() -> None:
 
 @pytest.mark.parametrize("created", [-62135596800, 0, 1794726490])
 def test_the_date_of_an_image(created: int) -> None:
-    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, AT).created, datetime)
+    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, None, AT).created, datetime)
 
 
 @pytest.mark.parametrize("created", [-62167219200, 2**62, -(2**62)])
 def test_a_date_that_cannot_be_is_unknown(created: int) -> None:
     """Whoever builds an image writes its date."""
-    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, AT).created, Unknown)
+    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, None, AT).created, Unknown)
 
 
 def test_an_image_that_a_container_was_made_from_is_in_use() -> None:
-    assert image_subject(ImageListed("sha256:a"), 1, None, AT).in_use is True
-    unused = image_subject(ImageListed("sha256:a", repo_tags=["<none>:<none>"]), 0, None, AT)
+    assert image_subject(ImageListed("sha256:a"), 1, None, None, AT).in_use is True
+    unused = image_subject(ImageListed("sha256:a", repo_tags=["<none>:<none>"]), 0, None, None, AT)
     assert unused.in_use is False
     assert unused.ref.name == "untagged-a"
