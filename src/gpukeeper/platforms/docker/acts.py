@@ -12,6 +12,7 @@ import msgspec
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.signals import Target, terminate
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -50,7 +51,7 @@ class Acts:
         began = asyncio.get_running_loop().time()
         try:
             await self._end_gpu_processes(container, grace)
-        except asyncio.CancelledError:  # we are told to end ourselves; it goes on as it was
+        except (asyncio.CancelledError, PlatformError):  # we are told to end, or cannot look: it goes on as it was
             if revives:
                 await self._give_back_policy(container)
             raise

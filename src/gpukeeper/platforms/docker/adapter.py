@@ -328,7 +328,13 @@ class DockerPlatform:
         return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
 
     async def _holders(self, container: Inspected) -> Sequence[Holder]:
-        return holders_of(container, await self._around.look(), self._proc) if self._engine.local else ()
+        """Those who must be told before a stop. PlatformError: nobody could look, so nothing is stopped."""
+        if not self._engine.local:
+            return ()
+        around = await self._around.look()
+        if around.blind is not None:
+            raise PlatformError(f"who holds its GPUs is not known: {around.blind}")
+        return holders_of(container, around, self._proc)
 
     async def _subject(self, container: Inspected, around: Around) -> Subject:
         return translate.container_subject(container, await self._around.facts(container, around), self._at())

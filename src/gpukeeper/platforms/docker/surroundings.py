@@ -40,6 +40,7 @@ class Around(msgspec.Struct, frozen=True):
     gpus: Gpus
     holders: Mapping[str, tuple[Holder, ...]]
     mig_minors: Mapping[int, tuple[int, int, int]] = {}
+    blind: str | None = None  # why nobody could look who holds a GPU
 
     def held(self, container: str) -> tuple[str, ...]:
         """Uuids its processes have open. A node the driver has no name for is left out: it may be a control node."""
@@ -87,12 +88,15 @@ class Surroundings:
             return Around(ELSEWHERE, {})
         gpus = await self._inventory()
         found: dict[str, tuple[Holder, ...]] = {}
+        blind = None
         if gpus != ():  # without a driver nobody can hold a GPU
-            for holder in await self._scan():
+            scanned = await self._scan()
+            blind = scanned.why if isinstance(scanned, Unknown) else None
+            for holder in () if isinstance(scanned, Unknown) else scanned:
                 # Under every id: where one engine runs inside another, either may be the one that is asked.
                 for id_ in container_ids(holder, self._proc):
                     found[id_] = (*found.get(id_, ()), holder)
-        return Around(gpus, found, holders.mig_minors(self._proc))
+        return Around(gpus, found, holders.mig_minors(self._proc), blind)
 
     async def facts(self, container: Inspected, around: Around) -> Facts:
         asks = asked(container, self._records.info.default_runtime)
@@ -140,11 +144,14 @@ class Surroundings:
     async def _inherited(self, container: Inspected) -> Mapping[str, str] | Unknown:
         return await self._records.image_labels(container.image) if container.labels else {}
 
-    async def _scan(self) -> tuple[Holder, ...]:
+    async def _scan(self) -> tuple[Holder, ...] | Unknown:
+        """Without it what a container asked for still counts; but nobody is stopped whose jobs would get no word."""
         try:
             return (await in_thread(lambda: holders.scan(self._proc), SCAN)).found
-        except (TimeoutError, OSError):
-            return ()  # what it asked for still counts; nobody is taken for free
+        except TimeoutError:
+            return Unknown("the machine's processes could not be looked through in time")
+        except OSError as error:
+            return Unknown(f"the machine's processes could not be looked through: {error.strerror}")
 
     async def _kept_alive(self, container: Inspected) -> bool | Unknown | None:
         if not self._local:

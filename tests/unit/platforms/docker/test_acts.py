@@ -13,6 +13,7 @@ import pytest
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
@@ -119,6 +120,18 @@ def test_who_was_restarted_just_before_the_engines_stop_is_started_again() -> No
     fake.before = lambda call: fake.restart(ID) if call == STOP else None
     assert isinstance(stop(fake, seen(told(host=ALWAYS))), Changed)
     assert fake.acts()[:3] == [UPDATE, f"{STOP}?t=20", f"POST /containers/{ID}/start"]
+    assert policy_of(fake) == "always"
+
+
+def test_nobody_is_stopped_whose_jobs_could_not_be_told() -> None:
+    fake = FakeEngine(told(host=ALWAYS))
+
+    async def blind(_container: Inspected) -> Sequence[Holder]:
+        raise PlatformError("who holds its GPUs is not known")
+
+    with pytest.raises(PlatformError):
+        stop(fake, seen(told(host=ALWAYS)), blind)
+    assert fake.acts() == [UPDATE, UPDATE]
     assert policy_of(fake) == "always"
 
 
