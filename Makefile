@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?=
 HOURS ?= 1
 
-.PHONY: run install demo test check format bench simulate clean help
+.PHONY: run install demo test check format bench simulate kube clean help
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -39,6 +39,9 @@ bench: $(VENV)/.installed-dev ## make bench NAME=decisions; without NAME: the li
 
 simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SEED=n repeats one
 	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEED),--seed $(SEED))
+
+kube: ## the Kubernetes that tests run, built once outside the repository (Go, 20 minutes)
+	@tests/real/kube/build.sh
 
 clean: ## the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,7 +7,17 @@ import inspect
 import sys
 from types import ModuleType
 
-NAMES = ("decisions", "plan", "startup", "simulation", "ledger", "docker-plan", "docker-idle", "docker-outcome")
+NAMES = (
+    "decisions",
+    "plan",
+    "startup",
+    "simulation",
+    "ledger",
+    "docker-plan",
+    "docker-idle",
+    "docker-outcome",
+    "kubernetes-scan",
+)
 
 
 def main(arguments: list[str]) -> int:

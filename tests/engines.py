@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.kube import binaries
+
 HOW = {
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
     "gpu": "needs an NVIDIA GPU with its driver loaded: run the tests on a GPU machine",
+    "kubelet": (
+        "needs root, `make kube`, containerd and CNI plugins: apt-get install docker.io containernetworking-plugins "
+        "busybox-static, run as root"
+    ),
+    "kubernetes": "needs a control plane of its own: `make kube` builds it (Go, 20 minutes, once); openssl",
     "podman": "needs root and podman: apt-get install podman busybox-static, run as root",
+    "prometheus": "needs a Prometheus of its own: apt-get install prometheus (its service may stay stopped)",
+    "promtool": "needs promtool: apt-get install prometheus",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
 
@@ -39,5 +48,29 @@ def has_podman() -> bool:
     return _root_with("podman", "busybox", "setpriv")
 
 
+def has_kube() -> bool:
+    """The programs of a private control plane and its controllers; nobody's own cluster is used unless named."""
+    return not binaries.missing(*binaries.PLANE, *binaries.CONTROLLERS) and _has("openssl", "setpriv")
+
+
+def has_kubelet() -> bool:
+    """What a real node needs besides."""
+    there = has_kube() and not binaries.missing(*binaries.NODE) and binaries.cni_plugins() is not None
+    return there and _root_with("containerd", "ctr", "runc", "busybox", "ip")
+
+
+def has_prometheus() -> bool:
+    """The programs for a private one; a Prometheus that runs on this machine is never asked."""
+    return _has("prometheus", "promtool", "setpriv")
+
+
+def has_promtool() -> bool:
+    return _has("promtool")
+
+
+def _has(*programs: str) -> bool:
+    return all(shutil.which(program) for program in programs)
+
+
 def _root_with(*programs: str) -> bool:
-    return os.geteuid() == 0 and all(shutil.which(program) for program in programs)
+    return os.geteuid() == 0 and _has(*programs)

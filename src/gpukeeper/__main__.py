@@ -1,4 +1,4 @@
-"""The program: the command line with the daemon's verb, put together here because neither knows the other."""
+"""The program: the command line with the verbs of daemon and operator, put together here because none knows another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import sys
 
 from gpukeeper.interfaces.cli.main import app, run_app
 from gpukeeper.interfaces.daemon.command import serve
+from gpukeeper.interfaces.operator.command import operator
 
 app.command("serve")(serve)
+app.command("operator")(operator)
 
 
 def run() -> None:

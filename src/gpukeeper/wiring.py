@@ -6,7 +6,7 @@ import asyncio
 import os
 import pwd
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 from gpukeeper.config.load import Loaded, load_policy, load_text
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
+from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Meter, Platform
@@ -35,6 +36,8 @@ from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.kubernetes import connect as kubernetes
+from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.simulated import week
 from gpukeeper.platforms.simulated.folder import FolderPlatform
@@ -143,6 +146,8 @@ def reload_policy(session: Session, policy: Path | None) -> None:
         for one in session.keeper.platforms:
             if isinstance(one, DockerPlatform):
                 one.follow(**_docker_settings(loaded))
+            elif isinstance(one, KubernetesPlatform):
+                one.follow(loaded.policy)
 
 
 def user_name(uid: int) -> str:
@@ -161,12 +166,15 @@ def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:
         if engine is None
         else Reach("docker", hostname() if engine.startswith("unix://") else engine, True, f"at {engine}")
     )
-    for name, find in (("kubernetes", kubernetes.find), ("ray", ray.find)):
-        where = find(environ)
-        if where is None:
-            found.append(Reach(name, "", False, _NOT_FOUND[name]))
-        else:
-            found.append(Reach(name, where, False, f"found at {where}, but this version cannot look at it yet"))
+    config = kubernetes.find(environ)
+    found.append(
+        Reach("kubernetes", "", False, _NOT_FOUND["kubernetes"])
+        if config is None
+        else Reach("kubernetes", config, True, f"by {config}")
+    )
+    where = ray.find(environ)
+    why = _NOT_FOUND["ray"] if where is None else f"found at {where}, but this version cannot look at it yet"
+    found.append(Reach("ray", where or "", False, why))
     return found
 
 
@@ -184,6 +192,10 @@ def _meter(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) 
     usage = GpuUsage(clock, exporter=loaded.policy.gpu.dcgm)
     meters: list[Meter] = [CounterMeter("host", clock, host_meter.count)]
     here = ["host"]
+    settings = loaded.policy.kubernetes
+    if settings.prometheus is not None or settings.exporters:
+        source = None if settings.prometheus is None else Prometheus(settings.prometheus)
+        meters.append(ClusterMeter(clock, prometheus=source, exporters=settings.exporters))
     for one in platforms:
         if isinstance(one, DockerPlatform) and one.local:
             meters.append(CounterMeter("docker", clock, partial(docker_meter.count, records=one.records)))
@@ -201,20 +213,32 @@ def _platforms(
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
         platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
-    host = HostPlatform(hostname(), loaded.policy.temporary, clock)
+    found: list[Platform] = [HostPlatform(hostname(), loaded.policy.temporary, clock)]
+    reaches = discover(environ)
     address = docker.find(environ)
-    if address is None:
-        return (host,), discover(environ)
-    engine = docker.Engine(address, environ)
-    place = hostname() if engine.local else engine.host
-    docker_host = DockerPlatform(
-        engine,
-        place,
-        clock,
-        gpus.inventory,
-        **_docker_settings(loaded),
-    )
-    return (host, docker_host), discover(environ)
+    if address is not None:
+        engine = docker.Engine(address, environ)
+        place = hostname() if engine.local else engine.host
+        found.append(DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded)))
+    cluster = _cluster(loaded, environ, reaches)
+    if cluster is not None:
+        found.append(KubernetesPlatform(cluster, clock, loaded.policy))
+    return tuple(found), reaches
+
+
+def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -> kubernetes.Cluster | None:
+    """A kubeconfig that cannot be used is said, and stops nobody who looks at something else."""
+    if kubernetes.find(environ) is None:
+        return None
+    settings = loaded.policy.kubernetes
+    at = next(number for number, one in enumerate(reaches) if one.platform == "kubernetes")
+    try:
+        cluster = kubernetes.Cluster.from_environment(environ, settings.context, settings.requests, settings.burst)
+    except UsageError as problem:
+        reaches[at] = replace(reaches[at], reachable=False, why=str(problem))
+        return None
+    reaches[at] = replace(reaches[at], place=cluster.place)
+    return cluster
 
 
 def _docker_settings(loaded: Loaded) -> DockerSettings:

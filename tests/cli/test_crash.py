@@ -28,7 +28,7 @@ def test_killed_in_the_middle_of_apply(fleet: Fleet, moment: str, found: str) ->
     (settled,) = again.json()["places"][0]["settled"]
     assert settled["step"] == intents[1]["step"]
     assert settled["result"] == found
-    assert "after an interruption" in settled["reason"]
+    assert "at a later look" in settled["reason"]
     _nothing_twice_and_every_removal_recorded(fleet)
 
 

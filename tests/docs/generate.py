@@ -57,6 +57,7 @@ described in [JSON documents](json.md). With `gpukeeper VERB --help` every verb 
 _EXIT_CODES = {
     "apply": {3: "some was deferred, failed or could not be seen", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
+    "operator": {11: "another one, or `serve`, uses this ledger"},
     "plan": {4: "something is due, with `--exit-code`"},
     "serve": {11: "another daemon serves here"},
     "stop-all": {3: "some were not stopped, or could not be seen"},

@@ -50,6 +50,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         keep_alive=file.holds.keep_alive,
         capture=_value(model.Capture, file.capture),
         gpu=_value(model.GpuSettings, file.gpu),
+        kubernetes=_value(model.KubernetesSettings, file.kubernetes),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
     )

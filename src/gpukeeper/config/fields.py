@@ -98,6 +98,15 @@ def _read_count(value: object) -> int:
 Count = Annotated[int, *_kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
 
 
+def _read_rate(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError(f"{units.shown(value)} is not a number above 0. Write it like 20.")
+    return float(value)
+
+
+Rate = Annotated[float, *_kind(_read_rate, float, {"type": "number", "exclusiveMinimum": 0, "x-kind": "number"})]
+
+
 def _read_amount(value: object) -> Amount:
     """20, 10%, or {count: 20, share: 10%}: then the smaller of the two holds."""
     if isinstance(value, dict) and value and set(value) <= {"count", "share"}:

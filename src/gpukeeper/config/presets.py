@@ -21,7 +21,7 @@ BUILT_IN: dict[str, Any] = {
         # Somebody's program on the machine itself: told of, never touched.
         "bare": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
         # On a cluster idle work is reported, not stopped, until a site's own class says otherwise.
-        "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
+        "cluster": {"idle": "30m", "on_idle": "report", "max_runtime": "none", "never_started": "none"},
         "ray": {"idle": "30m", "on_idle": "report", "max_runtime": "none"},
     }
 }

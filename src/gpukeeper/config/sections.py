@@ -227,6 +227,25 @@ class Gpu(Section):
     dcgm: f.Address = about(_U.dcgm, "Where a DCGM exporter tells its metrics: http://localhost:9400/metrics.")
 
 
+_Q = model.KubernetesSettings()
+
+
+class Kubernetes(Section):
+    context: str | None = about(_Q.context, "Which context of the kubeconfig. Without it: the current one.")
+    requests: f.Rate = about(_Q.requests, "Requests per second to one cluster, whoever asks.")
+    burst: f.Count = about(_Q.burst, "That many at once.")
+    page: f.Count = about(_Q.page, "Objects in one page of a list; memory follows it.")
+    environments: dict[str, str] = about(
+        dict(_Q.environments), "Pattern of namespaces: their environment. The label gpukeeper.io/environment wins."
+    )
+    gitops: bool = about(_Q.gitops, "Also act on what a GitOps tool manages. It returns.")
+    release: list[str] = about(
+        list(_Q.release), "Finalizers that may be taken off when a removal is stuck and proven never to end by itself."
+    )
+    prometheus: f.Address = about(_Q.prometheus, "A Prometheus with DCGM metrics: http://prometheus:9090.")
+    exporters: list[str] = about(list(_Q.exporters), "Without a Prometheus: addresses of DCGM exporters.")
+
+
 _P = model.Policy()
 
 
@@ -279,5 +298,6 @@ class PolicyFile(Section):
     holds: Holds = about(Holds(), "How much a user may hold.")
     capture: Capture = about(Capture(), "Evidence, saved before anything is removed.")
     gpu: Gpu = about(Gpu(), "The GPUs of this machine: measuring them, and proving them clean after work ended.")
+    kubernetes: Kubernetes = about(Kubernetes(), "How clusters are looked at.")
     schedule: Schedule = about(Schedule(), "When passes happen.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")

@@ -58,7 +58,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
     """By uuid of the GPU and GPU instance. All or nothing: half an answer looks like GPUs that are not there."""
     try:
-        metrics = [metric for metric in parse(text) if metric.name in _FIELDS]
+        metrics = [metric for metric in parse(text) if metric.name in FIELDS]
     except ValueError as error:
         return Unknown(f"what the DCGM exporter says could not be read: {error}")
     found: dict[tuple[str, int | None], dict[str, float | int | Unknown]] = {}
@@ -68,7 +68,7 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
         if not metric.labels.get("UUID") or not (instance == "" or instance.isdecimal()):
             return Unknown(f"the DCGM exporter says of no known GPU: {metric.name} {dict(metric.labels)}")
         key = (metric.labels["UUID"], int(instance) if instance else None)
-        field, read = _FIELDS[metric.name]
+        field, read = FIELDS[metric.name]
         if field == "utilisation" and key[1] is not None:
             continue  # slices have none: a 0 there means "not supported"
         values = found.setdefault(key, {})
@@ -78,15 +78,19 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
 
 
 async def fetch(url: str, deadline: timedelta) -> dict[tuple[str, int | None], Exported] | Unknown:
+    text = await fetch_text(url, deadline)
+    return text if isinstance(text, Unknown) else read_dcgm(text)
+
+
+async def fetch_text(url: str, deadline: timedelta) -> str | Unknown:
     if not url.startswith(("http://", "https://")):
         return Unknown(f"{url!r} is no address of a DCGM exporter: it begins with neither http:// nor https://")
     try:
-        text = await in_thread(lambda: _download(url, deadline), deadline)
+        return await in_thread(lambda: _download(url, deadline), deadline)
     except TimeoutError:
         return Unknown(f"the DCGM exporter at {url} did not answer within {in_words(deadline)}")
     except (OSError, ValueError, http.client.HTTPException) as error:
         return Unknown(f"the DCGM exporter at {url} could not be asked: {error}")
-    return read_dcgm(text)
 
 
 def parse(text: str) -> Iterator[Metric]:
@@ -183,7 +187,7 @@ def _blank(value: float) -> Unknown:
     return Unknown(f"the DCGM exporter gave a blank ({value:.0f})")
 
 
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[float], float | int | Unknown]]]] = {
+FIELDS: Final[Mapping[str, tuple[str, Callable[[float], float | int | Unknown]]]] = {
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine", _ratio),
     "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": ("engine", _ratio),
     "DCGM_FI_DEV_GPU_UTIL": ("utilisation", _percent),

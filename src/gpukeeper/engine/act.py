@@ -35,10 +35,9 @@ async def take(
     keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int, hourly: int | None = None
 ) -> Closed:
     """One acting step from evidence to outcome. Whatever happens, exactly one outcome is written."""
-    if step.decision.action is not Action.TRIM:
-        problem = await _save_evidence(keeper, platform, step, book)
-        if problem is not None:
-            return await _close(keeper, step, *problem)
+    problem = await _save_evidence(keeper, platform, step, book)
+    if problem is not None:
+        return await _close(keeper, step, *problem)
     paused = await keeper.ledger.paused()
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
@@ -129,7 +128,7 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
-    ends = step.decision.action is Action.REMOVE or found.goes_when_stopped
+    ends = step.decision.action in (Action.REMOVE, Action.TRIM) or found.goes_when_stopped
     # Of what is only stopped, enough to bring it back as it was.
     taken = await platform.capture(found, book.policy.capture.what if ends else MANIFEST)
     name: str | Unknown = ""

@@ -37,6 +37,7 @@ LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have de
 RECENT = timedelta(hours=1)
 AT_SHUTDOWN = timedelta(seconds=5)
 _LIVE = (State.RUNNING, State.PAUSED)
+OF_THIS_MACHINE = ("GPU-", "MIG-")  # how a driver names them; a cluster only knows that a part of it asked for one
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
 
 
@@ -59,8 +60,11 @@ async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
+    here = tuple(one for one in found.devices if one.startswith(OF_THIS_MACHINE))
+    if not here:
+        return None
     like = ref if found.shape is Shape.WORKLOAD else await _a_workload(keeper, ref)
-    return GivenBack(ref, found.seen.incarnation, found.devices, like)
+    return GivenBack(ref, found.seen.incarnation, here, like)
 
 
 async def _a_workload(keeper: Keeper, remainder: Ref) -> Ref | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -13,7 +14,7 @@ from gpukeeper.model.decision import Action, Guard
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
 
-IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM})
+IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM, Action.RELEASE})
 
 
 @dataclass
@@ -31,8 +32,10 @@ class Keeper:
     in_vain: dict[str, datetime] = field(default_factory=dict)  # by key: when a step on it last came to nothing
     missing_since: dict[str, datetime] = field(default_factory=dict)  # by key: not listed since then
     patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
+    may_act: Callable[[], str | None] = lambda: None  # asked before each step; a sentence: not now
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
+    counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way

@@ -6,7 +6,7 @@ A hint or a timer only makes the next pass come sooner. What is done follows fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,10 +22,14 @@ from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
+SHORT_GAP = timedelta(milliseconds=200)  # the same where only what changed is looked at
+BLIND = timedelta(seconds=15)  # what could not be looked at is looked for again after this
+MANY = 500  # hints; with more of them a look at everything is cheaper
 MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
 MISSED = 3  # a pass is missed after this many intervals
 
@@ -72,42 +76,98 @@ async def watch(w: Watch) -> None:
     await finish(w.keeper)
 
 
+@dataclass
+class Agenda:
+    """What the next pass at a place looks at: everything, or just what changed or falls due."""
+
+    everything: bool = True
+    whole_at: float = 0.0  # steady time of the next look at everything, whatever happens
+    hinted: dict[str, Ref] = field(default_factory=dict)  # by key
+    due: dict[str, tuple[datetime, Ref]] = field(default_factory=dict)  # by key
+
+    def hint(self, ref: Ref | None, *, precise: bool) -> None:
+        if ref is None or not precise or len(self.hinted) >= MANY:
+            self.everything, self.hinted = True, {}
+        elif not self.everything:
+            self.hinted[ref.key] = ref
+
+    def take(self, now: datetime, steady: float, *, precise: bool) -> list[Ref] | None:
+        """What to look at now; None: everything."""
+        ripe = {key: ref for key, (due, ref) in self.due.items() if due <= now}
+        if not precise or self.everything or steady >= self.whole_at:
+            self.everything, self.hinted, self.due = False, {}, {}
+            return None
+        only, self.hinted = {**ripe, **self.hinted}, {}
+        for key in only:
+            self.due.pop(key, None)
+        return list(only.values())
+
+    def retry(self, steady: float, after: timedelta) -> None:
+        """A pass did not happen or could not see: everything again, before long."""
+        self.everything = True
+        self.whole_at = min(self.whole_at, steady + after.total_seconds())
+
+    def plan(self, report: PassReport) -> None:
+        """Timers for what this pass decided to wait for."""
+        for one in report.survey.decisions:
+            if one.verdict is Verdict.WAIT and one.due is not None:
+                self.due[one.seen.ref.key] = (one.due, one.seen.ref)
+
+
 async def _watch_place(w: Watch, platform: Platform) -> None:
     woken, ended = w.bell(), w.bell()
-    listener = asyncio.create_task(_listen(platform, woken))
+    agenda, steady = Agenda(), asyncio.get_running_loop().time
+    listener = asyncio.create_task(_listen(platform, agenda, woken))
     try:
         while not w.stop.is_set():
             woken.clear()
-            pause = await _pass(w, platform)
+            only = agenda.take(w.keeper.clock.now(), steady(), precise=platform.precise)
+            pause = await _pass(w, platform, agenda, only) if only != [] else timedelta()
             if listener.done():
                 listener.result()  # hints may end; an error in them is a bug and stops everything
-            await _wait(ended, GAP)
-            await _wait(woken, pause - GAP)
+            gap = GAP if only is None else SHORT_GAP
+            await _wait(ended, gap)
+            if only is None:
+                agenda.whole_at = steady() + pause.total_seconds() - gap.total_seconds()
+            await _wait(woken, _until_next(agenda, w.keeper.clock.now(), steady()))
     finally:
         listener.cancel()
         with suppress(asyncio.CancelledError):
             await listener
 
 
-async def _pass(w: Watch, platform: Platform) -> timedelta:
-    """One pass; returns how long to wait for the next."""
+def _until_next(agenda: Agenda, now: datetime, steady: float) -> timedelta:
+    whole = timedelta(seconds=max(agenda.whole_at - steady, 0.0))
+    return min([whole, *(due - now for due, _ in agenda.due.values())])
+
+
+async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
+    """One pass; returns how long to wait for the next look at everything."""
     book, place = w.book(), _place(platform)
     w.tick = book.policy.activity.tick
     every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
     try:
-        report = await reclaim(w.keeper, platform, book, act=act)
+        report = await reclaim(w.keeper, platform, book, act=act, only=only)
     except LeaseHeld:
+        agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
         await _complain(w, f"the pass on {place} did not happen: {problem}")
+        agenda.retry(asyncio.get_running_loop().time(), every)
         return every
     w.wall[place] = now  # only a pass that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
     w.missed.discard(place)
-    w.live[place] = report.survey.live
+    if only is None:
+        w.live[place] = report.survey.live
     w.on_report(report)
+    if platform.precise:
+        agenda.plan(report)
+        if only is not None and report.survey.unseen:
+            agenda.retry(w.finished[place], BLIND)
+        return every
     return next_look(report, w.keeper.clock.now(), every)
 
 
@@ -127,10 +187,11 @@ def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> boo
     return bool(next(CronSim(schedule.at, last.astimezone())) <= now.astimezone())
 
 
-async def _listen(platform: Platform, woken: asyncio.Event) -> None:
+async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> None:
     """Hints may end or fail; the timers go on without them."""
     with suppress(PlatformError):
-        async for _ in platform.wake():
+        async for ref in platform.wake():
+            agenda.hint(ref, precise=platform.precise)
             woken.set()
 
 

@@ -3,9 +3,11 @@ ledger does not know yet, a lease that begins included, are lines for the pass t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,22 +20,26 @@ from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import ACTING, Action, Decision, Unseen, Verdict, View
+from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.subject import Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-HOUR = timedelta(hours=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
 # Images and build cache come and go by the hundred: they say nothing of whether the world is whole, nor may many of
 # them raise a budget that is a share.
 _NOT_COUNTED = (Shape.DEVICE, Shape.IMAGE, Shape.CACHE)
+
+
+Record: TypeAlias = "Callable[[Survey, Sequence[Decision]], Awaitable[None]]"
 
 
 @dataclass(repr=False)
@@ -50,54 +56,131 @@ class Survey:
     seen: int = 0
     running: int = 0
     before: int = 0
+    whole: bool = True  # False: only what changed or fell due was looked at
+    vanished: int = 0
+    gone: list[Ref] = field(default_factory=list)  # of those a narrow look asked for: provably not there
+    counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
+    oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
 
     @property
     def due(self) -> list[Decision]:
         return [d for d in self.decisions if d.action is not Action.KEEP]
 
     def fleet(self, acts_last_hour: int, clock: str | None) -> Fleet:
-        vanished = sum(map(_counts, self.missing))
-        return Fleet(self.seen, self.running, self.before, vanished, acts_last_hour, clock)
+        return Fleet(self.seen, self.running, self.before, self.vanished, acts_last_hour, clock)
 
 
-async def survey(keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None) -> Survey:
-    """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted."""
-    found = Survey(platform, keeper.clock.now())
+async def survey(
+    keeper: Keeper,
+    platform: Platform,
+    book: Rulebook,
+    narrow: Narrow | None = None,
+    only: Sequence[Ref] | None = None,
+    record: Record | None = None,
+) -> Survey:
+    """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted.
+
+    `only`: just these are looked at; how much there is in all is taken from the last whole look. `record`: gets the
+    lines of each page, and then what needs no step is not kept, so that memory follows the page.
+    """
+    found = Survey(platform, keeper.clock.now(), whole=only is None)
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return found
-    present = await keeper.ledger.present(platform.name, platform.place)
-    before = {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
+    before = {} if only is not None else await _before(keeper, platform, book)
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.before = sum(map(_counts, before.values()))
-    claimed: set[str] = set()
-    devices: set[str] = set()
+    look = _Look(keeper, found, book, unsettled, narrow)
+    pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
     try:
-        async for page in platform.observe(scope):
+        async for page in pages:
             found.unseen += page.unseen
-            now = keeper.clock.now()
-            for view in await views(keeper, platform, page.subjects, book, found.lines, now):
-                subject = view.subject
+            made = await look.decide(page.subjects)
+            for subject in page.subjects:
                 before.pop(subject.ref.key, None)
-                if subject.shape is Shape.DEVICE:
-                    devices.add(subject.ref.uid)
-                _count(found, subject, claimed)
-                if may_be_idle(subject, book):
-                    found.live.append(subject)
-                decision = _offered(decide(view, book, now), platform)
-                found.lines += _begun(keeper, decision, now)
-                decision = _not_yet(keeper, decision, unsettled, now)
-                if narrow is None or narrow.fits(subject, now):
-                    found.decisions.append(decision)
+            if record is not None:
+                await record(found, made)
+                soon = keeper.clock.now() + 2 * book.policy.schedule.every
+                made = [d for d in made if _is_told(d, soon)]
+            found.decisions += made
     except PlatformError as problem:
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
+    if only is not None:
+        found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
+        return found
+    keeper.counted[platform.name, platform.place] = (found.seen, found.running)
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
-    share = await _claimed_share(keeper, claimed, devices)
+        found.vanished = await _vanished(keeper, platform, found.missing)
+    share = await _claimed_share(keeper, look.claimed, look.devices)
     if share is not None:
         _update_demand(keeper, platform, book, share, found.at)
     return found
+
+
+@dataclass
+class _Look:
+    """What the pages of one look have in common."""
+
+    keeper: Keeper
+    found: Survey
+    book: Rulebook
+    unsettled: set[str]
+    narrow: Narrow | None
+    claimed: set[str] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+
+    async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
+        """About one page of them. Adds to what was found on the way."""
+        keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
+        made = []
+        for view in await views(keeper, found.platform, subjects, book, found.lines, now):
+            subject = view.subject
+            if subject.shape is Shape.DEVICE:
+                self.devices.add(subject.ref.uid)
+            _count(found, subject, self.claimed)
+            _count_kind(found, subject, now)
+            if may_be_idle(subject, book):
+                found.live.append(subject)
+            decision = _offered(decide(view, book, now), found.platform)
+            found.lines += _begun(keeper, decision, now)
+            decision = _not_yet(keeper, decision, self.unsettled, now)
+            if self.narrow is None or self.narrow.fits(subject, now):
+                made.append(decision)
+        return made
+
+
+def _is_told(decision: Decision, soon: datetime) -> bool:
+    """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next whole look."""
+    if decision.verdict is Verdict.WAIT:
+        return decision.due is not None and decision.due < soon
+    return decision.action is not Action.KEEP or decision.verdict in (Verdict.REPORT, Verdict.UNKNOWN)
+
+
+async def _before(keeper: Keeper, platform: Platform, book: Rulebook) -> dict[str, Ref]:
+    present = await keeper.ledger.present(platform.name, platform.place)
+    return {key: ref for key, ref in present.items() if in_scope(book.policy, ref)}
+
+
+async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
+    """Just these, each by its uid, as if they had been listed."""
+    for ref in refs:
+        looked = await platform.look(ref)
+        if isinstance(looked, Gone):
+            found.gone.append(ref)
+        elif isinstance(looked, Unknown):
+            yield Snapshot(platform.name, platform.place, found.at, (), (Unseen(ref.path, looked.why),))
+        else:
+            yield Snapshot(platform.name, platform.place, looked.seen.at, (looked,))
+
+
+async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) -> int:
+    """How many are missing that ought to be there."""
+    if not platform.tidies:
+        return sum(map(_counts, missing))
+    memories = await keeper.ledger.memories([ref.key for ref in missing])
+    return sum(memories.get(ref.key, EMPTY).state != State.ENDED.value for ref in missing)
 
 
 async def views(
@@ -226,6 +309,20 @@ def _counts(ref: Ref) -> bool:
 def _is_strange(subject: Subject) -> bool:
     """A process that nothing ties to a workload of this place: another engine's, perhaps. Shown, and nothing else."""
     return subject.shape is Shape.ORPHAN and subject.proof is None
+
+
+def _count_kind(found: Survey, subject: Subject, now: datetime) -> None:
+    """For those who watch the watcher: how much of what is there, and for how long it has been over."""
+    if subject.shape is not Shape.WORKLOAD or subject.root is not None:
+        return
+    kind, ended = subject.ref.kind, subject.ended if subject.state is State.ENDED else None
+    state = "unknown" if isinstance(subject.state, Unknown) else subject.state.value
+    outcome = subject.outcome.value if isinstance(subject.outcome, Outcome) and state == State.ENDED.value else ""
+    age = ""
+    if isinstance(ended, datetime):
+        age = next((words for span, words in AGES if now - ended < span), OLDER)
+        found.oldest[kind] = min(ended, found.oldest.get(kind, ended))
+    found.counts[kind, state, outcome, age] += 1
 
 
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:

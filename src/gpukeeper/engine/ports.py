@@ -23,6 +23,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
@@ -50,6 +51,16 @@ class Platform(Protocol):
         """The verbs it offers. What is not here is reported, never done."""
         ...
 
+    @property
+    def precise(self) -> bool:
+        """Its hints name everything that may have changed, so that a pass may look at just that."""
+        ...
+
+    @property
+    def tidies(self) -> bool:
+        """It removes by itself what ended, so that the absence of such a thing is no sign of a broken world."""
+        ...
+
     def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Pages, so that memory follows the page."""
         ...
@@ -70,6 +81,10 @@ class Platform(Protocol):
 
     async def tell(self, subject: Subject, message: str) -> bool:
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
+        ...
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """What it is part of and made of, and what keeps it there. Looks only."""
         ...
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -16,8 +16,9 @@ from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Plan, Result
+from gpukeeper.model.decision import Action, Decision, Plan, Result
 from gpukeeper.model.event import Closed, GpuChecked, Passed, Vanished, WarningSent
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
@@ -72,20 +73,30 @@ async def reclaim(
     narrow: Narrow | None = None,
     allow: int | None = None,
     act: bool = True,
+    only: Sequence[Ref] | None = None,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> PassReport:
-    """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing."""
+    """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing. `only`: what changed or
+    is due; everything else there was looked at a moment ago."""
     async with keeper.ledger.lease(platform.name, platform.place):
         began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
         pass_id = await keeper.ledger.next_pass()
         settled = await settle(keeper, platform)
-        found = await survey(keeper, platform, book, narrow)
-        await keeper.ledger.append([*found.lines, *await changed_decisions(keeper, found.decisions, found.at)])
+        given_back: list[GivenBack] = []
+
+        async def record(found: Survey, made: Sequence[Decision]) -> None:
+            lines, found.lines = found.lines, []
+            await keeper.ledger.append([*lines, *await changed_decisions(keeper, made, found.at)])
+            given_back.extend(await newly_ended(keeper, platform, lines))
+
+        found = await survey(keeper, platform, book, narrow, only, record)
         plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
-        await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
-        report = PassReport(pass_id, found, plan, settled, acted=act)
-        report.given_back += await newly_ended(keeper, platform, found.lines)
+        if only is None:
+            await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
+        elif found.gone:
+            await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
+        report = PassReport(pass_id, found, plan, settled, given_back=given_back, acted=act)
         if act and plan.steps and (confirm is None or await confirm(plan)):
             hourly = None if allow is not None else book.policy.budget.per_hour.of(found.seen)
             await _take_steps(keeper, platform, book, report, hourly, progress)
@@ -147,7 +158,7 @@ async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
         return "gpukeeper is being stopped"
-    return await keeper.ledger.paused() or keeper.clock_watch.doubt()
+    return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 
 async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:

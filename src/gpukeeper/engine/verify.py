@@ -12,8 +12,10 @@ from gpukeeper.model.event import Captured, Closed, Event, Intended
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-LOOKS_AFTER = (0.0, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
+LOOKS_AFTER = (0.0, 0.2, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
+FOLLOWED_AFTER = 1.0  # seconds
 _OVER = (State.ENDED, State.SUSPENDED)
+_ENDS_IT = (Action.REMOVE, Action.RELEASE)
 
 
 async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result, str]:
@@ -23,27 +25,36 @@ async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result
         if seconds:
             await asyncio.sleep(seconds)
         found = await platform.look(decision.seen.ref)
-        result, words = as_found(decision.action, decision.seen.incarnation, found)
+        result, words = as_found(decision.action, decision.seen.incarnation, found, running=decision.running)
         anew = isinstance(found, Subject) and found.seen.incarnation != decision.seen.incarnation
         if result is Result.RECLAIMED or anew:
             break  # nothing will change that any more
+        if seconds >= FOLLOWED_AFTER and isinstance(found, Subject) and found.state is State.REMOVING:
+            break  # it takes its time; later passes follow it, and nobody waits behind it
     return result, words
 
 
-def as_found(action: Action, incarnation: str, found: Subject | Gone | Unknown) -> tuple[Result, str]:
-    """What a look afterwards says about an action on that incarnation."""
+def as_found(
+    action: Action, incarnation: str, found: Subject | Gone | Unknown, *, running: bool = True
+) -> tuple[Result, str]:
+    """What a look afterwards says about an action on that incarnation. `running`: it, or its children, ran before."""
     if isinstance(found, Unknown):
         return Result.UNKNOWN, f"it could not be looked at afterwards ({found.why})"
     if isinstance(found, Gone):
         return Result.RECLAIMED, "seen to be gone"
-    if action is Action.REMOVE:
-        return Result.STILL_THERE, "it is still there" + (", being removed" if found.state is State.REMOVING else "")
+    if action in _ENDS_IT:
+        if found.state is not State.REMOVING:
+            return Result.STILL_THERE, "it is still there"
+        if found.blocked is None:
+            return Result.UNKNOWN, "its removal has begun and is not over; it is followed until it is"
+        return Result.STILL_THERE, f"its removal is blocked by {found.blocked.by}: {found.blocked.why}"
     if found.seen.incarnation != incarnation:
         return Result.STILL_THERE, "it was started anew by somebody"
     if action is Action.TRIM:
-        if isinstance(found.live_children, Unknown):
-            return Result.UNKNOWN, f"whether its children still run is not known ({found.live_children.why})"
-        if found.live_children == 0:
+        left = found.live_children if running else found.dead_children
+        if isinstance(left, Unknown):
+            return Result.UNKNOWN, f"whether its children are still there is not known ({left.why})"
+        if left == 0:
             return Result.RECLAIMED, "its children are gone"
         return Result.STILL_THERE, "its children are still there"
     if isinstance(found.state, Unknown):
@@ -58,12 +69,13 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
     settled = []
     for intent in await keeper.ledger.open_intents(platform.name, platform.place):
         assert intent.ref is not None
-        result, words = as_found(intent.action, intent.incarnation, await platform.look(intent.ref))
+        looked = await platform.look(intent.ref)
+        result, words = as_found(intent.action, intent.incarnation, looked, running=intent.running)
         if result is Result.UNKNOWN:
             continue  # stays open; nothing is done to it before somebody could look
         if intent.action is Action.STOP and result is Result.STILL_THERE:
             await _take_back(keeper, platform, intent)
-        line = _as_found_line(intent, result, f"{words} after an interruption", keeper)
+        line = _as_found_line(intent, result, f"{words} at a later look", keeper)
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
@@ -94,7 +106,7 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
         result=result,
         reason=f"{intent.reason}; {words}",
         incarnation=intent.incarnation,
-        gpus_back=Unknown("settled after an interruption"),
-        gpu_hours=Unknown("settled after an interruption"),
-        bytes_back=Unknown("settled after an interruption"),
+        gpus_back=Unknown("settled at a later look"),
+        gpu_hours=Unknown("settled at a later look"),
+        bytes_back=Unknown("settled at a later look"),
     )

@@ -30,6 +30,7 @@ from gpukeeper.model.subject import Outcome, State
 WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)
 _STARTED = (State.RUNNING, State.PAUSED)
+_OVER = (State.SUSPENDED, State.ENDED)
 
 
 def remember(memory: Memory, line: Event) -> Memory | None:
@@ -97,7 +98,8 @@ def _notice(memory: Memory, line: Noticed) -> Memory:
         incarnation=line.incarnation,
         started=line.started,
         first_start=memory.first_start or line.started or line.at,
-        stopped=None if new else memory.stopped,
+        # What runs again after a stop was resumed by somebody, even where that is no new incarnation.
+        stopped=None if new or memory.state in _OVER else memory.stopped,
         first_seen_ended=None,
     )
 

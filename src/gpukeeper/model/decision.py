@@ -23,9 +23,10 @@ class Action(StrEnum):
     STOP = "stop"
     TRIM = "trim"  # end the live children of a finished root, keep the root
     REMOVE = "remove"
+    RELEASE = "release"  # take off what keeps a removal that is under way from ending
 
 
-ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE})
+ACTING = frozenset({Action.STOP, Action.TRIM, Action.REMOVE, Action.RELEASE})
 
 
 @direct

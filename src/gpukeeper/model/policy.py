@@ -206,6 +206,20 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     dcgm: str | None = None  # address of an exporter
 
 
+class KubernetesSettings(Value, frozen=True, kw_only=True):
+    """How clusters are looked at. `requests` and `burst` hold for one cluster, whoever asks."""
+
+    context: str | None = None  # None: the current one
+    requests: float = 20.0  # per second
+    burst: int = 30
+    page: int = 500
+    environments: Mapping[str, str] = {}  # pattern of namespaces: environment; their label wins
+    gitops: bool = False  # what a GitOps tool put there is acted on, too; it returns
+    release: tuple[str, ...] = ()  # finalizers that may be taken off a removal that is proven to be stuck
+    prometheus: str | None = None  # address of a Prometheus with DCGM metrics
+    exporters: tuple[str, ...] = ()  # addresses of DCGM exporters, without a Prometheus
+
+
 class Schedule(Value, frozen=True, kw_only=True):
     every: timedelta = 5 * MINUTE
     at: str | None = None  # cron words; acts only then, looks at every pass
@@ -249,6 +263,7 @@ class Policy(Value, frozen=True, kw_only=True):
     keep_alive: str = "/workspace/.keep-alive"  # a file inside that asks for a hold while it would be idle
     capture: Capture = Capture()
     gpu: GpuSettings = GpuSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     digest: str = ""  # of the effective values; says which policy decided

@@ -46,10 +46,20 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     """What the workload says about itself. Claims, never permission to remove sooner than retention.max allows."""
 
     ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
+    ttl_elsewhere: bool = False  # the platform itself removes it when that is over
     hold_until: datetime | Unknown | None = None
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
     managed_elsewhere: str | None = None  # another actor owns its life
     keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
+
+
+class Blocked(msgspec.Struct, frozen=True, gc=False):
+    """Why a removal that is under way does not end. `proven`: whoever should end it surely never will."""
+
+    by: str  # the name of what blocks, as the policy's release list writes it
+    since: datetime
+    proven: bool | Unknown
+    why: str  # a sentence
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +82,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] | Unknown = ()
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
+    dead_children: int | Unknown = 0  # descendants that ended and are still kept
+    blocked: Blocked | None = None  # being removed, and something keeps that from ending
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree
     together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count

@@ -12,7 +12,7 @@ from gpukeeper.engine.verify import as_found, settle
 from gpukeeper.model.decision import Action, Evidence, Guard, Result
 from gpukeeper.model.event import Captured, Closed, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Gone, Outcome, State
+from gpukeeper.model.subject import Blocked, Gone, Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
@@ -21,6 +21,7 @@ from tests.unit.engine.bench import HERE, Bench, virtual
 from tests.unit.lifecycle.examples import EVAL, NOW, ended, subject
 
 LOST = Unknown("the platform did not answer")
+STUCK = Blocked("somebody/cleanup", NOW, True, "nobody takes it off")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,10 @@ LOST = Unknown("the platform did not answer")
         (Action.TRIM, Gone(EVAL, NOW), Result.RECLAIMED),
         (Action.REMOVE, LOST, Result.UNKNOWN),
         (Action.REMOVE, ended(), Result.STILL_THERE),
-        (Action.REMOVE, ended(state=State.REMOVING), Result.STILL_THERE),
+        (Action.REMOVE, ended(state=State.REMOVING), Result.UNKNOWN),
+        (Action.REMOVE, ended(state=State.REMOVING, blocked=STUCK), Result.STILL_THERE),
+        (Action.RELEASE, Gone(EVAL, NOW), Result.RECLAIMED),
+        (Action.RELEASE, ended(state=State.REMOVING, blocked=STUCK), Result.STILL_THERE),
         (Action.STOP, ended(), Result.RECLAIMED),
         (Action.STOP, subject(state=State.SUSPENDED), Result.RECLAIMED),
         (Action.STOP, subject(), Result.STILL_THERE),
@@ -47,7 +51,15 @@ def test_reclaimed_is_only_what_was_seen_to_be_so(action: Action, found: Any, re
 
 
 def test_a_removal_under_way_is_told() -> None:
-    assert as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING))[1] == "it is still there, being removed"
+    words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING))[1]
+    assert words == "its removal has begun and is not over; it is followed until it is"
+    words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING, blocked=STUCK))[1]
+    assert words == "its removal is blocked by somebody/cleanup: nobody takes it off"
+
+
+@pytest.mark.parametrize(("dead", "result"), [(0, Result.RECLAIMED), (2, Result.STILL_THERE), (LOST, Result.UNKNOWN)])
+def test_trimming_what_ended_is_over_when_that_is_gone(dead: Any, result: Result) -> None:
+    assert as_found(Action.TRIM, "run-1", ended(dead_children=dead), running=False)[0] is result
 
 
 def intent(b: Bench, thing: Thing, action: Action = Action.STOP) -> Intended:
@@ -70,7 +82,7 @@ async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) ->
     await b.ledger.append([intent(b, thing)])
     lines = await settle(b.keeper, b.platform)
     assert [(one.result, one.step) for one in lines] == [(Result.STILL_THERE, "7.1")]
-    assert lines[0].reason == "idle for 31m; it is still running after an interruption"
+    assert lines[0].reason == "idle for 31m; it is still running at a later look"
     assert thing.state is State.RUNNING
     assert not [entry for entry in b.world.log if entry.kind == "act"]
     assert await b.ledger.open_intents("docker", "node-3") == []

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from gpukeeper.lifecycle.claims import Finding
     from gpukeeper.lifecycle.explain import Ahead, Measured
     from gpukeeper.model.decision import Answer, Decision, View
+    from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.memory import Warned
+    from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import Session
 
 HISTORY = 8
@@ -66,6 +68,7 @@ class Explained:
     remedies: tuple[str, ...]
     findings: tuple[Finding, ...]
     history: Sequence[Event]
+    diagnosis: Diagnosis | Unknown  # its platform's own view of why it is still there
 
 
 async def _look(session: Session, words: str) -> Explained:
@@ -84,6 +87,7 @@ async def _look(session: Session, words: str) -> Explained:
     closer = await found.platform.look(ref)
     if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
         view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
+    diagnosis = await found.platform.diagnose(ref)
     others = await look(session)
     now = session.keeper.clock.now()
     said = answers(view, book, now)
@@ -100,6 +104,7 @@ async def _look(session: Session, words: str) -> Explained:
         remedies=remedies(view, book, said, now),
         findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
         history=list(await session.keeper.ledger.about(ref.uid))[-HISTORY:],
+        diagnosis=diagnosis,
     )
 
 
@@ -116,6 +121,7 @@ def _print_json(found: Explained) -> None:
         "ahead": found.ahead,
         "would_change_it": found.remedies,
         "findings": [{"kind": one.kind, "words": one.words} for one in found.findings],
+        "diagnosis": found.diagnosis,
     }
     show.as_json("explain", body)
 
@@ -139,7 +145,33 @@ def _print(found: Explained) -> None:
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
     _section("Findings:", [(one.words,) for one in found.findings])
+    _print_diagnosis(found.diagnosis)
     _section("From the ledger:", [_line(one) for one in found.history])
+
+
+def _print_diagnosis(said: Diagnosis | Unknown) -> None:
+    """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
+    from gpukeeper.model.unknown import Unknown
+    from gpukeeper.notify.terminals import plain
+
+    if isinstance(said, Unknown):
+        typer.echo(plain(f"\nWhy it is still there could not be looked into: {said.why}"))
+        return
+    if said.tree:
+        typer.echo("\nWhat it is part of and made of:")
+        for line in said.tree:
+            typer.echo(f"  {plain(line)}")
+    if said.causes:
+        typer.echo("\nWhy it is still there:")
+        for cause in said.causes:
+            typer.echo("\n".join(_cause_lines(cause)))
+
+
+def _cause_lines(cause: Cause) -> Sequence[str]:
+    from gpukeeper.notify.terminals import plain
+
+    told = f"  - {plain(cause.words)}"
+    return (told, f"    {plain(cause.remedy)}") if cause.remedy else (told,)
 
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> None:

@@ -16,12 +16,13 @@ from gpukeeper.model.unknown import Unknown
 NAME = "idle"
 SAYS = "GPUs unused over the whole window, and no other sign of use: warned twice, stopped, then removed (after_idle)."
 FOR = (Shape.WORKLOAD,)
-IN = (State.RUNNING, State.PAUSED, State.ENDED)
+IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
 ACTS = True
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
+_OVER = (State.ENDED, State.SUSPENDED)
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no idle time")
@@ -29,8 +30,8 @@ _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class has no idle time")
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject, limits = view.subject, settings.limits
-    if subject.state is State.ENDED:
-        return _after_stop(view, limits)
+    if subject.state in _OVER:
+        return _after_stop(view, settings, now)
     if subject.state is not State.RUNNING and subject.state is not State.PAUSED:
         return _NOT_RUNNING
     if subject.devices == ():
@@ -131,16 +132,27 @@ def _judge(
     )
 
 
-def _after_stop(view: View, limits: ClassSettings | Unknown) -> Answer:
-    stopped = view.memory.stopped
+def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
+    """Ended, it goes at once. What can be brought back in a moment is kept as long as what was stopped."""
+    stopped, limits = view.memory.stopped, settings.limits
     if stopped is None or stopped.by != "gpukeeper" or stopped.rule != NAME:
         return _NOT_RUNNING
-    if stopped.incarnation != view.subject.seen.incarnation:
+    suspended = view.subject.state is State.SUSPENDED
+    if stopped.incarnation != view.subject.seen.incarnation and not suspended:
         return _NOT_RUNNING
     if isinstance(limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, limits.why)
     if limits.after_idle is AfterIdle.KEEP:
         return _NOT_RUNNING
-    return Answer(
-        NAME, Verdict.DUE, "stopped because it was idle; its class removes it then", Action.REMOVE, stopped.at
-    )
+    words = "stopped because it was idle; its class removes it then"
+    if not suspended:
+        return Answer(NAME, Verdict.DUE, words, Action.REMOVE, stopped.at)
+    if isinstance(settings.retention, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, settings.retention.why)
+    keep = settings.retention.stopped
+    if keep is None:
+        return Answer(NAME, Verdict.PROTECT, "suspended because it was idle; kept until somebody resumes or removes it")
+    due, words = stopped.at + keep, f"suspended because it was idle; its class removes it {in_words(keep)} later"
+    if now < due:
+        return Answer(NAME, Verdict.WAIT, words, due=due)
+    return Answer(NAME, Verdict.DUE, words, Action.REMOVE, due)

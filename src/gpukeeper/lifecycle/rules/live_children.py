@@ -24,8 +24,10 @@ _NONE = Answer(NAME, Verdict.SILENT, "no living children")
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
-    if subject.state is not State.ENDED or subject.live_children == 0:
+    if subject.state is not State.ENDED:
         return _NONE
+    if subject.live_children == 0:
+        return _dead_ones(view, settings, now)
     if isinstance(subject.live_children, Unknown):
         why = f"whether its children still run is not known ({subject.live_children.why})"
         return Answer(NAME, Verdict.UNKNOWN, why, suspends=frozenset({"own_ttl", "retention"}))
@@ -37,3 +39,17 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, condition, due=due)
     return Answer(NAME, Verdict.DUE, condition, Action.TRIM, due, ended)
+
+
+def _dead_ones(view: View, settings: Settings, now: datetime) -> Answer:
+    """Children that ended are kept with their root, unless at_finish is All."""
+    dead = view.subject.dead_children
+    if settings.policy.at_finish is not AtFinish.ALL or dead == 0:
+        return _NONE
+    if isinstance(dead, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"whether ended children are still kept is not known ({dead.why})")
+    ended = finish_of(view, now)
+    condition = f"finished {in_words(now - ended)} ago; {dead} of its ended children are still kept, at_finish is All"
+    if now < ended + SETTLE:
+        return Answer(NAME, Verdict.WAIT, condition, due=ended + SETTLE)
+    return Answer(NAME, Verdict.DUE, condition, Action.TRIM, ended + SETTLE, ended)

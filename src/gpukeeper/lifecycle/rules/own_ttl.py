@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.finish import finish_of
 from gpukeeper.lifecycle.settings import Settings
@@ -18,6 +18,7 @@ FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
 
+MARGIN = timedelta(minutes=1)  # a TTL that the platform keeps itself is left to it; after this it is late
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 _NONE = Answer(NAME, Verdict.SILENT, "it names no TTL of its own")
 _IGNORED = Answer(NAME, Verdict.SILENT, "the policy does not count a workload's own TTL")
@@ -42,6 +43,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
     reason = f"ended {in_words(now - ended)} ago, its own TTL is {in_words(allowed)}{capped}"
     due = ended + allowed
+    if view.subject.marks.ttl_elsewhere:
+        due += MARGIN
+        reason += "; the platform itself has not removed it" if now >= due else "; the platform removes it itself then"
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due, suspends=_OUTRANKS)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)

@@ -18,6 +18,7 @@ SAYS = "Only roots inside the policy's scope are acted on; what another actor ma
 FOR = tuple(Shape)
 ACTS = False
 
+_WHEN_REMOVED = frozenset({"exemption", "hold", "stuck_removal"})
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and nobody else's")
 
 
@@ -35,14 +36,16 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _leave(f"managed by {subject.marks.managed_elsewhere}")
     if isinstance(subject.state, Unknown):
         return _unknown(f"its state is not known ({subject.state.why})")
-    if subject.state is State.REMOVING:
-        return _leave("its removal is under way already")
     if isinstance(settings.untouchable, Unknown):
         return _unknown(f"its class is not known ({settings.untouchable.why}), and some are never touched")
     if settings.untouchable:
         if settings.class_name == WITHOUT_GPU:
             return _leave("it uses no GPU; its class is never touched")
         return _leave(f"class {settings.class_name} is never touched")
+    if subject.state is State.REMOVING:
+        return Answer(
+            NAME, Verdict.PROTECT, "its removal is under way already", suspends=EVERY_RULE, spares=_WHEN_REMOVED
+        )
     return _FINE
 
 

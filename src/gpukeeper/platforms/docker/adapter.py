@@ -32,6 +32,7 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope
@@ -72,6 +73,7 @@ class DockerSettings(TypedDict):
 
 
 class DockerPlatform:
+    precise = tidies = False
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(
@@ -220,6 +222,10 @@ class DockerPlatform:
                 return await self._acts.bring_back(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """It is what it is made of; the rules say the rest."""
+        return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         with suppress(PlatformError):

@@ -23,6 +23,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Gone, Shape, Subject
@@ -61,6 +62,14 @@ class HostPlatform:
         return self._place
 
     @property
+    def precise(self) -> bool:
+        return False
+
+    @property
+    def tidies(self) -> bool:
+        return False
+
+    @property
     def guards(self) -> Mapping[Action, Guard]:
         return NOTHING_OFFERED
 
@@ -96,6 +105,10 @@ class HostPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """It is what it is made of; the rules say the rest."""
+        return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one command: nothing is changed on the way."""

@@ -1,6 +1,6 @@
-"""The kinds gpukeeper knows: where each is served, what it is made of, when it is over and how it is stopped and removed.
+"""The kinds gpukeeper knows: where each is served, what it is made of, when it is over, how it is stopped and removed.
 
-A kind that a cluster does not have is absent. A kind that is not in this table is somebody else's: what it owns is kept.
+A kind that a cluster does not have is absent. A kind that is not in this table is somebody else's: what it owns stays.
 """
 
 from __future__ import annotations
@@ -169,7 +169,13 @@ KINDS = (
     DAEMONSET,
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
-GENERATORS = frozenset({"CronJob", "RayCronJob"})  # they make runs; the run is the root, never they
+# By group and kind. They make runs; the run is the root, never they.
+GENERATORS = frozenset({("batch", "CronJob"), ("ray.io", "RayCronJob")})
+
+
+def makes_runs(api_version: str, kind: str) -> bool:
+    """An owner that makes runs: what it made is a root."""
+    return (api_version.rpartition("/")[0], kind) in GENERATORS
 
 
 def known_owner(api_version: str, kind: str) -> Kind | None:

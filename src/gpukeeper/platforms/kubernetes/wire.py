@@ -65,6 +65,7 @@ class Container(Wire, frozen=True):
     name: str = ""
     image: str = ""
     resources: Resources | None = None
+    restart_policy: str = ""  # Always: an init container that runs beside the others
 
 
 class Claim(Wire, frozen=True):

@@ -21,6 +21,7 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope
@@ -39,6 +40,7 @@ NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 class SimulatedPlatform:
     """One place of the world. It calls itself by the platform it plays."""
 
+    precise = tidies = False
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.LOOKED,
         Action.TRIM: Guard.ATOMIC,
@@ -142,6 +144,10 @@ class SimulatedPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """It is what it is made of; the rules say the rest."""
+        return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one command: nothing is changed on the way."""

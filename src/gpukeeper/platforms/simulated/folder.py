@@ -28,6 +28,7 @@ from gpukeeper.model.decision import (
     Step,
     Unseen,
 )
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
@@ -55,6 +56,7 @@ class FolderPlatform:
     """`halt` names the call at which this process kills itself with -9 ("before act 2"), to try out a crash."""
 
     name = "docker"
+    precise = tidies = False
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(self, folder: Path, halt: str = "") -> None:
@@ -113,6 +115,10 @@ class FolderPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """It is what it is made of; the rules say the rest."""
+        return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one command: nothing is changed on the way."""

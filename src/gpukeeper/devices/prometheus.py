@@ -1,0 +1,235 @@
+"""Questions to a Prometheus server, or to what speaks its HTTP API. Looks only, and believes no half answer.
+
+A warning (a store of a federation did not answer) makes the whole answer Unknown: series that are missing from it
+would look as if nobody exported them. Credentials come with the address or from the environment; no message repeats
+them.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlencode, urlsplit
+
+import msgspec
+
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.unknown import Unknown
+
+SIZE_MAX: Final = 64 * 1024 * 1024
+DEADLINE: Final = timedelta(seconds=20)
+TOKEN, TOKEN_FILE = "GPUKEEPER_PROMETHEUS_TOKEN", "GPUKEEPER_PROMETHEUS_TOKEN_FILE"
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")  # re.escape also escapes "-", and addresses grow long
+_CHUNK, _REASON_MAX = 256 * 1024, 64 * 1024
+# What PromQL remarks about a query, as opposed to data that could not be had.
+_REMARKS = ("PromQL ",)
+
+T = TypeVar("T")
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Which series: of these names, with one of these values of a label, and with exactly these other labels."""
+
+    names: tuple[str, ...]
+    label: str
+    values: tuple[str, ...]
+    also: tuple[tuple[str, str], ...] = ()
+
+    def matchers(self) -> str:
+        """As PromQL writes them between braces."""
+        found = [f"__name__=~{_any(self.names)}", f"{self.label}=~{_any(self.values)}"]
+        return ",".join(found + [f"{name}={_quoted(value)}" for name, value in self.also])
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One series: its labels, the name among them, and its points as seconds since the epoch and value."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+
+
+class Prometheus:
+    """`url` may have a path (a prefix) and carry user and password. Tokens are read anew for each question."""
+
+    def __init__(
+        self,
+        url: str,
+        environ: Mapping[str, str] | None = None,
+        *,
+        deadline: timedelta = DEADLINE,
+        size_max: int = SIZE_MAX,
+    ) -> None:
+        self._environ, self._deadline, self._size_max = environ or {}, deadline, size_max
+        self._login = ""
+        self._base: str | Unknown = self._address(url)
+
+    async def clock(self) -> datetime | Unknown:
+        """What time it is there."""
+        found = await self._ask("query", {"query": "time()"}, lambda body: _data(body, _Scalar))
+        if isinstance(found, Unknown):
+            return found
+        try:
+            return datetime.fromtimestamp(found.result[0], UTC)
+        except (ValueError, OverflowError, OSError):
+            return Unknown("Prometheus says a time that cannot be")
+
+    async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown:
+        """Of all series of that name; empty when there is none."""
+        query = {"match[]": f"{{__name__={_quoted(name)}}}", "start": _time(since), "end": _time(until)}
+        return await self._ask("labels", query, lambda body: frozenset(_data(body, list[str])))
+
+    async def series(
+        self, wheres: Sequence[Where], since: datetime, until: datetime
+    ) -> list[Mapping[str, str]] | Unknown:
+        """The labels of every series that has points in that time, or nearly."""
+        query = {"match[]": [f"{{{one.matchers()}}}" for one in wheres], "start": _time(since), "end": _time(until)}
+        return await self._ask("series", query, lambda body: _data(body, list[Mapping[str, str]]))
+
+    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown:
+        """Every point as it was scraped, nothing interpolated and nothing older carried on."""
+        span = max(1, round((until - since).total_seconds()))
+        query = {"query": f"{{{where.matchers()}}}[{span}s]", "time": _time(until)}
+        return await self._ask("query", query, _lines)
+
+    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown:
+        """A PromQL expression, worked out at each step."""
+        asked = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
+        return await self._ask("query_range", asked, _lines)
+
+    async def _ask(self, what: str, query: Mapping[str, Sequence[str]], read: Callable[[bytes], T]) -> T | Unknown:
+        if isinstance(self._base, Unknown):
+            return self._base
+        url = f"{self._base}/api/v1/{what}?{urlencode(query, doseq=True)}"
+        try:
+            return await in_thread(lambda: read(self._download(url)), self._deadline)
+        except TimeoutError:
+            return Unknown(f"Prometheus at {self._base} did not answer within {in_words(self._deadline)}")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return Unknown(f"Prometheus at {self._base} could not be asked: {error}")
+
+    def _address(self, url: str) -> str | Unknown:
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            shown = url.rpartition("@")[2]
+            return Unknown(f"{shown!r} is no address of a Prometheus: write it like http://prometheus:9090")
+        host = parts.netloc.rpartition("@")[2]
+        if parts.username is not None:
+            words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._login = "Basic " + base64.b64encode(words.encode()).decode()
+        return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+
+    def _headers(self) -> dict[str, str]:
+        if self._login:
+            return {"Authorization": self._login}
+        named = self._environ.get(TOKEN_FILE)
+        token = Path(named).read_text().strip() if named else self._environ.get(TOKEN, "").strip()
+        if not all("!" <= letter <= "~" for letter in token):  # http.client would repeat it in its complaint
+            raise ValueError(f"the token in {named or TOKEN} has letters that no token has")
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _download(self, url: str) -> bytes:
+        # No proxy and no redirect: the credentials are for this address only.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        seconds = self._deadline.total_seconds()
+        until = time.monotonic() + seconds
+        request = urllib.request.Request(url, headers=self._headers())  # noqa: S310  (http or https, see _address)
+        try:
+            with opener.open(request, timeout=seconds) as answer:
+                return self._read(answer, until)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(_refusal(error.code, error.reason, error.read(_REASON_MAX))) from None
+
+    def _read(self, answer: Any, until: float) -> bytes:
+        """Piece by piece: who sends a byte now and then would keep a thread for ever."""
+        body = bytearray()
+        while piece := answer.read1(_CHUNK):
+            body += piece
+            if len(body) > self._size_max:
+                raise ValueError(f"its answer is larger than {self._size_max // 1024 // 1024} MiB")
+            if time.monotonic() > until:
+                raise TimeoutError
+        announced = answer.headers.get("Content-Length", str(len(body)))
+        if announced != str(len(body)):
+            raise ValueError(f"its answer broke off after {len(body)} of {announced} bytes")
+        return bytes(body)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: object) -> None:
+        return None
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+    status: str
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    warnings: tuple[str, ...] | None = None
+
+
+class _Row(msgspec.Struct, frozen=True, gc=False):
+    metric: dict[str, str]
+    values: list[tuple[float, str]]
+
+
+class _Matrix(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType", tag="matrix"):
+    result: list[_Row]
+
+
+class _Scalar(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType", tag="scalar"):
+    result: tuple[float, str]
+
+
+def _data(body: bytes, kind: type[T]) -> T:
+    """ValueError when it is no whole answer."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+        if answer.status != "success":
+            raise ValueError(answer.error or f"it says {answer.status!r}")
+        partial = [one for one in answer.warnings or () if not one.startswith(_REMARKS)]
+        if partial:
+            raise ValueError(f"its answer may be incomplete: {partial[0]}")
+        return msgspec.json.decode(answer.data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"what it answered could not be read: {error}") from error
+
+
+def _lines(body: bytes) -> list[Line]:
+    rows = _data(body, _Matrix).result
+    return [Line(row.metric, [(at, float(value)) for at, value in row.values]) for row in rows]
+
+
+def _refusal(code: int, reason: str, body: bytes) -> str:
+    try:
+        said = msgspec.json.decode(body, type=_Answer).error
+    except msgspec.MsgspecError:
+        said = ""
+    words = f"it answered {code} {said or reason}"
+    if code in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+        words += f"; give a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
+    return words
+
+
+def _any(values: Iterable[str]) -> str:
+    return _quoted("|".join(_SPECIAL.sub(r"\\\g<0>", value) for value in values))
+
+
+def _quoted(words: str) -> str:
+    escaped = words.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _time(at: datetime) -> str:
+    return f"{at.timestamp():.3f}"

@@ -1,0 +1,41 @@
+"""`gpukeeper operator`: the same as `serve`, inside Kubernetes. One of several leads; the others stand by."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+LEASE = "gpukeeper"
+HEALTH_PORT = 8080
+
+
+def operator(
+    policy: o.PolicyFile = None,
+    lease_namespace: Annotated[
+        str, typer.Option("--lease-namespace", help="Where the lease is. Default: our own namespace.", metavar="NAME")
+    ] = "",
+    lease_name: Annotated[
+        str, typer.Option("--lease-name", help="Whoever holds it leads. One for each operator.", metavar="NAME")
+    ] = LEASE,
+    no_leader_election: Annotated[
+        bool, typer.Option("--no-leader-election", help="Act without a lease: only where no second one can run.")
+    ] = False,
+    health: Annotated[
+        int, typer.Option("--health", help="Port of /healthz, /readyz and /metrics, on all addresses.", metavar="PORT")
+    ] = HEALTH_PORT,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Run inside a cluster: watch it and, in mode enforce, reclaim while leading. Looks at Kubernetes only."""
+    from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
+    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.watching import Lines
+
+    with opened(policy, write=True, only="kubernetes", quiet=quiet) as session:
+        tell = Lines(say, json=json, quiet=quiet).tell
+        held = None if no_leader_election else Election(lease_namespace, lease_name)
+        asyncio.run(operate_until_stopped(session, policy, held, health, tell, say))

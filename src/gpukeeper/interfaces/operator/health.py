@@ -1,0 +1,98 @@
+"""The small HTTP server that probes and Prometheus ask. Everybody may ask; nothing can be changed here.
+
+One request a connection, a short patience, few at once: whoever reaches the port cannot wear the operator out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import NamedTuple
+
+from gpukeeper.model.errors import UsageError
+
+PATIENCE = 5.0  # seconds for a request to arrive, and for its answer to be taken
+LONGEST = 16 * 1024  # bytes of a request
+AT_ONCE = 32
+TEXT = "text/plain; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    type: str = TEXT
+
+
+Page = Callable[[], Awaitable[Answer]]
+
+
+def words(problem: str | None) -> Answer:
+    """What a probe gets: ok, or the sentence that says what is wrong."""
+    return Answer(200, b"ok\n") if problem is None else Answer(503, f"{problem}\n".encode())
+
+
+@asynccontextmanager
+async def listening(port: int, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[None]:
+    """Answers while the block runs."""
+    at_once = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal at_once
+        at_once += 1
+        try:
+            if at_once <= AT_ONCE:
+                async with asyncio.timeout(2 * patience):
+                    await _serve(reader, writer, pages, patience)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, or asks for nothing that is here
+        finally:
+            at_once -= 1
+            writer.close()
+
+    server = await asyncio.start_server(serve, sock=_socket(port), limit=LONGEST)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Mapping[str, Page], patience: float
+) -> None:
+    async with asyncio.timeout(patience):
+        head = await reader.readuntil(b"\r\n\r\n")
+    method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    path = rest.partition(" ")[0].partition("?")[0]
+    page = pages.get(path)
+    if method not in {"GET", "HEAD"}:
+        answer = Answer(405, b"only GET\n")
+    else:
+        answer = await page() if page is not None else Answer(404, f"there are {', '.join(pages)}\n".encode())
+    writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
+    await writer.drain()
+
+
+def _head(answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+        f"Content-Type: {answer.type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def _socket(port: int) -> socket.socket:
+    """On all addresses of both families; where there is no IPv6, of one."""
+    with contextlib.suppress(OSError):
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    try:
+        return socket.create_server(("", port))
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"port {port} cannot be listened on: {error}. Name another with --health.") from error

@@ -1,0 +1,213 @@
+"""The operator itself: the loop of `serve` while it leads, quiet while another does, until somebody says stop.
+
+Who stands by lists nothing, so that two cost the API server no more than one. Each has a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.loop import MISSED, Watch, watch
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.operator.health import Answer, listening, words
+from gpukeeper.interfaces.operator.metrics import CONTENT_TYPE, CountedEvidence, Metrics
+from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
+from gpukeeper.ledger.lease import DAEMON
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import KeeperError, PlatformError
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.lease import Leadership
+from gpukeeper.wiring import Session
+
+# Its own few requests: a client that was told to wait must not cost the lease, nor one that lists much.
+REQUESTS, BURST = 5.0, 10
+FRESH = 5.0  # seconds for which the answer of /readyz is kept, however many ask
+
+
+class Election(NamedTuple):
+    namespace: str  # empty: our own
+    name: str
+
+
+class Book(Protocol):
+    """The policy of the moment."""
+
+    problem: str | None
+
+    @property
+    def last(self) -> Rulebook: ...
+    def __call__(self) -> Rulebook: ...
+
+
+@dataclass
+class Operator:
+    keeper: Keeper
+    book: Book
+    metrics: Metrics
+    leadership: Leadership | None
+    reach: Callable[[], Awaitable[object]]  # asks the cluster something small; PlatformError: it cannot be reached
+    tell: Callable[[PassReport], None]
+    say: Callable[[str], None]
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    turned: float | None = None  # steady time at which a pass was last finished; None: it stands by
+    _ready: tuple[float, Answer] | None = None
+
+    async def run(self) -> None:
+        """Until `stop`. The lease is given back last, when no step is under way any more."""
+        if self.leadership is None:
+            await self._watch(self.stop)
+            return
+        self.keeper.may_act = self.leadership.why_not
+        left = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.leadership.campaign(left))
+            await self._lead(self.leadership)
+            left.set()
+
+    async def _lead(self, leadership: Leadership) -> None:
+        """One term after the other."""
+        while not self.stop.is_set():
+            await _any_of(leadership.won, self.stop)
+            if self.stop.is_set():
+                return
+            self.say(f"leads: {leadership.identity} holds the lease {leadership.lease}")
+            over = asyncio.Event()
+            ringing = asyncio.create_task(_ring(over, leadership.lost, self.stop))
+            try:
+                await self._watch(over)
+            finally:
+                ringing.cancel()
+            if not self.stop.is_set():
+                self.say(f"stands by: {leadership.why_not()}")
+
+    async def _watch(self, over: asyncio.Event) -> None:
+        self.turned = asyncio.get_running_loop().time()
+        self.metrics.lead(True)
+        try:
+            await watch(Watch(self.keeper, self.book, over, self._passed, self.say))
+        finally:
+            self.metrics.lead(False)
+            self.turned = None
+
+    def _passed(self, report: PassReport) -> None:
+        self.turned = asyncio.get_running_loop().time()
+        self.metrics.passed(report)
+        self.tell(report)
+
+    # What is asked over HTTP.
+
+    async def healthz(self) -> Answer:
+        """Restarting helps against a loop that is stuck, and against nothing else."""
+        return words(await self._why_stuck())
+
+    async def _why_stuck(self) -> str | None:
+        if self.turned is None:
+            return None
+        limit = MISSED * self.book.last.policy.schedule.every
+        silent = timedelta(seconds=asyncio.get_running_loop().time() - self.turned)
+        if silent <= limit:
+            return None
+        try:
+            last = await self.keeper.ledger.last_line_at()
+        except KeeperError as problem:
+            return f"no pass finished for {in_words(silent)}, and the ledger cannot be read: {problem}"
+        if last is not None and self.keeper.clock.now() - last <= limit:
+            return None  # a long pass: it still takes steps and writes them down
+        return f"no pass finished for {in_words(silent)}"
+
+    async def readyz(self) -> Answer:
+        now = asyncio.get_running_loop().time()
+        if self._ready is None or now - self._ready[0] > FRESH:
+            self._ready = (now, words(await self._why_not_ready()))
+        return self._ready[1]
+
+    async def _why_not_ready(self) -> str | None:
+        if self.turned is None:
+            self.book()  # nobody else reads it while we stand by
+        if self.book.problem is not None:
+            return f"the policy cannot be used: {self.book.problem}"
+        missing = [p.name for p in self.keeper.platforms if p.name not in self.book.last.policy.scope]
+        if missing:
+            return f"the policy's scope does not name {missing[0]}, so nothing is looked at"
+        try:
+            await self.reach()
+        except PlatformError as problem:
+            return str(problem)
+        return None
+
+    async def metrics_page(self) -> Answer:
+        return Answer(200, self.metrics.text(), CONTENT_TYPE)
+
+
+async def operate_until_stopped(
+    session: Session,
+    policy: Path | None,
+    election: Election | None,
+    port: int,
+    tell: Callable[[PassReport], None],
+    say: Callable[[str], None],
+) -> None:
+    """SIGTERM and SIGINT end it after the step under way; then the next one leads at once."""
+    settings = session.book.policy.kubernetes
+    cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
+    metrics = Metrics(session.keeper.clock)
+    session.keeper.evidence = CountedEvidence(session.evidence, metrics)
+    leadership = _leadership(session, cluster, election)
+
+    async def reach() -> object:
+        return await cluster.get("/version", dict[str, Any])
+
+    one = Operator(session.keeper, PolicyNow(session, policy, say), metrics, leadership, reach, tell, say)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, one.stop.set)
+    pages = {"/healthz": one.healthz, "/readyz": one.readyz, "/metrics": one.metrics_page}
+    async with session.keeper.ledger.lease(DAEMON, "serve"), cluster.opened(), listening(port, pages):
+        _introduce(session, leadership, port, say)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(rotate_daily(session, one.stop, say))
+            await one.run()
+
+
+def _leadership(session: Session, cluster: Cluster, election: Election | None) -> Leadership | None:
+    if election is None:
+        return None
+    # New with every start, and readable: the machine is the pod's name.
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    namespace = election.namespace or cluster.namespace
+    return Leadership(cluster, namespace, election.name, identity, session.keeper.clock)
+
+
+def _introduce(session: Session, leadership: Leadership | None, port: int, say: Callable[[str], None]) -> None:
+    places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
+    mode, source = session.book.policy.mode, session.loaded.source
+    say(f"gpukeeper operates {places}, mode {mode}, policy {source}, health on port {port}")
+    if leadership is None:
+        say("leads without a lease, as asked: a second one anywhere would act, too")
+    else:
+        say(f"stands by as {leadership.identity} until it holds the lease {leadership.lease}")
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
+async def _ring(bell: asyncio.Event, *events: asyncio.Event) -> None:
+    await _any_of(*events)
+    bell.set()

@@ -1,0 +1,34 @@
+"""A removal that somebody asked for and that never ends: what blocks it, and whether that may be taken off."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.unknown import Unknown
+
+NAME = "stuck_removal"
+SAYS = "A removal that is stuck is reported; what blocks it is taken off when the policy names it and it is proven."
+FOR = (Shape.WORKLOAD,)
+IN = (State.REMOVING,)
+ACTS = True
+
+_NOT_STUCK = Answer(NAME, Verdict.SILENT, "nothing blocks its removal")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    blocked = view.subject.blocked
+    if view.subject.state is not State.REMOVING or blocked is None:
+        return _NOT_STUCK
+    condition = f"its removal began {in_words(now - blocked.since)} ago and is blocked by {blocked.by}: {blocked.why}"
+    if isinstance(blocked.proven, Unknown):
+        return Answer(NAME, Verdict.UNKNOWN, f"{condition}. Not proven ({blocked.proven.why}), so it stays")
+    if not blocked.proven:
+        return Answer(NAME, Verdict.REPORT, condition, since=blocked.since)
+    if blocked.by not in settings.policy.kubernetes.release:
+        words = f"{condition}. It will not end by itself; kubernetes.release does not name {blocked.by}"
+        return Answer(NAME, Verdict.REPORT, words, since=blocked.since)
+    return Answer(NAME, Verdict.DUE, condition, Action.RELEASE, blocked.since, blocked.since)

@@ -1,0 +1,52 @@
+"""Sets that an acceptance run left behind. Their kinds never end by themselves, so the run's end is theirs. Pure.
+
+The labels are claims: they only say where to look, and nothing is ended before the run's recorded end or a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending, usable
+from gpukeeper.platforms.kubernetes.kinds import DAEMONSET, DEPLOYMENT, JOB, POD, STATEFULSET, Kind
+from gpukeeper.platforms.kubernetes.marks import moment
+from gpukeeper.platforms.kubernetes.wire import Meta, when
+
+KINDS = frozenset({kind.name for kind in (POD, JOB, DEPLOYMENT, STATEFULSET, DAEMONSET)})
+NEVER_END = frozenset({kind.name for kind in (DEPLOYMENT, STATEFULSET, DAEMONSET)})
+APPS = frozenset({"gpu-accept-daemon", "gpu-accept-ddp", "gpu-acceptance-test", "gpu-cluster-test"})
+ROLES = frozenset({"master", "worker"})
+MODES = frozenset({"single-gpu", "multi-gpu-single-node", "multi-node-ddp"})
+RUN_ENDED = "gpukeeper.io/run-ended"
+RUN_LIMIT = timedelta(hours=24)
+
+
+def is_run(kind: Kind, labels: Mapping[str, str] | None) -> bool:
+    if not labels or not _says_so(labels):
+        return False
+    return kind.name in KINDS
+
+
+def _says_so(labels: Mapping[str, str]) -> bool:
+    if labels.get("app") in APPS:
+        return True
+    return labels.get("cleanup") == "auto" and (labels.get("role") in ROLES or labels.get("mode") in MODES)
+
+
+def ending_of(kind: Kind, meta: Meta, now: datetime) -> tuple[Ending, tuple[str, ...]]:
+    """Of a set that `is_run` and never ends by itself, with what somebody should know about it."""
+    recorded = (meta.annotations or {}).get(RUN_ENDED)
+    if recorded is not None:
+        at = usable(moment(RUN_ENDED, recorded), meta, now)
+        if isinstance(at, Unknown):
+            return GOES_ON, (f"when its acceptance run ended cannot be told ({at.why}); kept until somebody mends it",)
+        return (Ending(True, Outcome.STOPPED, at) if at is not None and at <= now else GOES_ON), ()
+    created = when(meta.creation_timestamp)
+    if not isinstance(created, datetime) or now - created <= RUN_LIMIT:
+        return GOES_ON, ()
+    words = f"an acceptance run ends within a day; this {kind.kind} was created {in_words(now - created)} ago"
+    return Ending(True, Outcome.STOPPED, created + RUN_LIMIT), (words,)

@@ -1,0 +1,424 @@
+"""One cluster as a platform. Every verb carries the uid and resourceVersion of what was looked at, so that the API
+server itself refuses what changed: all of it is ATOMIC. Only roots are acted on; what they own goes with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+    Unseen,
+)
+from gpukeeper.model.diagnosis import Diagnosis
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
+from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
+from gpukeeper.platforms.kubernetes.acts import Acts
+from gpukeeper.platforms.kubernetes.archive import Archive
+from gpukeeper.platforms.kubernetes.capture import Captures
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.controllers import Controllers
+from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
+from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
+from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
+from gpukeeper.platforms.kubernetes.notes import Notes
+from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
+from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
+from gpukeeper.platforms.kubernetes.watch import Watches
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
+
+WRONG_CLOCK = timedelta(minutes=5)  # beyond this nothing that a time says can be believed
+SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
+WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
+STUCK_LOOKED_AT = 20  # in one look at everything
+REMEMBERED = 500
+DAYS = timedelta(minutes=5)  # a namespace's labels seldom change
+
+
+class Looked(msgspec.Struct):
+    """The last look at a root, for the verb that follows it."""
+
+    subject: Subject
+    source: Root | Pod
+    pods: tuple[Pod, ...]
+
+
+class KubernetesPlatform:
+    precise = tidies = True
+    guards: Mapping[Action, Guard] = {
+        Action.STOP: Guard.ATOMIC,
+        Action.TRIM: Guard.ATOMIC,
+        Action.REMOVE: Guard.ATOMIC,
+        Action.RELEASE: Guard.ATOMIC,
+    }
+
+    def __init__(self, cluster: Cluster, clock: Clock, policy: Policy) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._discovery = Discovery(cluster)
+        served = self._discovery.served
+        self._acts, self._captures, self._archive = (
+            Acts(cluster, served),
+            Captures(cluster, served),
+            Archive(cluster, served),
+        )
+        self._controllers = Controllers(cluster)
+        self._notes = Notes(cluster, clock)
+        self._watches = Watches(cluster, self._discovery, cluster.place, self._heard_gone)
+        self._watching = False
+        self._looked: dict[str, Looked] = {}  # by uid
+        self._following: dict[str, tuple[Subject, tuple[str, ...]]] = {}  # by uid: what was removed, its living pods
+        self._gone: dict[str, float] = {}  # by uid: a watch said so
+        self._telling: dict[str, asyncio.Event] = {}
+        self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
+        self.follow(policy)
+
+    def follow(self, policy: Policy) -> None:
+        """Of a policy that changed."""
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        return translate.PLATFORM
+
+    @property
+    def place(self) -> str:
+        return self._cluster.place
+
+    async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        if not any(fnmatch.fnmatchcase(self.place, pattern) for pattern in scope.places):
+            return
+        async with self._cluster.opened():
+            await self._cluster.get("/version", msgspec.Raw)  # is it there, and what time does it have?
+            self._check_clock()
+            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at())
+            stuck = 0
+            async for subjects, sources in walk.pages():
+                for number, source in enumerate(sources):
+                    if self._is_stuck(source) and stuck < STUCK_LOOKED_AT:
+                        stuck += 1
+                        subjects[number] = await self._with_block(subjects[number], source, None)
+                yield self._page([self._by_our_clock(one) for one in subjects])
+            yield self._page((), walk.unseen)
+            self._watches.parts = walk.parts
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        scope = self._policy.scope.get(self.name)
+        if scope is None:
+            return
+        async with self._cluster.opened():
+            self._watching = True
+            try:
+                async for hint in self._watches.hints(self._wanted(scope)):
+                    yield hint
+            finally:
+                self._watching = False
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        kind = BY_NAME.get(ref.kind)
+        if kind is None:
+            return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
+        async with self._cluster.opened():
+            if await self._was_told(ref):
+                return await self._after_removal(ref)
+            try:
+                return await self._look(kind, ref)
+            except ApiError as error:
+                if error.says_gone:
+                    return await self._after_removal(ref)
+                return Unknown(str(error))
+            except PlatformError as problem:
+                return Unknown(str(problem))
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
+        async with self._cluster.opened():
+            if looked is None:
+                found = await self.look(subject.ref)
+                if isinstance(found, Unknown):
+                    return found
+                looked = self._looked.get(subject.ref.uid)
+            if looked is None:
+                return NothingToCapture("it no longer exists")
+            pods = (looked.source,) if isinstance(looked.source, Pod) else looked.pods
+            return await self._captures.capture(kind, subject.ref, what, pods)
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
+        async with self._cluster.opened():
+            looked = self._looked.get(ref.uid)
+            if looked is None or looked.subject.seen.version != fresh.seen.version:
+                found = await self.look(ref)
+                if isinstance(found, Unknown):
+                    return found
+                looked = self._looked.get(ref.uid)
+                if isinstance(found, Gone) or looked is None:
+                    return Changed("it is gone already")
+            try:
+                answer = await self._act(kind, action, fresh, looked)
+            except ApiError as error:
+                answer = Refused(str(error)) if error.says_refused else Unknown(str(error))
+            except PlatformError as problem:
+                answer = Unknown(str(problem))
+            if isinstance(answer, Accepted):
+                await self._tell_of(kind, step, fresh)
+            return answer
+
+    async def _act(
+        self, kind: Kind, action: Action, fresh: Subject, looked: Looked
+    ) -> Accepted | Changed | Refused | Unknown:
+        living = tuple(one for one in looked.pods if one.status.phase not in OVER_PHASES)
+        match action:
+            case Action.REMOVE:
+                self._remember_removal(fresh, living)
+                lost = any(one.status.phase == "Unknown" for one in living)
+                return await self._acts.remove(kind, fresh, not living, lost, lambda: self.look(fresh.ref))
+            case Action.STOP:
+                if kind is POD:
+                    self._remember_removal(fresh, living)
+                return await self._acts.stop(kind, fresh, looked.source, lambda: self.look(fresh.ref))
+            case Action.TRIM if isinstance(looked.source, Root):
+                everything = self._policy.at_finish is AtFinish.ALL
+                return await self._acts.trim(kind, fresh, looked.source, looked.pods, everything=everything)
+            case Action.RELEASE if fresh.blocked is not None:
+                return await self._acts.release(kind, fresh, looked.source, fresh.blocked.by)
+            case _:
+                return Refused(f"a {kind.kind} offers no {action}")
+
+    async def tell(self, subject: Subject, message: str) -> bool:
+        """An Event on the object. Nobody is known to read it, so it does not count as told."""
+        await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
+        return False
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        async with self._cluster.opened():
+            try:
+                return await diagnose.diagnose(
+                    self._cluster, self._discovery.served, ref, self._at().now, self._controllers
+                )
+            except PlatformError as problem:
+                return Unknown(str(problem))
+
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        async with self._cluster.opened():
+            try:
+                await self._acts.take_back(BY_NAME[ref.kind], ref)
+            except PlatformError:
+                return  # a later look finds the note; it says nothing wrong
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        kind = BY_NAME.get(ref.kind)
+        if kind is None:
+            return Refused(f"{ref.kind} is no kind that gpukeeper knows")
+        async with self._cluster.opened():
+            answer = await self._archive.bring_back(kind, ref, evidence)
+            if isinstance(answer, Accepted):
+                await self._write(ref, "Restored", "gpukeeper brought it back")
+            return answer
+
+    # Below here: how.
+
+    async def _look(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
+        version = await self._discovery.served(kind)
+        if isinstance(version, Unknown):
+            return version
+        if version is None:
+            return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
+        type_: type[Root | Pod] = Pod if kind is POD else Root
+        source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
+        self._check_clock()
+        if source.metadata.uid != ref.uid:
+            return await self._after_removal(ref)
+        above = await climb(self._cluster, self._discovery.served, source.metadata)
+        namespace = await self._namespace(ref.namespace)
+        below, tally = Descendants(), Tally()
+        if isinstance(source, Pod):
+            subject = translate.pod_subject(source, namespace, self._at(), self._reading, part_of(above, ref))
+        else:
+            below = await descendants(self._cluster, self._discovery.served, kind, source.metadata, narrow=True)
+            for pod in below.pods():
+                tally.add_pod(pod, gpus.asked(pod.spec))
+            if below.unseen:
+                tally.unclear = below.unseen[0]
+            subject = translate.root_subject(
+                kind, source, tally, namespace, self._at(), self._reading, part_of(above, ref)
+            )
+        if self._is_stuck(source):
+            subject = await self._with_block(subject, source, above)
+        subject = self._by_our_clock(msgspec.structs.replace(subject, goes_when_stopped=kind is POD))
+        self._remember(Looked(subject, source, tuple(below.pods())))
+        return subject
+
+    async def _after_removal(self, ref: Ref) -> Subject | Gone | Unknown:
+        """The root is not there. What it had running may need its grace: only when that is gone, all is back."""
+        self._looked.pop(ref.uid, None)
+        subject, pods = self._following.get(ref.uid, (None, ()))
+        if subject is None or not pods:
+            return Gone(ref, self._clock.now())
+        left = []
+        for one in pods:
+            name, _, uid = one.partition(" ")
+            try:
+                found = await self._cluster.get(POD.path("v1", ref.namespace, name), Pod)
+            except ApiError as error:
+                if error.says_gone:
+                    continue
+                return Unknown(str(error))
+            if found.metadata.uid == uid and found.status.phase not in OVER_PHASES:
+                left.append(one)
+        if not left:
+            self._following.pop(ref.uid, None)
+            return Gone(ref, self._clock.now())
+        self._following[ref.uid] = (subject, tuple(left))
+        seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
+        return msgspec.structs.replace(subject, seen=seen, state=State.REMOVING)
+
+    def _remember_removal(self, fresh: Subject, living: Sequence[Pod]) -> None:
+        if len(self._following) >= REMEMBERED:
+            self._following.pop(next(iter(self._following)))
+        pods = tuple(f"{one.metadata.name} {one.metadata.uid}" for one in living)
+        self._following[fresh.ref.uid] = (fresh, pods)
+        if self._watching:
+            self._telling[fresh.ref.uid] = asyncio.Event()
+
+    def _remember(self, looked: Looked) -> None:
+        if len(self._looked) >= REMEMBERED:
+            self._looked.pop(next(iter(self._looked)))
+        self._looked[looked.subject.ref.uid] = looked
+
+    def _heard_gone(self, uid: str) -> None:
+        if len(self._gone) >= 20 * REMEMBERED:
+            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < DAYS.total_seconds()}
+        self._gone[uid] = time.monotonic()
+        told = self._telling.pop(uid, None)
+        if told is not None:
+            told.set()
+
+    async def _was_told(self, ref: Ref) -> bool:
+        """A watch said that it is gone. After a removal of ours it says so in a moment, which saves a question."""
+        waiting = self._telling.get(ref.uid)
+        if waiting is not None:
+            try:
+                async with asyncio.timeout(WORD_OF_IT):
+                    await waiting.wait()
+            except TimeoutError:
+                self._telling.pop(ref.uid, None)
+        return ref.uid in self._gone
+
+    def _is_stuck(self, source: Root | Pod) -> bool:
+        asked = when(source.metadata.deletion_timestamp)
+        return isinstance(asked, datetime) and self._at().now - asked > finalizers.PATIENCE
+
+    async def _with_block(self, subject: Subject, source: Root | Pod, above: Climb | None) -> Subject:
+        """What keeps its removal from ending. Asked only when it takes long."""
+        kind, meta, now = BY_NAME[subject.ref.kind], source.metadata, self._at().now
+        served = self._discovery.served
+        try:
+            below = await descendants(self._cluster, served, kind, meta)
+            standing = {one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)}
+            above = above or await climb(self._cluster, served, meta)
+        except PlatformError:
+            return subject  # it shows as being removed, and nothing is done about it
+        pod = source if isinstance(source, Pod) else None
+        owner_gone = above.unknown if above.unknown is not None else above.gone is not None
+        blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=owner_gone)
+        return msgspec.structs.replace(subject, blocked=blocked)
+
+    async def _namespace(self, name: str) -> NamespaceFacts:
+        now = time.monotonic()
+        read = self._namespaces.get(name)
+        if read is None or now - read[0] > DAYS.total_seconds():
+            try:
+                found: Namespace | Unknown = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
+            except PlatformError as problem:
+                found = Unknown(str(problem))
+            read = self._namespaces[name] = (now, found)
+        if isinstance(read[1], Unknown):
+            return unreadable(name, read[1].why)
+        return facts_of(read[1].metadata, self._policy.kubernetes.environments, self._at().now)
+
+    async def _tell_of(self, kind: Kind, step: Step, fresh: Subject) -> None:
+        """On the object, where it stays; what was removed is in the ledger."""
+        words = {Action.STOP: "Stopped", Action.TRIM: "Trimmed", Action.RELEASE: "Released"}.get(step.decision.action)
+        if words is not None and kind is not POD:
+            await self._write(fresh.ref, words, step.decision.reason)
+
+    async def _write(self, ref: Ref, reason: str, words: str, *, warning: bool = False) -> None:
+        kind = BY_NAME[ref.kind]
+        async with self._cluster.opened():
+            version = await self._discovery.served(kind)
+            if isinstance(version, str):
+                await self._notes.write(kind, version, ref, reason, words, warning=warning)
+
+    @property
+    def _reading(self) -> translate.Reading:
+        return translate.Reading.of(self._policy)
+
+    def _wanted(self, scope: PlaceScope) -> Wanted:
+        settings = self._policy.kubernetes
+        return Wanted(
+            scope.namespaces,
+            settings.environments,
+            self._reading,
+            settings.page,
+            count_dead=self._policy.at_finish is AtFinish.ALL,
+        )
+
+    def _at(self) -> translate.At:
+        """By the server's clock, which wrote the times that are compared with it."""
+        return translate.At(self.place, self._clock.now() + (self._cluster.skew or timedelta()))
+
+    def _check_clock(self) -> None:
+        skew = self._cluster.skew
+        if skew is not None and abs(skew) > WRONG_CLOCK:
+            ahead = "ahead of" if skew > timedelta() else "behind"
+            raise PlatformError(
+                f"the cluster's clock is {in_words(abs(skew))} {ahead} ours; no time there can be believed, so nothing "
+                "is touched. Mend the clock that is wrong"
+            )
+
+    def _by_our_clock(self, subject: Subject) -> Subject:
+        """The rules compare with our clock. Where the two differ, whatever keeps longer."""
+        skew = self._cluster.skew or timedelta()
+        seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
+        late = max(-skew, timedelta()) if abs(skew) > SLIGHT else timedelta()
+        if not late or not isinstance(subject.ended, datetime):
+            return msgspec.structs.replace(subject, seen=seen)
+        return msgspec.structs.replace(subject, seen=seen, ended=subject.ended + late)
+
+    def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
+        return Snapshot(self.name, self.place, self._clock.now(), tuple(subjects), tuple(unseen))
+
+
+def part_of(above: Climb, ref: Ref) -> str | Unknown | None:
+    """The path of its root; None: it is one."""
+    root = above.root
+    if isinstance(root, Unknown):
+        return root
+    if above.gone is not None:
+        return Unknown(f"{above.gone.kind} {above.gone.name}, which owned it, is gone; the cluster should remove it")
+    if root is None:
+        return None
+    return Ref(ref.platform, ref.place, root.kind.name, root.meta.name, root.meta.uid, ref.namespace).path

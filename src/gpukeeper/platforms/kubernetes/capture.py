@@ -1,0 +1,286 @@
+"""What is saved of a root before it goes: its description, what is below it, events, and the logs of its pods.
+
+Logs are what nobody gets back, so a log that may exist and cannot be had is Unknown, and the root is kept. A log that
+provably does not exist (its pod, container or node is gone) leaves a note that says so. The limits below always hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gpukeeper.model.decision import Evidence, NothingToCapture
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.archive import EVENTS, MANIFEST, TREE
+from gpukeeper.platforms.kubernetes.connect import SLOW, Cluster
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent, TooLarge
+from gpukeeper.platforms.kubernetes.kinds import POD, Kind, known_owner
+from gpukeeper.platforms.kubernetes.wire import ContainerStatus, Owner, Pod, Root
+
+LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 10 * 1024 * 1024  # of one container
+ALL_BYTES = 50 * 1024 * 1024  # of everything
+OBJECT_BYTES, EVENT_BYTES = 4 * 1024 * 1024, 1024 * 1024
+PODS = 100  # whose description and log are taken, those that failed first
+ASKED_FOR_EVENTS = 20
+CUT = b"[gpukeeper: the log is longer; what was above this line was cut off]\n"
+CUT_BELOW = b"\n[gpukeeper: its lines are very long; what was below this line was cut off too]\n"
+ROOM_FOR_NOTES = 64 * 1024
+
+Json: TypeAlias = dict[str, Any]
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
+
+
+class _Full(Exception):
+    """The limit is reached."""
+
+
+class _Files:
+    """Collected up to the limit."""
+
+    def __init__(self, most: int = ALL_BYTES) -> None:
+        self.files: dict[str, bytes] = {}
+        self.left = most - ROOM_FOR_NOTES
+
+    def add(self, name: str, content: bytes) -> None:
+        if len(content) > self.left:
+            raise _Full
+        self.files[name] = content
+        self.left -= len(content)
+
+    def note(self, name: str, words: str) -> None:
+        """Short, and there is room for it always."""
+        self.files[name] = words.encode()[:1000] + b"\n"
+
+
+class Captures:
+    def __init__(self, cluster: Cluster, served: Served) -> None:
+        self._cluster, self._served = cluster, served
+
+    async def capture(
+        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod]
+    ) -> Evidence | NothingToCapture | Unknown:
+        """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back."""
+        version = await self._served(kind)
+        if not isinstance(version, str):
+            return version or Unknown(f"this cluster serves no {kind.plural} any more")
+        files = _Files()
+        try:
+            told = await self._described(kind.path(version, ref.namespace, ref.name))
+            if told.get("metadata", {}).get("uid") != ref.uid:
+                return NothingToCapture("it no longer exists; another object has its name")
+            files.add(MANIFEST, _encoded(told))
+            if set(what) - {"manifest"}:
+                await self._around(kind, ref, what, _worst_first(pods), files)
+        except ApiError as error:
+            gone = error.says_gone and not files.files
+            return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
+        except (ClusterSilent, msgspec.DecodeError) as problem:
+            return Unknown(str(problem))
+        except _Full:
+            return Unknown(f"its description and events alone are more than {ALL_BYTES} bytes")
+        return Evidence(files.files)
+
+    async def _around(self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], files: _Files) -> None:
+        nodes: dict[str, bool] = {}
+        taken = 0
+        between = {} if kind is POD else await self._between(ref, pods)
+        files.add(
+            TREE, _encoded({"root": ref.uid, "between": list(between.values()), "pods": [_line(p) for p in pods]})
+        )
+        if "events" in what:
+            uids = [ref.uid, *between, *(pod.metadata.uid for pod in pods)]
+            files.add(EVENTS, await self._events(ref.namespace, list(dict.fromkeys(uids))))
+        try:
+            for pod in pods[:PODS]:
+                if kind is not POD:
+                    await self._describe_pod(pod, files)
+                if "logs" in what:
+                    await self._logs(pod, files, nodes)
+                taken += 1
+        except _Full:
+            pass
+        if taken < len(pods):
+            left = len(pods) - taken
+            files.note(
+                "left-out.txt", f"Of {left} of {len(pods)} pods not everything was taken: the limit was reached."
+            )
+
+    async def _described(self, path: str) -> Json:
+        """As served, without who wrote which field when."""
+        told = msgspec.json.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any])
+        if isinstance(told.get("metadata"), dict):
+            told["metadata"].pop("managedFields", None)
+        return told
+
+    async def _describe_pod(self, pod: Pod, files: _Files) -> None:
+        meta = pod.metadata
+        try:
+            told = await self._described(POD.path("v1", meta.namespace, meta.name))
+        except ApiError as error:
+            if not error.says_gone:
+                raise
+            files.note(f"pods/{meta.name}.txt", "It went while its root was captured.")
+            return
+        if told.get("metadata", {}).get("uid") == meta.uid:
+            files.add(f"pods/{meta.name}.json", _encoded(told))
+        else:
+            files.note(f"pods/{meta.name}.txt", "It went while its root was captured; another pod has its name now.")
+
+    async def _between(self, ref: Ref, pods: Sequence[Pod]) -> dict[str, Json]:
+        """The objects between root and pods, by uid: climbed from the pods, so that no namespace has to be listed."""
+        found: dict[str, Json] = {}
+        waiting = [pod.metadata.owner for pod in pods]
+        while waiting:
+            owner = waiting.pop()
+            if owner is None or owner.uid == ref.uid or owner.uid in found or len(found) >= PODS:
+                continue
+            line, above = await self._owner(ref.namespace, owner)
+            found[owner.uid] = line
+            waiting.append(above)
+        return found
+
+    async def _owner(self, namespace: str, owner: Owner) -> tuple[Json, Owner | None]:
+        line: Json = {"kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        kind = known_owner(owner.api_version, owner.kind)
+        version = await self._served(kind) if kind is not None else None
+        if kind is None or not isinstance(version, str):
+            return line, None
+        try:
+            told = await self._cluster.get(kind.path(version, namespace, owner.name), Root)
+        except ApiError as error:
+            return {**line, "not read": error.words}, None
+        if told.metadata.uid != owner.uid:
+            return {**line, "not read": "it is gone; another object has its name"}, None
+        conditions = [msgspec.to_builtins(one) for one in told.status.conditions or ()]
+        above = told.metadata.owner
+        owned = {"owner": above.uid} if above is not None else {}
+        return {**line, **owned, "conditions": conditions}, above
+
+    async def _events(self, namespace: str, uids: Sequence[str]) -> bytes:
+        """What the cluster still remembers. It forgets after an hour, so little is no failure, and none neither."""
+        items: list[Any] = []
+        notes: list[str] = []
+        for uid in uids[:ASKED_FOR_EVENTS]:
+            try:
+                told = await self._cluster.raw(
+                    f"/api/v1/namespaces/{namespace}/events",
+                    most=EVENT_BYTES,
+                    limit=200,
+                    fieldSelector=f"involvedObject.uid={uid}",
+                )
+            except (ApiError, TooLarge) as problem:
+                notes.append(str(problem))
+                break
+            items += [_event(one) for one in msgspec.json.decode(told, type=dict[str, Any]).get("items") or ()]
+        if len(uids) > ASKED_FOR_EVENTS:
+            notes.append(f"asked for {ASKED_FOR_EVENTS} of {len(uids)} objects")
+        return _encoded({"items": items, "notes": notes})
+
+    async def _logs(self, pod: Pod, files: _Files, nodes: dict[str, bool]) -> None:
+        name = pod.metadata.name
+        if not pod.spec.node_name:
+            files.note(f"logs/{name}/none.txt", "It was never given a node, so it has no log.")
+            return
+        restarts = {one.name: one.restart_count for one in _statuses(pod)}
+        for container in (*(pod.spec.init_containers or ()), *pod.spec.containers):
+            await self._log(pod, container.name, files, nodes, previous=False)
+            if restarts.get(container.name):
+                await self._log(pod, container.name, files, nodes, previous=True)
+
+    async def _log(self, pod: Pod, container: str, files: _Files, nodes: dict[str, bool], *, previous: bool) -> None:
+        stem = f"logs/{pod.metadata.name}/{container}" + (".previous" if previous else "")
+        try:
+            files.add(f"{stem}.log", await self._end_of_log(pod, container, min(LOG_BYTES, files.left), previous))
+        except ApiError as error:
+            why = await self._no_log(pod, error, nodes)
+            if why is None:
+                raise
+            files.note(f"{stem}.txt", why)
+
+    async def _end_of_log(self, pod: Pod, container: str, most: int, previous: bool) -> bytes:
+        """Fewer lines until they fit: of a log that is too long the end matters."""
+        path = POD.path("v1", pod.metadata.namespace, pod.metadata.name, "log")
+        room = most - len(CUT) - len(CUT_BELOW)
+        if room <= 0:
+            raise _Full
+        stream = b""
+        for lines in LOG_LINES:
+            stream = await self._cluster.raw(
+                path,
+                most=room + 1,
+                tail_ok=True,
+                deadline=SLOW,
+                container=container,
+                previous=previous or None,
+                timestamps=True,
+                tailLines=lines,
+                limitBytes=room + 1,
+            )
+            if len(stream) <= room:
+                return CUT + stream if _lines_in(stream) >= lines else stream
+        return CUT + stream[:room] + CUT_BELOW
+
+    async def _no_log(self, pod: Pod, error: ApiError, nodes: dict[str, bool]) -> str | None:
+        """Why there provably is none; None: there may be one."""
+        if error.says_gone:
+            return f"Its log is gone with its pod or container: {error.words}"
+        if error.status == 400 and error.reason == "BadRequest":
+            return f"It has no log: {error.words}"  # a container that never started, or never ran before
+        if error.status >= 500 and await self._node_is_gone(pod.spec.node_name, nodes):
+            return f"Its node {pod.spec.node_name} is gone, and the log with it."
+        return None
+
+    async def _node_is_gone(self, name: str, nodes: dict[str, bool]) -> bool:
+        if name not in nodes:
+            try:
+                await self._cluster.get(f"/api/v1/nodes/{name}", Root)
+                nodes[name] = False
+            except ApiError as error:
+                nodes[name] = error.says_gone
+        return nodes[name]
+
+
+def _worst_first(pods: Sequence[Pod]) -> list[Pod]:
+    """Where not everything fits, the logs of those that failed matter most; then of those that ran."""
+    rank = {"Failed": 0, "Running": 1, "Unknown": 1, "Succeeded": 2}
+    return sorted(pods, key=lambda pod: (rank.get(pod.status.phase, 3), pod.metadata.name))
+
+
+def _line(pod: Pod) -> Json:
+    owner = pod.metadata.owner
+    ended = {
+        one.name: one.state.terminated.exit_code
+        for one in _statuses(pod)
+        if one.state is not None and one.state.terminated is not None
+    }
+    return {
+        "kind": "Pod",
+        "name": pod.metadata.name,
+        "uid": pod.metadata.uid,
+        "owner": owner.uid if owner is not None else None,
+        "phase": pod.status.phase,
+        "reason": pod.status.reason,
+        "node": pod.spec.node_name,
+        "exit codes": ended,
+    }
+
+
+def _statuses(pod: Pod) -> tuple[ContainerStatus, ...]:
+    return (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ()))
+
+
+def _event(told: Mapping[str, Any]) -> Json:
+    """What people read of an event."""
+    wanted = ("type", "reason", "message", "count", "firstTimestamp", "lastTimestamp", "eventTime", "involvedObject")
+    return {name: told[name] for name in wanted if told.get(name) is not None}
+
+
+def _lines_in(stream: bytes) -> int:
+    return stream.count(b"\n") + (not stream.endswith(b"\n") and bool(stream))
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"

@@ -1,0 +1,158 @@
+"""Why is it still there? Asks everything there is to ask about one object; causes.py turns that into sentences.
+
+Looks only: up to its root and down to its pods, at the controllers that look after them, their logs and its Events.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpukeeper.model.diagnosis import Cause, Diagnosis
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.causes import Facts, RuntimeTtl, ago, causes, cut, tree
+from gpukeeper.platforms.kubernetes.controllers import Controllers, of_kind
+from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.finalizers import controllers_of
+from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.owners import Node, Served, climb, descendants
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
+
+if TYPE_CHECKING:
+    from gpukeeper.platforms.kubernetes.connect import Cluster
+
+EVENTS = 5
+NAMES = 30  # looked for in logs
+
+
+class _RuntimeRef(Wire, frozen=True):
+    name: str = ""
+    kind: str = "ClusterTrainingRuntime"
+
+
+class _TrainSpec(Wire, frozen=True):
+    runtime_ref: _RuntimeRef = _RuntimeRef()
+
+
+class _Train(Wire, frozen=True):
+    spec: _TrainSpec = _TrainSpec()
+
+
+class _JobSetTemplate(Wire, frozen=True):
+    spec: Spec = Spec()
+
+
+class _RuntimeSpec(Wire, frozen=True):
+    template: _JobSetTemplate = _JobSetTemplate()
+
+
+class _Runtime(Wire, frozen=True):
+    spec: _RuntimeSpec = _RuntimeSpec()
+
+
+class _Event(Wire, frozen=True):
+    metadata: Meta = Meta()
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+    @property
+    def at(self) -> datetime | None:
+        times = (when(self.last_timestamp), when(self.event_time), when(self.metadata.creation_timestamp))
+        return next((one for one in times if isinstance(one, datetime)), None)
+
+
+async def diagnose(
+    cluster: Cluster, served: Served, ref: Ref, now: datetime, controllers: Controllers | None = None
+) -> Diagnosis | Unknown:
+    """`now` is the server's. `controllers` should live as long as the platform: its second look proves more."""
+    kind = BY_NAME.get(ref.kind)
+    if kind is None:
+        return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
+    version = await served(kind)
+    if version is None:
+        return Unknown(f"this cluster does not serve {kind.kind}")
+    if isinstance(version, Unknown):
+        return version
+    try:
+        seen = await _read(cluster, kind, version, ref)
+    except ApiError as error:
+        if error.says_gone:
+            return Diagnosis((), (Cause(f"{ref.kind}/{ref.name} is gone"),))
+        return Unknown(f"{ref.kind}/{ref.name} could not be read: {error}")
+    except PlatformError as error:
+        return Unknown(f"{ref.kind}/{ref.name} could not be read: {error}")
+    if ref.uid and seen.metadata.uid != ref.uid:
+        words = f"it is gone; another {kind.kind} of that name was made at {seen.metadata.creation_timestamp}"
+        return Diagnosis((), (Cause(words, f"Look at that one: its uid is {seen.metadata.uid}"),))
+    facts = await gather(cluster, served, Node(kind, seen), now, controllers or Controllers(cluster))
+    return Diagnosis(tuple(tree(facts)), tuple(causes(facts)))
+
+
+async def _read(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> Root | Pod:
+    path = kind.path(version, ref.namespace, ref.name)
+    return await cluster.get(path, Pod) if kind is POD else await cluster.get(path, Root)
+
+
+async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, controllers: Controllers) -> Facts:
+    """Everything there is to ask."""
+    climbed = await climb(cluster, served, node.meta)
+    top = climbed.above[-1] if climbed.above else node
+    below = await descendants(cluster, served, top.kind, top.meta)
+    chain = (top, *climbed.above, node, *below.every())
+    wanted = dict.fromkeys(
+        [of_kind(one.kind.name) for one in chain] + [c for n in chain for c in controllers_of(n.meta)]
+    )
+    reports = {one.name: await controllers.report(one, now) for one in wanted}
+    names = list(dict.fromkeys(one.meta.name for one in chain))[:NAMES]
+    return Facts(
+        node=node,
+        top=top,
+        climb=climbed,
+        below=below,
+        reports=reports,
+        now=now,
+        runtime=await _runtime_ttl(cluster, served, top),
+        events=await _events(cluster, node.meta, now),
+        clashes={
+            name: await controllers.clashes(report, names)
+            for name, report in reports.items()
+            if report.controller.deployments
+        },
+    )
+
+
+async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | Unknown | None:
+    if top.kind is not TRAINJOB:
+        return None
+    version = await served(TRAINJOB)
+    if not isinstance(version, str):
+        return Unknown("its runtime could not be looked up")
+    root = f"/apis/{TRAINJOB.group}/{version}"
+    try:
+        found = await cluster.get(TRAINJOB.path(version, top.meta.namespace, top.meta.name), _Train)
+        named = found.spec.runtime_ref
+        where = f"/namespaces/{top.meta.namespace}/trainingruntimes"
+        plural = where if named.kind == "TrainingRuntime" else "/clustertrainingruntimes"
+        runtime = await cluster.get(f"{root}{plural}/{named.name}", _Runtime)
+    except PlatformError as error:
+        return Unknown(f"its runtime could not be read: {error}")
+    seconds = runtime.spec.template.spec.ttl_seconds_after_finished
+    return None if seconds is None else RuntimeTtl(f"{named.kind} {named.name}", seconds)
+
+
+async def _events(cluster: Cluster, meta: Meta, now: datetime) -> tuple[str, ...] | Unknown:
+    """The newest first. They expire, after an hour as a rule."""
+    found: list[tuple[datetime, _Event]] = []
+    path = f"/api/v1/namespaces/{meta.namespace}/events"
+    try:
+        async for page in cluster.pages(path, _Event, fieldSelector=f"involvedObject.uid={meta.uid}"):
+            found += [(at, one) for one in page.items if (at := one.at) is not None]
+            found = sorted(found, key=lambda pair: pair[0], reverse=True)[:EVENTS]
+    except PlatformError as error:
+        return Unknown(f"its Events could not be read: {error}")
+    return tuple(f"Event, {ago(at, now)}: {one.type} {one.reason}: {cut(one.message)}" for at, one in found)

@@ -1,0 +1,105 @@
+"""Which of our kinds a cluster has, and in which version. That a kind is not installed must be proven, not guessed: a
+404 alone may be a proxy's, so the list of all groups has to lack it, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar, cast
+
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.errors import NOT_FOUND, ApiError
+from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.wire import Wire
+
+T = TypeVar("T")
+REMEMBERED = timedelta(minutes=10)
+
+
+class _Version(Wire, frozen=True):
+    version: str
+
+
+class _Group(Wire, frozen=True, gc=True):
+    kind: str = ""
+    name: str = ""
+    versions: tuple[_Version, ...] = ()
+
+
+class _Groups(Wire, frozen=True, gc=True):
+    kind: str
+    groups: tuple[_Group, ...]
+
+
+class _Listed(Wire, frozen=True):
+    name: str
+    kind: str = ""
+
+
+class _Resources(Wire, frozen=True, gc=True):
+    kind: str
+    group_version: str
+    resources: tuple[_Listed, ...] | None
+
+
+class Discovery:
+    """Answers are remembered for a while; errors are not, they pass."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._known: dict[str, tuple[float, object]] = {}
+
+    async def served(self, kind: Kind) -> str | Unknown | None:
+        """The version to read it in. None: it is not installed. Unknown: nobody could say."""
+        try:
+            versions = await self._versions(kind.group)
+            if versions is None:
+                return None
+            found = [one for one in versions if await self._lists(kind, one)]
+        except PlatformError as error:
+            self._known.clear()  # what contradicts itself is asked anew, all of it
+            return Unknown(f"whether the cluster has {kind.plural} is not known: {error}")
+        if best := next((one for one in kind.versions if one in found), None):
+            return best
+        if found:
+            known = ", ".join(kind.versions)
+            return Unknown(f"the cluster has {kind.plural} in {', '.join(found)}; gpukeeper reads {known}")
+        return None
+
+    async def _versions(self, group: str) -> tuple[str, ...] | None:
+        """None: there is no such group."""
+        if not group:
+            return ("v1",)
+        try:
+            page = await self._read(f"/apis/{group}", _Group)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            everything = await self._read("/apis", _Groups)
+            names = {one.name for one in everything.groups}
+            if everything.kind != "APIGroupList" or "apps" not in names or group in names:
+                raise
+            page = _Group(kind="absent", name=group)
+            self._known[f"/apis/{group}"] = (self._clock(), page)
+        if page.kind == "absent":
+            return None
+        if page.kind != "APIGroup" or page.name != group or not page.versions:
+            raise PlatformError(f"the cluster's answer to /apis/{group} does not describe that group")
+        return tuple(one.version for one in page.versions)
+
+    async def _lists(self, kind: Kind, version: str) -> bool:
+        place = f"{kind.group}/{version}" if kind.group else version
+        path = f"/apis/{place}" if kind.group else f"/api/{version}"
+        page = await self._read(path, _Resources)
+        if page.kind != "APIResourceList" or page.group_version != place:
+            raise PlatformError(f"the cluster's answer to {path} does not say what is served there")
+        return any(one.name == kind.plural and one.kind == kind.kind for one in page.resources or ())
+
+    async def _read(self, path: str, type_: type[T]) -> T:
+        known = self._known.get(path)
+        if known is None or self._clock() - known[0] >= REMEMBERED.total_seconds():
+            known = self._known[path] = (self._clock(), await self._cluster.get(path, type_))
+        return cast(T, known[1])

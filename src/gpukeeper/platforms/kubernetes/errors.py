@@ -1,0 +1,128 @@
+"""What can go wrong with a cluster, in sentences. Only the API server's own words prove anything."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpukeeper.model.errors import PlatformError
+
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY = 401, 403, 404, 409, 410, 422, 429
+# What the server says when a JSON Patch does not fit the object any more: the same words for a failed `test` and for a
+# path that is not there. A refused value has causes and the object's name instead.
+_PATCH_DOES_NOT_FIT = "the server rejected our request due to an error in our request"
+
+
+class ApiError(PlatformError):
+    """The API server (or something before it) answered, and the answer is no."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        words: str,
+        retry_after: float | None = None,
+        continue_: str = "",
+        *,
+        name: str = "",
+        causes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(f"the cluster answered {status}: {words}{_hint(status, reason)}")
+        self.status, self.reason, self.words = status, reason, words
+        self.retry_after, self.continue_ = retry_after, continue_
+        self.name, self.causes = name, causes  # of the object the answer is about; why, one by one
+
+    @property
+    def says_gone(self) -> bool:
+        """The object it names is not there. A 404 of a proxy, or of a kind that is not installed, proves nothing."""
+        return self.status == NOT_FOUND and self.reason == "NotFound" and bool(self.name)
+
+    @property
+    def says_changed(self) -> bool:
+        """It is not what we saw: a precondition or the `test` of a JSON Patch failed."""
+        if self.status == CONFLICT:
+            return self.reason == "Conflict"
+        return self.status == INVALID and not self.causes and _PATCH_DOES_NOT_FIT in self.words
+
+    @property
+    def says_refused(self) -> bool:
+        return self.status in {UNAUTHORIZED, FORBIDDEN}
+
+    @property
+    def says_budget(self) -> bool:
+        """A PodDisruptionBudget refused an eviction: an answer about that pod, not about our pace."""
+        return self.status == TOO_MANY and "DisruptionBudget" in self.causes
+
+    @property
+    def expired(self) -> bool:
+        """The list or version we go on from is too old."""
+        return self.status == EXPIRED
+
+
+class ClusterSilent(PlatformError):
+    """The cluster did not answer, or not in time. What was asked of it may have happened."""
+
+
+class TooLarge(ClusterSilent):
+    """An answer without end must not fill the memory."""
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    name: str = ""
+    causes: list[_Cause] | None = None
+    retry_after_seconds: int | None = None
+
+
+class _StatusMeta(msgspec.Struct):
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class StatusObject(msgspec.Struct):
+    """How the API says no, and also what it answers to some deletes."""
+
+    kind: str = ""
+    reason: str = ""
+    message: str = ""
+    code: int = 0
+    details: _Details | None = None
+    metadata: _StatusMeta | None = None
+
+
+def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = None) -> ApiError:
+    """What an answer of 300 or more says. What is no Status is told as it is and has no reason."""
+    try:
+        said = msgspec.json.decode(body, type=StatusObject)
+    except msgspec.DecodeError:
+        said = StatusObject()
+    if said.kind != "Status":
+        words = " ".join(bytes(body)[:200].decode("utf-8", "replace").split())
+        return ApiError(status, "", words or "nothing more", retry_after)
+    details, meta = said.details or _Details(), said.metadata or _StatusMeta()
+    if retry_after is None and details.retry_after_seconds:
+        retry_after = float(details.retry_after_seconds)
+    causes = tuple(one.reason for one in details.causes or ())
+    words = said.message or said.reason or "nothing more"
+    return ApiError(status, said.reason, words, retry_after, meta.continue_, name=details.name, causes=causes)
+
+
+def cannot_connect(place: str, address: str, why: str) -> ClusterSilent:
+    hint = ""
+    said = why.lower()
+    if "certificate" in said:
+        hint = "; the kubeconfig's certificate-authority is not the one that vouches for it"
+    elif "refused" in said or "timed out" in said or "no route" in said or "unreachable" in said:
+        hint = "; is it running, and does `kubectl version` reach it from here?"
+    elif "name" in said and ("known" in said or "resolution" in said):
+        hint = "; its name is not known here"
+    return ClusterSilent(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
+
+
+def _hint(status: int, reason: str) -> str:
+    if status == UNAUTHORIZED:
+        return "; our credentials are not, or no longer, accepted: log in again, or mend the kubeconfig's user"
+    if status == FORBIDDEN and reason == "Forbidden":
+        return "; `kubectl auth can-i --list` shows what we may do"
+    return ""

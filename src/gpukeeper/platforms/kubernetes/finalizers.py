@@ -1,0 +1,221 @@
+"""What keeps a removal from ending: the finalizers we know, whose they are, and when it is proven that nobody will act.
+
+Pure. Nothing is taken off here. Proven is only: the responsible controller is gone, the garbage collector runs in a
+circle or has nothing left to wait for, or the Job of a pod that ended is gone. All else waits for who is responsible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Blocked
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controllers import BUILT_IN, KUBERAY, KUEUE, TRAINER, Controller, Gone, Standing
+from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
+from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.owners import Descendants, Node
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
+
+FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
+JOB_TRACKING = "batch.kubernetes.io/job-tracking"
+NODE = "its node"  # in place of a finalizer; no list of finalizers names it
+PATIENCE = timedelta(seconds=60)  # past its grace
+CIRCLE = timedelta(seconds=30)  # a child made sooner after its root's removal was asked for may be the last one
+NOTHING_LEFT = timedelta(minutes=5)  # the collector needs seconds
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    name: str
+    whose: str  # for people
+    controller: Controller
+    stuck: str  # when it usually is
+    remedy: str
+    without: bool = False  # it may go once its controller is gone for good
+
+
+_START = "Start its controller again: it finishes the removal by itself"
+_TABLE = (
+    Finalizer(
+        FOREGROUND,
+        "the garbage collector",
+        BUILT_IN,
+        "a child is not gone, is made anew as it goes, or may not be removed",
+        "See what is left below it and mend that",
+    ),
+    Finalizer(
+        ORPHAN,
+        "the garbage collector",
+        BUILT_IN,
+        "a child could not be let go",
+        "See that kube-controller-manager runs and may change what is below it",
+    ),
+    Finalizer(
+        JOB_TRACKING,
+        "the Job controller",
+        BUILT_IN,
+        "its Job is gone and the pod is left",
+        "See that kube-controller-manager runs",
+    ),
+    Finalizer("kueue.x-k8s.io/managed", "Kueue", KUEUE, "Kueue is down", _START, without=True),
+    Finalizer("kueue.x-k8s.io/resource-in-use", "Kueue", KUEUE, "Kueue is down", _START, without=True),
+    Finalizer(
+        "ray.io/rayjob-finalizer",
+        "KubeRay, which stops the Ray job first",
+        KUBERAY,
+        "KubeRay is down, or cannot reach the dashboard of the Ray cluster",
+        _START,
+        without=True,
+    ),
+    Finalizer(
+        "ray.io/gcs-ft-redis-cleanup-finalizer",
+        "KubeRay, which clears its keys in Redis first",
+        KUBERAY,
+        "KubeRay is down, or the Job that clears Redis hangs (forced after 5 minutes from v1.6.2 on)",
+        "See that Redis answers and KubeRay runs; without it the keys in Redis stay",
+        without=True,
+    ),
+    Finalizer(
+        "trainer.kubeflow.org/resource-in-use",
+        "Kubeflow Trainer up to v2.2",
+        TRAINER,
+        "a TrainJob still refers to the runtime",
+        "Remove the TrainJobs that refer to it",
+    ),
+    Finalizer(
+        "kubernetes.io/pvc-protection",
+        "the control plane",
+        BUILT_IN,
+        "a pod still uses the volume, which is right",
+        "End the pods that use the volume",
+    ),
+)
+FINALIZERS: Mapping[str, Finalizer] = {one.name: one for one in _TABLE}
+
+
+def controllers_of(meta: Meta) -> tuple[Controller, ...]:
+    """Who must act before it can go."""
+    known = (FINALIZERS.get(name) for name in meta.finalizers or ())
+    return tuple(dict.fromkeys(one.controller for one in known if one is not None))
+
+
+def blocked(
+    meta: Meta,
+    kind: Kind,
+    children: Descendants | Unknown,
+    controllers: Mapping[str, Standing],
+    now: datetime,
+    *,
+    pod: Pod | None = None,
+    owner_gone: bool | Unknown = False,
+) -> Blocked | None:
+    """What keeps its removal from ending, long after its grace. None: it is not being removed, or not for long enough.
+
+    `children`: what is below it; `controllers`: by their name; for a pod also itself and whether its owner is gone.
+    """
+    asked = when(meta.deletion_timestamp)  # with the grace counted in
+    if not isinstance(asked, datetime) or now - asked <= PATIENCE:
+        return None
+    since = asked - timedelta(seconds=max(0, meta.deletion_grace_period_seconds or 0))
+    if not meta.finalizers:
+        words = "no finalizer is left; the kubelet of its node must say that it ended, so look at the node"
+        return Blocked(NODE, since, proven=False, why=words) if pod is not None else None
+    found = [
+        Blocked(name, since, *_judged(name, meta, kind, children, controllers, now, pod, owner_gone))
+        for name in meta.finalizers
+    ]
+    return next((one for one in found if one.proven is True), found[0])
+
+
+def _judged(
+    name: str,
+    meta: Meta,
+    kind: Kind,
+    children: Descendants | Unknown,
+    controllers: Mapping[str, Standing],
+    now: datetime,
+    pod: Pod | None,
+    owner_gone: bool | Unknown,
+) -> tuple[bool | Unknown, str]:
+    known = FINALIZERS.get(name)
+    if known is None:
+        return Unknown(f"gpukeeper does not know the finalizer {name}"), "whoever put this finalizer there must act"
+    if name == FOREGROUND:
+        return _foreground(meta, kind, children, now)
+    if name == JOB_TRACKING:
+        return _tracked(pod, owner_gone)
+    standing = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not looked at"))
+    words = f"it is {known.whose}'s" if "," not in known.whose else f"it belongs to {known.whose}"
+    if isinstance(standing, Unknown):
+        return (standing if known.without else False), f"{words}; usually stuck when {known.stuck}"
+    if isinstance(standing, Gone):
+        return known.without, f"{words}, and {known.controller.name} is gone ({standing.words})"
+    return False, f"{words}, and {known.controller.name} runs ({standing.words}); stuck when {known.stuck}"
+
+
+def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: datetime) -> tuple[bool | Unknown, str]:
+    """Without it what is below still goes: the collector then removes it in the background."""
+    waits = "the garbage collector waits until everything below it is gone"
+    if isinstance(children, Unknown):
+        return children, waits
+    again = made_again(meta, kind, children, now)
+    if again is not None:
+        return True, (
+            f"its controller makes {again.words} anew each time the garbage collector has removed it, the last time"
+            f" {_later(again, meta)} after the removal was asked for; it ends by chance, or never"
+        )
+    left = children.of(meta.uid)
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        return False, f"{waits}; {left[0].words}{more} is still there{_why_left(left[0])}"
+    if not children.complete:
+        why = children.unseen[0] if children.unseen else "it was looked for by labels only"
+        return Unknown(f"whether anything is left below it is not known: {why}"), waits
+    asked = when(meta.deletion_timestamp)
+    if isinstance(asked, datetime) and now - asked > NOTHING_LEFT:
+        return True, (
+            f"nothing that gpukeeper knows is left below it {in_words(now - asked)} after its removal was asked for;"
+            " the garbage collector missed that"
+        )
+    return False, f"nothing is left below it; the garbage collector has {in_words(NOTHING_LEFT)} to see that"
+
+
+def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> Node | None:
+    """A child that its controller made long after the root's removal was asked for, and that is not stuck itself.
+
+    Each turn is a race that the collector may win (seen within seconds, or not at all), so one turn proves nothing."""
+    asked = when(meta.deletion_timestamp)
+    if not isinstance(asked, datetime) or FOREGROUND not in (meta.finalizers or ()):
+        return None
+    for child in children.of(meta.uid):
+        made, ends = when(child.meta.creation_timestamp), when(child.meta.deletion_timestamp)
+        stuck = ends is not None and (isinstance(ends, Unknown) or now - ends > PATIENCE)
+        if child.kind.name in kind.children and isinstance(made, datetime) and made - asked > CIRCLE and not stuck:
+            return child
+    return None
+
+
+def _later(child: Node, meta: Meta) -> str:
+    made, asked = when(child.meta.creation_timestamp), when(meta.deletion_timestamp)
+    return in_words(made - asked) if isinstance(made, datetime) and isinstance(asked, datetime) else "long"
+
+
+def _why_left(child: Node) -> str:
+    if child.meta.finalizers:
+        return f", with the finalizer {', '.join(child.meta.finalizers)}"
+    return ", and is being removed" if child.meta.deletion_timestamp else ", and nobody has asked for its removal"
+
+
+def _tracked(pod: Pod | None, owner_gone: bool | Unknown) -> tuple[bool | Unknown, str]:
+    if pod is None:
+        return Unknown("only a pod is counted by its Job"), "the Job controller must count it first"
+    if isinstance(owner_gone, Unknown):
+        return owner_gone, "the Job controller must count it first"
+    if not owner_gone:
+        return False, "its Job is there and must count it first"
+    if pod.status.phase not in OVER_PHASES:
+        return False, f"its Job is gone, yet the pod has not ended ({pod.status.phase or 'no phase'})"
+    return True, "its Job is gone, and nobody else counts it"

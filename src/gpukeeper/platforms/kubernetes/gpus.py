@@ -1,0 +1,139 @@
+"""Which GPUs a pod asks for. Pure.
+
+The scheduler gives a pod what it asks for, whole numbers only, so a placed pod holds exactly that. Which device of the
+node it got, the API does not say. A claim (dynamic resource allocation) does not even say how many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import msgspec
+
+from gpukeeper.platforms.kubernetes.wire import Container, PodSpec, RayGroup, Spec, Template
+
+WHOLE = frozenset({"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
+SLICES = frozenset({"nvidia.com/gpu.shared"})
+SLICE_PREFIX = "nvidia.com/mig-"
+MOST_GPUS = 256  # of one pod; anybody may write any number, and no node has more
+_QUANTITY = re.compile(r"(\d{1,18})([kMGT]?)")  # the API itself writes 1000 as 1k
+_SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class Asked(msgspec.Struct, frozen=True):
+    whole: int = 0
+    slices: int = 0
+    unclear: str | None = None  # why that may not be all
+
+    def __bool__(self) -> bool:
+        """It surely asks for a GPU, or may."""
+        return self.whole > 0 or self.slices > 0 or self.unclear is not None
+
+
+def asked(spec: PodSpec) -> Asked:
+    """What the scheduler counts: containers together, or the largest step of the start if that needs more."""
+    unclear = _claims(spec)
+    together, largest = {"whole": 0, "slices": 0}, {"whole": 0, "slices": 0}
+    beside = {"whole": 0, "slices": 0}  # init containers that stay, as far as they are started
+    for container in spec.init_containers or ():
+        wants, odd = _wanted(container)
+        unclear = unclear or odd
+        for part, count in wants.items():
+            if container.restart_policy == "Always":
+                beside[part] += count
+                largest[part] = max(largest[part], beside[part])
+            else:
+                largest[part] = max(largest[part], beside[part] + count)
+    for container in spec.containers:
+        wants, odd = _wanted(container)
+        unclear = unclear or odd
+        for part, count in wants.items():
+            together[part] += count
+    counts = {part: max(together[part] + beside[part], largest[part]) for part in together}
+    if sum(counts.values()) > MOST_GPUS:
+        unclear = f"it asks for {sum(counts.values())} GPUs, more than any node has"
+        counts = {part: min(count, MOST_GPUS) for part, count in counts.items()}
+    return Asked(counts["whole"], counts["slices"], unclear)
+
+
+def templates(spec: Spec) -> Iterator[PodSpec]:
+    """What the pods of a root will look like, as far as its kind says so. A TrainJob's are its runtime's."""
+    for template in _templates(spec):
+        if template is not None and template.spec is not None:
+            yield template.spec
+
+
+def any_asked(spec: Spec) -> bool:
+    """A template asks for a GPU, or for something that may be one."""
+    return any(asked(template) for template in templates(spec))
+
+
+def image_of(specs: Iterable[PodSpec]) -> str | None:
+    """Of the first container that asks for a GPU, else of the first one."""
+    containers = [container for spec in specs for container in spec.containers]
+    if len(containers) == 1:  # most; no need to look at what it asks for
+        return containers[0].image or None
+    with_gpu = [one for one in containers if any(_wanted(one)[0].values())]
+    return next((one.image for one in (*with_gpu, *containers) if one.image), None)
+
+
+def _templates(spec: Spec) -> Iterator[Template | None]:
+    if spec.template is not None:  # a kind that has one has nothing else
+        yield spec.template
+        return
+    for replicas in (
+        spec.pytorch_replica_specs,
+        spec.tf_replica_specs,
+        spec.mpi_replica_specs,
+        spec.xgb_replica_specs,
+        spec.paddle_replica_specs,
+        spec.jax_replica_specs,
+    ):
+        for replica in (replicas or {}).values():
+            yield replica.template
+    for job in spec.replicated_jobs or ():
+        if job.template is not None and job.template.spec is not None:
+            yield job.template.spec.template
+    if spec.ray_cluster_spec is not None:
+        yield from _groups(spec.ray_cluster_spec.head_group_spec, spec.ray_cluster_spec.worker_group_specs)
+    yield from _groups(spec.head_group_spec, spec.worker_group_specs)
+
+
+def _groups(head: RayGroup | None, workers: Iterable[RayGroup] | None) -> Iterator[Template | None]:
+    for group in (head, *(workers or ())):
+        yield None if group is None else group.template
+
+
+def _claims(spec: PodSpec) -> str | None:
+    if not spec.resource_claims:
+        return None
+    names = ", ".join(one.name[:60] for one in spec.resource_claims[:4])
+    return f"it has a resource claim ({names}), which may be a GPU"
+
+
+def _wanted(container: Container) -> tuple[dict[str, int], str | None]:
+    """A request that is not written is as large as the limit; for GPUs both are always the same."""
+    wants = {"whole": 0, "slices": 0}
+    resources = container.resources
+    if resources is None:
+        return wants, None
+    unclear = None
+    for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
+        part = "whole" if name in WHOLE else "slices" if name in SLICES or name.startswith(SLICE_PREFIX) else None
+        if part is None:
+            continue
+        count = _count(quantity)
+        if count is None:
+            unclear = f"it asks for {str(quantity)[:40]!r} of {name[:60]}, which is no number of GPUs"
+        else:
+            wants[part] += count
+    return wants, unclear
+
+
+def _count(quantity: str | float) -> int | None:
+    if not isinstance(quantity, str):
+        return int(quantity) if quantity >= 0 and quantity == int(quantity) else None
+    found = _QUANTITY.fullmatch(quantity)
+    return int(Decimal(found[1]) * _SCALES[found[2]]) if found is not None else None

@@ -1,0 +1,387 @@
+"""What an object says about its own life, in our words and in those of other tools. Pure.
+
+Claims all of them. Ours come first; TTLs of other tools count where the policy names them, their holds always hold
+running work. A value that cannot be read is said aloud and keeps: silence would make it immortal or kill it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Marks, Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.finish import Ending
+from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, Kind, Lever
+from gpukeeper.platforms.kubernetes.wire import Meta, Spec, when
+
+TTL, HOLD_UNTIL, OWNER, EXEMPT = (
+    "gpukeeper.io/ttl",
+    "gpukeeper.io/hold-until",
+    "gpukeeper.io/owner",
+    "gpukeeper.io/exempt",
+)
+INFRASTRUCTURE = "gpukeeper.io/infrastructure"
+FIELD_TTL, RUN_POLICY_TTL = "spec.ttlSecondsAfterFinished", "spec.runPolicy.ttlSecondsAfterFinished"
+JANITOR_TTL, JANITOR_EXPIRES = "janitor/ttl", "janitor/expires"
+TWIN_TTL, TWIN_REFRESHED = "k8s-ttl-controller.twin.sh/ttl", "k8s-ttl-controller.twin.sh/refreshed-at"
+KYVERNO_TTL = "cleanup.kyverno.io/ttl"
+EXCLUDE, EXCLUDE_UNTIL = "downscaler/exclude", "downscaler/exclude-until"
+POD_HOLDS = (("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"), ("karpenter.sh/do-not-disrupt", "true"))
+MULTIKUEUE_ORIGIN = "kueue.x-k8s.io/multikueue-origin"
+GITOPS_ANNOTATIONS = {"argocd.argoproj.io/tracking-id": "Argo CD"}
+GITOPS_LABELS = {
+    "argocd.argoproj.io/instance": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+}
+LONGEST = timedelta(days=36500)  # beyond it, adding a span to today leaves the calendar
+FAR = datetime(9999, 1, 1, tzinfo=UTC)  # the hold rule bounds it
+RAY_MARGIN = timedelta(seconds=60)
+SHOWN = 40  # characters of somebody's words in a sentence of ours
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(w|d|h|m|s)")
+_SPAN = re.compile(rf"(?:{_PART.pattern})+")
+_ONE_UNIT = re.compile(r"\d{1,9}[smhdw]")
+_SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_ACTS = frozenset({"DeleteWorkers", "DeleteCluster", "DeleteSelf"})
+
+
+class Expiry(msgspec.Struct, frozen=True):
+    """`after`: counted from the finish. `at`: absolute. Neither: never."""
+
+    after: timedelta | None = None
+    at: datetime | None = None
+
+
+NEVER = Expiry()
+
+
+def read(
+    kind: Kind,
+    root_meta: Meta,
+    spec: Spec | None,
+    ending: Ending,
+    now: datetime,
+    foreign: Sequence[str] = (),
+    pods_hold: str | None = None,
+    gitops: bool = False,
+) -> tuple[Marks, tuple[str, ...]]:
+    """The marks, and what somebody should mend. `gitops`: what a GitOps tool put there counts as ours, too."""
+    notes: list[str] = []
+    ttl, elsewhere, forever = _ttl(kind, root_meta, spec, ending, foreign, notes)
+    holds = [*_own_holds(root_meta), *([FAR] if forever else [])]
+    over = ending.over is True
+    if not over:
+        holds += _foreign_holds(root_meta, pods_hold)
+    if spec is not None and kind == RAYJOB and over:
+        until = ray_acts_until(spec, ending)
+        holds += [] if until is None else [until]
+    hold = _longest(holds) if holds else None
+    notes += [one.why for one in holds if isinstance(one, Unknown)]
+    marks = Marks(
+        ttl=ttl,
+        ttl_elsewhere=elsewhere,
+        hold_until=hold,
+        asks_exemption=_asks(root_meta),
+        managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
+    )
+    return marks, (*dict.fromkeys(notes), *(misplaced(kind, spec) if spec is not None else ()))
+
+
+def pod_hold(meta: Meta) -> str | None:
+    """A pod that other tools must not move: its root is held while it runs."""
+    given = meta.annotations or {}
+    found = next((key for key, value in POD_HOLDS if given.get(key, "").lower() == value), None)
+    return None if found is None else f"pod {meta.name} says {found}={given[found][:SHOWN]}"
+
+
+def excluded(given: Mapping[str, str], now: datetime) -> str | None:
+    """Words of a downscaler's mark on a namespace; one that cannot be read holds."""
+    until = _exclusion(given)
+    if until is None or (isinstance(until, datetime) and until <= now):
+        return None
+    if isinstance(until, Unknown):
+        return until.why
+    return EXCLUDE if until == FAR else f"{EXCLUDE_UNTIL}={given[EXCLUDE_UNTIL][:SHOWN]}"
+
+
+def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool = False) -> str | None:
+    """Whoever else owns its life: it would come back, or be dispatched anew, if we took it away."""
+    by = _managed_by(kind, spec)
+    if by is not None and by != kind.controller:
+        return f"{by[:SHOWN]} (managedBy)"
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    if MULTIKUEUE_ORIGIN in labels:
+        return f"MultiKueue of another cluster ({labels[MULTIKUEUE_ORIGIN][:SHOWN]})"
+    if gitops:
+        return None
+    for marks, given in ((GITOPS_ANNOTATIONS, annotations), (GITOPS_LABELS, labels)):
+        for key, tool in marks.items():
+            if key in given:
+                return f"{tool} ({key}={given[key][:SHOWN]}), which would put it back"
+    return None
+
+
+def misplaced(kind: Kind, spec: Spec) -> Iterator[str]:
+    """A setting that does nothing where it stands."""
+    if kind == JOBSET:
+        for job in spec.replicated_jobs or ():
+            inner = None if job.template is None else job.template.spec
+            if inner is not None and inner.ttl_seconds_after_finished is not None:
+                yield (
+                    f"ttlSecondsAfterFinished stands in the template of replicated job {job.name[:SHOWN]}, where it"
+                    f" takes single Jobs away from the JobSet; write {FIELD_TTL} of the JobSet"
+                )
+    if kind.lever is Lever.RUN_POLICY:
+        if spec.ttl_seconds_after_finished is not None:
+            yield f"{FIELD_TTL} does nothing on a {kind.kind}; write {RUN_POLICY_TTL}"
+        if spec.clean_pod_policy is not None and kind.kind != "MPIJob":
+            yield f"spec.cleanPodPolicy does nothing on a {kind.kind}; write spec.runPolicy.cleanPodPolicy"
+
+
+def ray_acts_until(spec: Spec, ending: Ending) -> datetime | Unknown | None:
+    """Until when KubeRay itself still tidies up after this end, and a margin; it must not be overtaken."""
+    after = _ray_cleanup(spec, ending.outcome)
+    if after is None or ending.at is None:
+        return None
+    if isinstance(after, Unknown):
+        return after
+    if isinstance(ending.at, Unknown):
+        return Unknown(f"KubeRay tidies up {in_words(after)} after the end, and {ending.at.why}")
+    return ending.at + after + RAY_MARGIN
+
+
+def ray_words(spec: Spec, ending: Ending) -> str | None:
+    after = _ray_cleanup(spec, ending.outcome)
+    if after is None or isinstance(after, Unknown):
+        return None
+    return f"KubeRay itself tidies up {in_words(after)} after the end; gpukeeper waits for that"
+
+
+def span(marker: str, text: str) -> timedelta | Unknown:
+    """30m, 2d, 1h30m, 0s. Nothing is skipped: 10ay is no length."""
+    plain = text.strip()
+    if plain.startswith("-") and _SPAN.fullmatch(plain[1:]):
+        return Unknown(f"{marker}={text[:SHOWN]!r} is negative")
+    if plain != "0" and not _SPAN.fullmatch(plain):
+        return Unknown(f"{marker}={text[:SHOWN]!r} is no length such as 30m, 2h or 1d")
+    return _within_reason(marker, text, sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(plain)))
+
+
+def moment(marker: str, text: str) -> datetime | Unknown:
+    """RFC 3339 or a date; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        found = found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return Unknown(f"{marker}={text[:SHOWN]!r} is no time such as 2026-12-01T18:00:00Z")
+    return found
+
+
+# Times to live
+
+
+def _ttl(
+    kind: Kind, meta: Meta, spec: Spec | None, ending: Ending, foreign: Sequence[str], notes: list[str]
+) -> tuple[timedelta | Unknown | None, bool, bool]:
+    """Its TTL after the finish, whether the platform itself acts on it, and whether it asks to stay for ever."""
+    others = _foreign_ttl(meta, foreign) if foreign else []
+    notes += [one.why for one in others if isinstance(one, Unknown)]
+    forever = NEVER in others
+    annotations = meta.annotations or {}
+    if TTL in annotations:
+        own = span(TTL, annotations[TTL])
+        notes += [own.why] if isinstance(own, Unknown) else []
+        return own, False, forever
+    field = _field_ttl(kind, spec)
+    if field is not None:
+        notes += [field.why] if isinstance(field, Unknown) else []
+        return field, True, forever
+    broken = next((one for one in others if isinstance(one, Unknown)), None)
+    if broken is not None:
+        return broken, False, forever
+    left = [_after_finish(one, meta, ending) for one in others if isinstance(one, Expiry) and one != NEVER]
+    unclear = next((one for one in left if isinstance(one, Unknown)), None)
+    if unclear is not None:
+        return unclear, False, forever
+    return max((one for one in left if isinstance(one, timedelta)), default=None), False, forever
+
+
+def _field_ttl(kind: Kind, spec: Spec | None) -> timedelta | Unknown | None:
+    """The field that the kind's own controller obeys. A RayJob's removes its cluster only; a TrainJob has none."""
+    if spec is None:
+        return None
+    if kind in (JOB, JOBSET):
+        return _seconds(FIELD_TTL, spec.ttl_seconds_after_finished)
+    if kind.lever is Lever.RUN_POLICY and spec.run_policy is not None:
+        return _seconds(RUN_POLICY_TTL, spec.run_policy.ttl_seconds_after_finished)
+    return None
+
+
+def _foreign_ttl(meta: Meta, foreign: Sequence[str]) -> list[Expiry | Unknown]:
+    annotations, labels = meta.annotations or {}, meta.labels or {}
+    found: list[Expiry | Unknown] = []
+    if JANITOR_TTL in foreign and (text := annotations.get(JANITOR_TTL)) is not None:
+        found.append(_janitor(meta, text))
+    if JANITOR_EXPIRES in foreign and (text := annotations.get(JANITOR_EXPIRES)) is not None:
+        found.append(_expires(moment(JANITOR_EXPIRES, text)))
+    if TWIN_TTL in foreign and (text := annotations.get(TWIN_TTL)) is not None:
+        found.append(_twin(meta, text, annotations.get(TWIN_REFRESHED)))
+    if KYVERNO_TTL in foreign and (text := labels.get(KYVERNO_TTL)) is not None:
+        found.append(_kyverno(text))
+    return found
+
+
+def _janitor(meta: Meta, text: str) -> Expiry | Unknown:
+    if text.strip() == "forever":
+        return NEVER
+    if not _ONE_UNIT.fullmatch(text.strip()):
+        return Unknown(f"{JANITOR_TTL}={text[:SHOWN]!r} is no number with one unit (s, m, h, d, w)")
+    return _from_creation(meta, JANITOR_TTL, span(JANITOR_TTL, text))
+
+
+def _twin(meta: Meta, text: str, refreshed: str | None) -> Expiry | Unknown:
+    """A lease: renewing it starts it anew."""
+    after = span(TWIN_TTL, text)
+    if refreshed is None or isinstance(after, Unknown):
+        return _from_creation(meta, TWIN_TTL, after)
+    begun = moment(TWIN_REFRESHED, refreshed)
+    return begun if isinstance(begun, Unknown) else _expires(_sum(TWIN_TTL, begun, after))
+
+
+def _kyverno(text: str) -> Expiry | Unknown:
+    """A length counts from when Kyverno saw the label. We cannot know that; the finish is later than the creation."""
+    compact = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d)(\d\d)(\d\d)Z", text.strip())
+    if compact is not None:
+        return _expires(moment(KYVERNO_TTL, f"{compact[1]}T{compact[2]}:{compact[3]}:{compact[4]}Z"))
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text.strip()):
+        return _expires(moment(KYVERNO_TTL, text))
+    after = span(KYVERNO_TTL, text)
+    return after if isinstance(after, Unknown) else Expiry(after=after)
+
+
+def _from_creation(meta: Meta, marker: str, after: timedelta | Unknown) -> Expiry | Unknown:
+    if isinstance(after, Unknown):
+        return after
+    created = when(meta.creation_timestamp)
+    if not isinstance(created, datetime):
+        return Unknown(f"{marker} counts from its creation, and that is not known")
+    return _expires(_sum(marker, created, after))
+
+
+def _expires(at: datetime | Unknown) -> Expiry | Unknown:
+    return at if isinstance(at, Unknown) else Expiry(at=at)
+
+
+def _after_finish(expiry: Expiry, meta: Meta, ending: Ending) -> timedelta | Unknown | None:
+    """From an absolute expiry to a TTL after the finish, never negative.
+
+    Where the finish is not known, the rules count from later than the creation, so counting from that keeps longer."""
+    if expiry.after is not None or expiry.at is None:
+        return expiry.after
+    begun = ending.at if isinstance(ending.at, datetime) else when(meta.creation_timestamp)
+    if not isinstance(begun, datetime):
+        return Unknown(f"it expires at {expiry.at.isoformat()}, and neither its end nor its creation is known")
+    return max(timedelta(), expiry.at - begun)
+
+
+def _seconds(field: str, value: int | None) -> timedelta | Unknown | None:
+    if value is None:
+        return None
+    return Unknown(f"{field}={value} is negative") if value < 0 else _within_reason(field, str(value), value)
+
+
+def _within_reason(marker: str, text: str, seconds: float) -> timedelta | Unknown:
+    if seconds > LONGEST.total_seconds():
+        return Unknown(f"{marker}={text[:SHOWN]!r} is longer than 100 years")
+    return timedelta(seconds=seconds)
+
+
+def _sum(marker: str, begun: datetime, after: timedelta) -> datetime | Unknown:
+    try:
+        return begun + after
+    except OverflowError:
+        return Unknown(f"{marker}: {in_words(after)} after {begun.year} never comes")
+
+
+# Holds
+
+
+def _own_holds(meta: Meta) -> list[datetime | Unknown]:
+    annotations = meta.annotations or {}
+    return [moment(HOLD_UNTIL, annotations[HOLD_UNTIL])] if HOLD_UNTIL in annotations else []
+
+
+def _foreign_holds(meta: Meta, pods_hold: str | None) -> list[datetime | Unknown]:
+    own = _exclusion(meta.annotations or {})
+    return [*([] if own is None else [own]), *([FAR] if pods_hold is not None else [])]
+
+
+def _exclusion(given: Mapping[str, str]) -> datetime | Unknown | None:
+    value = given.get(EXCLUDE, "").strip().lower()
+    if value == "true":
+        return FAR
+    if value not in {"", "false"}:
+        return Unknown(f"{EXCLUDE}={given[EXCLUDE][:SHOWN]!r} is neither true nor false")
+    return moment(EXCLUDE_UNTIL, given[EXCLUDE_UNTIL]) if EXCLUDE_UNTIL in given else None
+
+
+def _longest(holds: Sequence[datetime | Unknown]) -> datetime | Unknown | None:
+    broken = next((one for one in holds if isinstance(one, Unknown)), None)
+    return broken if broken is not None else max((one for one in holds if isinstance(one, datetime)), default=None)
+
+
+def _asks(meta: Meta) -> str | None:
+    given = {**(meta.labels or {}), **(meta.annotations or {})}
+    for key in (EXEMPT, INFRASTRUCTURE):
+        if given.get(key, "false").strip().lower() != "false":
+            return f"{key}={given[key][:SHOWN]}"
+    return None
+
+
+def _managed_by(kind: Kind, spec: Spec | None) -> str | None:
+    if spec is None or not kind.controller:
+        return None
+    if kind.lever is Lever.RUN_POLICY:
+        return spec.run_policy.managed_by if spec.run_policy is not None else None
+    return spec.managed_by
+
+
+# What KubeRay does by itself after the end of a RayJob
+
+
+def _ray_cleanup(spec: Spec, outcome: Outcome | Unknown | None) -> timedelta | Unknown | None:
+    """How long after the end it acts for the last time. None: it does nothing."""
+    waits: list[timedelta | Unknown] = []
+    if spec.shutdown_after_job_finishes:
+        shut = _seconds(FIELD_TTL, spec.ttl_seconds_after_finished or 0)
+        waits += [] if shut is None else [shut]
+    rules = (spec.deletion_strategy or {}).get("deletionRules") or ()
+    if not isinstance(rules, list | tuple):
+        return Unknown("its deletionRules cannot be read")
+    waits += [wait for rule in rules if (wait := _ray_rule(rule, outcome)) is not None]
+    broken = next((one for one in waits if isinstance(one, Unknown)), None)
+    return broken if broken is not None else max((one for one in waits if isinstance(one, timedelta)), default=None)
+
+
+def _ray_rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unknown | None:
+    """None: it is for another outcome, or deletes nothing."""
+    condition = rule.get("condition") if isinstance(rule, Mapping) else None
+    if not isinstance(condition, Mapping):
+        return Unknown("one of its deletionRules cannot be read")
+    if rule.get("policy") not in _ACTS:
+        return None
+    wanted = {condition.get("jobStatus"), condition.get("jobDeploymentStatus")} - {None, ""}
+    if outcome is Outcome.SUCCEEDED and wanted and wanted <= {"FAILED", "Failed"}:
+        return None
+    if outcome is Outcome.FAILED and wanted and wanted <= {"SUCCEEDED", "Complete"}:
+        return None
+    seconds = condition.get("ttlSeconds") or 0
+    if not isinstance(seconds, int):
+        return Unknown(f"one of its deletionRules waits for {str(seconds)[:SHOWN]!r} seconds")
+    return _seconds("ttlSeconds", seconds)

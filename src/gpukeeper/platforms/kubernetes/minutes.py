@@ -1,0 +1,265 @@
+"""How busy the GPUs of pods were, minute by minute, as DCGM exporters said. Pure; knows no policy.
+
+A minute's value is its largest: one busy reading makes it busy. An idle minute must be believed: the energy counter,
+which grows even at rest, was seen to grow; both fields that exist agree; power and memory do not speak against it; not
+all GPUs of an exporter turned idle at once. What is doubted is Unknown, and what is Unknown is never idle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.devices.busy import is_busy
+from gpukeeper.devices.dcgm import FIELDS
+from gpukeeper.model.unknown import Unknown
+
+Device: TypeAlias = tuple[str, int | None]  # uuid of the GPU; GPU instance of a slice
+Share: TypeAlias = tuple[str, int | None, str]  # the same, and which replica of a GPU that is shared
+Pod: TypeAlias = tuple[str, str]  # namespace and name
+Value: TypeAlias = float | Unknown
+Point: TypeAlias = tuple[float, Value]  # seconds since the epoch
+
+MINUTE = 60
+LOOK_BACK = 8  # minutes before the first one that is judged: for the energy counter and for doubts
+BACK_MAX = 120  # minutes of history that the first reading asks for
+PAIR_MAX = 5 * MINUTE  # seconds between two readings of a counter that are compared
+DOUBT_FOR = 5  # minutes
+NEVER_IDLE_WATTS = 250.0  # no GPU rests at that
+SURELY_BUSY = 50.0  # percent: no policy calls that idle, so it need not be believed
+STEADY_MIB = 64  # memory in use varies by no more when nobody works
+SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
+NAMES = tuple(sorted(name for name, (field, _read) in FIELDS.items() if field in SIGNALS))
+
+ALL_AT_ONCE = Unknown("all GPUs of its node turned idle at once; the source is doubted")
+ELSEWHERE = Unknown("it is shared and another GPU of its node is busy: under MPS use is shown on the wrong GPU")
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of one device, as one exporter said it for one pod."""
+
+    field: str
+    device: Device
+    source: str  # which exporter
+    pod: Pod | None
+    uid: str = ""  # of the pod, where the exporter says it
+    replica: str = ""  # of a GPU that several share
+    mps: bool = False
+    points: tuple[Point, ...]
+
+    @property
+    def share(self) -> Share:
+        return (*self.device, self.replica)
+
+
+def trace(labels: Mapping[str, str], name: str, points: Iterable[tuple[float, float]], source: str) -> Trace | None:
+    """None: not of a GPU, or nothing that is judged here."""
+    field, read = FIELDS.get(name, ("", None))
+    instance = labels.get("GPU_I_ID", "")
+    if field not in SIGNALS or read is None or not labels.get("UUID") or not (not instance or instance.isdecimal()):
+        return None
+    if instance and field == "utilisation":
+        return None  # slices have none: a 0 there means "not supported"
+    return Trace(
+        field=field,
+        device=(labels["UUID"], int(instance) if instance else None),
+        source=source,
+        pod=pod_of(labels),
+        uid=labels.get("exported_pod_uid") or labels.get("pod_uid", ""),
+        replica=labels.get("vgpu", ""),
+        mps=_is_mps(labels),
+        points=tuple((at, read(value)) for at, value in points),
+    )
+
+
+def pod_of(labels: Mapping[str, str]) -> Pod | None:
+    """Where the scraper does not honour the labels it reads, `pod` and `namespace` may be the exporter's own."""
+    name = labels.get("exported_pod") or labels.get("pod")
+    return (labels.get("exported_namespace") or labels.get("namespace", ""), name) if name else None
+
+
+def source_of(labels: Mapping[str, str]) -> str:
+    return labels.get("instance") or labels.get("Hostname") or labels.get("hostname", "")
+
+
+def _is_mps(labels: Mapping[str, str]) -> bool:
+    """Labels of the node that a scraper was told to copy."""
+    return any(
+        (name.endswith("sharing_strategy") and value == "mps") or (name.endswith("mps_capable") and value == "true")
+        for name, value in labels.items()
+    )
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What was found out of one device: its value in each minute in which something was said of it."""
+
+    minutes: Mapping[int, Value]
+    slice: bool
+
+
+def judge(traces: Sequence[Trace], first: int, last: int) -> dict[Device, Said]:
+    """The minutes `first` to `last`, numbered since the epoch. The traces should begin LOOK_BACK minutes earlier."""
+    by_source: dict[str, dict[Device, list[Trace]]] = defaultdict(lambda: defaultdict(list))
+    for one in traces:
+        by_source[one.source][one.device].append(one)
+    merged: dict[Device, dict[int, Value]] = defaultdict(dict)
+    for devices in by_source.values():
+        said = {device: _said(device, devices, first - LOOK_BACK, last) for device in tuple(devices)}
+        _doubt_all_at_once(said, first - LOOK_BACK, last)
+        _doubt_shared(said, devices)
+        for device, values in said.items():
+            for minute, value in values.items():
+                if minute >= first:
+                    merged[device][minute] = _busier(merged[device].get(minute), value)
+    return {device: Said(values, device[1] is not None) for device, values in merged.items()}
+
+
+def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, last: int) -> dict[int, Value]:
+    """Of one device by one exporter; whoever it is labelled with, the readings are the device's."""
+    fields: dict[str, list[Point]] = defaultdict(list)
+    for one in traces[device]:
+        fields[one.field] += one.points
+    if not fields["energy_mj"]:  # of a slice: the counter of its whole GPU
+        whole = traces.get((device[0], None), ())
+        fields["energy_mj"] = [point for one in whole if one.field == "energy_mj" for point in one.points]
+    engine, use = _by_minute(fields["engine"]), _by_minute(fields["utilisation"])
+    exists = {name for name in ("engine", "utilisation") if fields[name]}
+    life = _Life(fields, whole=device[1] is None)
+    found: dict[int, Value] = {}
+    for minute in sorted({*engine, *use}):
+        if first <= minute <= last:
+            value = _of_fields(engine.get(minute, ()), use.get(minute, ()), exists)
+            surely = isinstance(value, Unknown) or value >= SURELY_BUSY
+            trouble = None if surely else life.trouble(minute)
+            found[minute] = value if trouble is None else trouble
+    return found
+
+
+def _of_fields(engine: Sequence[Value], use: Sequence[Value], exists: set[str]) -> Value:
+    """The larger of the two. One alone is believed where the other never exists, or when it is surely busy."""
+    readings = [*engine, *use]
+    largest = max((one for one in readings if not isinstance(one, Unknown)), default=None)
+    if largest is not None and largest >= SURELY_BUSY:
+        return largest
+    blank = next((one for one in readings if isinstance(one, Unknown)), None)
+    if blank is not None:  # it may hide a busy reading
+        return blank
+    for name, values in (("engine", engine), ("utilisation", use)):
+        if name in exists and not values:
+            return Unknown(f"its {name} was not exported in that minute, and one source alone may lie")
+    return _NOTHING if largest is None else largest
+
+
+class _Life:
+    """What else one exporter says of a device: whether its readings are fresh, and what speaks against its rest."""
+
+    def __init__(self, fields: Mapping[str, Sequence[Point]], *, whole: bool) -> None:
+        self._counts, (self._grown, self._fallen) = bool(fields["energy_mj"]), _energy(fields["energy_mj"])
+        # The power of a slice is that of its whole GPU.
+        self._power = _by_minute(fields["power_watts"]) if whole else {}
+        self._memory = _by_minute(fields["memory_used_mib"])
+
+    def trouble(self, minute: int) -> Unknown | None:
+        """Why a quiet minute is not believed."""
+        if not self._counts:
+            return Unknown("the exporter gives no energy counter, so nothing shows that its values are fresh")
+        if minute in self._fallen:
+            return Unknown("its energy counter began anew: the driver was just loaded")
+        if minute not in self._grown and minute - 1 not in self._grown:
+            return Unknown("its energy counter stands still, so what the exporter says is old")
+        watts = max(_known(self._power.get(minute, ())), default=0.0)
+        if watts >= NEVER_IDLE_WATTS:
+            return Unknown(f"it says it is idle and draws {watts:.0f} W; one of the two is wrong")
+        memory = [*_known(self._memory.get(minute - 1, ()))[-1:], *_known(self._memory.get(minute, ()))]
+        if memory and max(memory) - min(memory) > STEADY_MIB:
+            return Unknown(f"its memory in use changed by {max(memory) - min(memory):.0f} MiB: somebody works with it")
+        return None
+
+
+def _known(values: Sequence[Value]) -> list[float]:
+    return [one for one in values if not isinstance(one, Unknown)]
+
+
+def _energy(points: Sequence[Point]) -> tuple[set[int], set[int]]:
+    """The minutes in which the counter was seen to grow, and those in which it fell."""
+    known = sorted((at, value) for at, value in points if not isinstance(value, Unknown))
+    grown: set[int] = set()
+    fallen: set[int] = set()
+    for (earlier, before), (at, value) in pairwise(known):
+        if value > before and at - earlier <= PAIR_MAX:
+            grown.add(int(at) // MINUTE)
+        elif value < before and at > earlier:
+            fallen.add(int(at) // MINUTE)
+    return grown, fallen
+
+
+def _by_minute(points: Sequence[Point]) -> dict[int, list[Value]]:
+    found: dict[int, list[Value]] = defaultdict(list)
+    for at, value in points:
+        found[int(at) // MINUTE].append(value)
+    return found
+
+
+def _doubt_all_at_once(said: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
+    """All idle in one minute is how a dead source looks. A job on all of them that ends looks the same for a while."""
+    state: dict[Device, bool] = {}  # busy when last known
+    until = first
+    for minute in range(first, last + 1):
+        now = {
+            device: is_busy(value, device[1] is not None)
+            for device, values in said.items()
+            if not isinstance(value := values.get(minute, _NOTHING), Unknown)
+        }
+        if any(now.values()):
+            until = minute
+        elif now and sum(state.values()) >= 2 and any(state.get(device) for device in now):
+            until = minute + DOUBT_FOR
+        state |= now
+        if minute < until:
+            for device in now:
+                said[device][minute] = ALL_AT_ONCE
+
+
+_NOTHING = Unknown("nothing was said in that minute")
+
+
+def _doubt_shared(said: Mapping[Device, dict[int, Value]], traces: Mapping[Device, Sequence[Trace]]) -> None:
+    """Of several sharers MPS may show one on a GPU that it does not use (dcgm-exporter#568)."""
+    busiest: dict[int, float] = defaultdict(float)
+    for device, values in said.items():
+        for minute, value in values.items():
+            if not isinstance(value, Unknown) and is_busy(value, device[1] is not None):
+                busiest[minute] = max(busiest[minute], value)
+    for device, mine in traces.items():
+        for minute in _shared(mine):
+            value = said[device].get(minute, _NOTHING)
+            if not isinstance(value, Unknown) and value < min(busiest[minute], SURELY_BUSY):
+                said[device][minute] = ELSEWHERE
+
+
+def _shared(traces: Sequence[Trace]) -> set[int]:
+    sharers: dict[int, set[tuple[Pod | None, str]]] = defaultdict(set)
+    for one in traces:
+        for at, _value in one.points:
+            sharers[int(at) // MINUTE].add((one.pod, one.replica))
+    return {minute for minute, who in sharers.items() if len(who) > 1 or any(replica for _pod, replica in who)}
+
+
+def _busier(one: Value | None, other: Value) -> Value:
+    """Two exporters of the same device: busy wins, and what one cannot say the other may."""
+    if one is None or isinstance(one, Unknown):
+        return other
+    return one if isinstance(other, Unknown) else max(one, other)
+
+
+def minute_of(at: datetime) -> int:
+    return int(at.timestamp()) // MINUTE
+
+
+def begin_of(minute: int) -> datetime:
+    return datetime.fromtimestamp(minute * MINUTE, UTC)

@@ -1,0 +1,77 @@
+"""What lives below one owner, added up over its pods. A status counts otherwise: it hides workers that run on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
+from gpukeeper.platforms.kubernetes.gpus import Asked
+from gpukeeper.platforms.kubernetes.marks import pod_hold
+from gpukeeper.platforms.kubernetes.wire import Pod, when
+
+
+class Tally(msgspec.Struct):
+    living: int = 0  # pods that are neither Succeeded nor Failed; those that are being ended, too
+    holding: int = 0  # of them, pods that were given a node and asked for GPUs: they hold them
+    pending: int = 0  # of the living: not given a node yet
+    dead: int = 0  # pods that ended and are still there
+    devices: list[str] = msgspec.field(default_factory=list)  # one name per GPU or slice held: "<pod>/<index>"
+    slices: list[str] = msgspec.field(default_factory=list)  # which of them are slices
+    started: str | None = None  # earliest start of a living pod
+    grace: int = 30  # longest termination grace of the living, seconds
+    unclear: str | None = None  # why the count is not to be trusted
+    holds: str | None = None  # words of a hold marker on one of its pods
+    lost: str | None = None  # a pod whose node does not answer
+
+    def add(self, other: Tally) -> None:
+        self.living += other.living
+        self.holding += other.holding
+        self.pending += other.pending
+        self.dead += other.dead
+        self.devices += other.devices
+        self.slices += other.slices
+        self.started = _earlier(self.started, other.started)
+        self.grace = max(self.grace, other.grace)
+        self.unclear = self.unclear or other.unclear
+        self.holds = self.holds or other.holds
+        self.lost = self.lost or other.lost
+
+    def add_pod(self, pod: Pod, asked: Asked) -> None:
+        name = pod.metadata.name
+        if pod.status.phase in OVER_PHASES:
+            self.dead += 1
+            return
+        self.living += 1
+        self.grace = max(self.grace, pod.spec.termination_grace_period_seconds or 0)
+        self.holds = self.holds or pod_hold(pod.metadata)
+        if pod.status.phase == "Unknown":
+            self.lost = self.lost or name
+        if not pod.spec.node_name:
+            self.pending += 1
+            return
+        self.started = _earlier(self.started, pod.status.start_time)
+        if asked:
+            self.holding += 1
+            self.devices += held(name, asked)
+            self.slices += held_slices(name, asked)
+        if asked.unclear is not None:
+            self.unclear = self.unclear or f"pod {name}: {asked.unclear}"
+
+
+def held(name: str, asked: Asked) -> list[str]:
+    """A name for each GPU; the cluster does not say which of its node's they are. Slices come last."""
+    return [f"{name}/{index}" for index in range(asked.whole + asked.slices)]
+
+
+def held_slices(name: str, asked: Asked) -> list[str]:
+    return held(name, asked)[asked.whole :]
+
+
+def _earlier(one: str | None, other: str | None) -> str | None:
+    """What cannot be read is left out."""
+    first, second = when(one), when(other)
+    if not isinstance(second, datetime):
+        return one
+    return other if not isinstance(first, datetime) or second < first else one

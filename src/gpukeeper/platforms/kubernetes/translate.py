@@ -1,0 +1,336 @@
+"""From what the API says to subjects. Pure: no reading, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.policy import WITHOUT_GPU, Policy
+from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes import acceptance, finish, gpus, marks
+from gpukeeper.platforms.kubernetes.finish import Ending
+from gpukeeper.platforms.kubernetes.kinds import (
+    DAEMONSET,
+    JOB,
+    JOBSET,
+    POD,
+    RAYJOB,
+    RAYSERVICE,
+    TRAINJOB,
+    V1_KINDS,
+    Kind,
+    Lever,
+    makes_runs,
+)
+from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
+from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
+
+PLATFORM = "kubernetes"
+CLUSTER, INFRASTRUCTURE, SERVING = "cluster", "infrastructure", "serving"
+SYSTEM = frozenset({"kube-system"})
+MIRROR = "kubernetes.io/config.mirror"
+OURS = (("app.kubernetes.io/name", "gpukeeper"), ("app.kubernetes.io/part-of", "gpukeeper"))
+END_FOR_GOOD = frozenset(kind.name for kind in (JOB, JOBSET, TRAINJOB, *V1_KINDS, RAYJOB))
+ONLY_RUN = "1"  # the incarnation of what never starts anew under its uid
+STOPPED = "gpukeeper.io/stopped"  # annotation: what the lever said before we moved it, as JSON
+IMAGE = "image"
+NOT_MEASURED = Unknown("not measured")
+SHOWN = 80  # characters of somebody's words in a sentence of ours
+
+
+class At(msgspec.Struct, frozen=True):
+    """Where and when it was seen; `now` is the server's."""
+
+    place: str
+    now: datetime
+
+    def ref(self, kind: Kind, meta: Meta) -> Ref:
+        return Ref(PLATFORM, self.place, kind.name, meta.name, meta.uid, meta.namespace)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What the policy says about reading objects."""
+
+    owner_labels: tuple[str, ...] = ()
+    foreign_ttl: tuple[str, ...] = ()
+    gitops: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy) -> Reading:
+        return cls(policy.owner_labels, policy.foreign_ttl, policy.kubernetes.gitops)
+
+
+class Owned(msgspec.Struct, frozen=True):
+    owner: str | Unknown | None
+    verified: bool
+    evidence: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+def root_subject(
+    kind: Kind,
+    root: Root,
+    tally: Tally,
+    namespace: NamespaceFacts,
+    at: At,
+    settings: Reading,
+    part_of: str | Unknown | msgspec.UnsetType | None = msgspec.UNSET,
+) -> Subject:
+    """`part_of`: what was found above it. Without a word about that, an owner it names keeps it from being a root."""
+    meta, spec = root.metadata, root.spec
+    ending, said = ending_of(kind, root, at.now)
+    over = ending.over is True
+    found, notes = marks.read(
+        kind, meta, spec, ending, at.now, settings.foreign_ttl, tally.holds or namespace.held, settings.gitops
+    )
+    owned = owner_of(meta, namespace, settings.owner_labels)
+    unclear = None if tally.unclear is None else Unknown(tally.unclear)
+    return Subject(
+        seen=Seen(at.ref(kind, meta), incarnation_of(kind, root), meta.resource_version, at.now),
+        root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
+        state=state_of(kind, root, tally, ending),
+        owner=owned.owner,
+        owner_verified=owned.verified,
+        class_=class_of(kind, meta, spec, tally),
+        environment=namespace.environment,
+        created=_created(meta),
+        started=_started(root, tally),
+        ended=_ended(kind, ending),
+        ends_for_good=kind.name in END_FOR_GOOD,
+        outcome=ending.outcome if over else None,
+        devices=unclear if unclear is not None else tuple(tally.devices),
+        slices=tuple(tally.slices),
+        live_children=(unclear if unclear is not None else tally.holding) if over else 0,
+        dead_children=(unclear if unclear is not None else tally.dead) if over else 0,
+        size=NOT_MEASURED,
+        evidence=(*owned.evidence, *_evidence(kind, root, tally, namespace, ending)),
+        findings=(*owned.findings, *said, *notes, *_findings(kind, ending, tally)),
+        marks=found,
+        labels=_labels(meta, gpus.image_of(gpus.templates(spec))),
+    )
+
+
+def pod_subject(
+    pod: Pod,
+    namespace: NamespaceFacts,
+    at: At,
+    settings: Reading,
+    part_of: str | Unknown | msgspec.UnsetType | None = msgspec.UNSET,
+) -> Subject:
+    """A pod that nobody controls. `part_of` as for `root_subject`."""
+    meta = pod.metadata
+    ending, asked = finish.of_pod(pod, at.now), gpus.asked(pod.spec)
+    over, placed = ending.over is True, bool(pod.spec.node_name)
+    holds = placed and not over
+    pods_hold = marks.pod_hold(meta) or namespace.held
+    found, notes = marks.read(POD, meta, None, ending, at.now, settings.foreign_ttl, pods_hold, settings.gitops)
+    owned = owner_of(meta, namespace, settings.owner_labels)
+    devices: tuple[str, ...] | Unknown = tuple(held(meta.name, asked)) if holds else ()
+    if holds and asked.unclear is not None:
+        devices = Unknown(asked.unclear)
+    return Subject(
+        seen=Seen(at.ref(POD, meta), ONLY_RUN, meta.resource_version, at.now),
+        root=_root(meta) if isinstance(part_of, msgspec.UnsetType) else part_of,
+        state=state_of_pod(pod, ending),
+        owner=owned.owner,
+        owner_verified=owned.verified,
+        class_=class_of(POD, meta, None, Tally()),
+        environment=namespace.environment,
+        created=_created(meta),
+        started=when(pod.status.start_time),
+        ended=_ended(POD, ending),
+        ends_for_good=pod.spec.restart_policy == "Never",
+        outcome=ending.outcome if over else None,
+        devices=devices,
+        slices=tuple(held_slices(meta.name, asked)) if holds else (),
+        size=NOT_MEASURED,
+        evidence=(*owned.evidence, *_held_evidence(None if over else pods_hold)),
+        findings=(*owned.findings, *notes, *_findings(POD, ending, Tally())),
+        marks=found,
+        labels=_labels(meta, gpus.image_of((pod.spec,))),
+    )
+
+
+class Stopped(Wire, frozen=True):
+    """Our note on what we stopped: the run that was stopped, and the generation our own change made of it."""
+
+    incarnation: str = ""
+    generation: int = -1
+
+
+def incarnation_of(kind: Kind, root: Root) -> str:
+    """A resumed Job writes its start anew; most kinds have no such mark, and their states tell. What we stopped, and
+    nobody changed since, is still the run that we stopped."""
+    note = (root.metadata.annotations or {}).get(STOPPED)
+    if note is not None and is_suspended(kind, root.spec):
+        try:
+            ours = msgspec.json.decode(note, type=Stopped)
+        except msgspec.DecodeError:
+            ours = Stopped()
+        if ours.generation == root.metadata.generation and ours.incarnation:
+            return ours.incarnation
+    return root.status.start_time or ONLY_RUN
+
+
+def ending_of(kind: Kind, root: Root, now: datetime) -> tuple[Ending, tuple[str, ...]]:
+    """Of a root of any kind; with what somebody should know about it."""
+    if acceptance.is_run(kind, root.metadata.labels) and kind.name in acceptance.NEVER_END:
+        return acceptance.ending_of(kind, root.metadata, now)
+    return finish.of_root(kind, root, now), ()
+
+
+def state_of(kind: Kind, root: Root, tally: Tally, ending: Ending) -> State | Unknown:
+    if root.metadata.deletion_timestamp is not None:
+        return State.REMOVING
+    if isinstance(ending.over, Unknown):
+        return ending.over
+    if ending.over:
+        return State.ENDED
+    if tally.living > tally.pending:
+        return State.RUNNING
+    if tally.unclear is not None:  # pods may run that nobody could see
+        return Unknown(tally.unclear)
+    if is_suspended(kind, root.spec) and tally.living == 0:
+        return State.SUSPENDED
+    return State.RUNNING if _has_run(kind, root, tally) else State.CREATED
+
+
+def _has_run(kind: Kind, root: Root, tally: Tally) -> bool:
+    """A set or a service whose pods wait for a node may have run for months; nothing in it says "never"."""
+    status = root.status
+    ended = (status.failed or 0) + sum(one.succeeded + one.failed for one in status.jobs_status or ())
+    return kind.runs or when(status.start_time) is not None or tally.dead > 0 or ended > 0
+
+
+def state_of_pod(pod: Pod, ending: Ending) -> State | Unknown:
+    """Running though not Ready is running: it may be loading, or just finishing."""
+    if pod.metadata.deletion_timestamp is not None:
+        return State.REMOVING
+    if ending.over is True:
+        return State.ENDED
+    if pod.status.phase == "Running":
+        return State.RUNNING
+    if pod.status.phase == "Pending":
+        return State.RUNNING if pod.spec.node_name else State.CREATED
+    if pod.status.phase == "Unknown":
+        return Unknown(f"its node ({pod.spec.node_name or 'none'}) does not answer")
+    return Unknown(f"its phase is {pod.status.phase[:20]!r}")
+
+
+def is_suspended(kind: Kind, spec: Spec) -> bool:
+    if kind.lever is Lever.RUN_POLICY:
+        return spec.run_policy is not None and spec.run_policy.suspend is True
+    if kind.lever is Lever.SCALE:
+        return spec.replicas == 0  # absent means one
+    return kind.lever is Lever.SUSPEND and spec.suspend is True
+
+
+def class_of(kind: Kind, meta: Meta, spec: Spec | None, tally: Tally) -> str:
+    """By what it is; a policy's match list comes before this."""
+    labels = meta.labels or {}
+    if meta.namespace in SYSTEM or MIRROR in (meta.annotations or {}):
+        return INFRASTRUCTURE
+    if acceptance.is_run(kind, labels):
+        return CLUSTER  # before our own: gpukeeper starts such runs, too
+    if kind == DAEMONSET or any(labels.get(key) == value for key, value in OURS):
+        return INFRASTRUCTURE
+    if kind == RAYSERVICE:
+        return SERVING
+    if kind.runs and not (tally.devices or tally.unclear is not None or (spec is not None and gpus.any_asked(spec))):
+        return WITHOUT_GPU
+    return CLUSTER
+
+
+def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> Owned:
+    """A label that only the site's wrapper sets, the profile its namespace is, or a claim of its own."""
+    labels = meta.labels or {}
+    evidence: list[str] = [namespace.evidence] if namespace.evidence else []
+    labelled = next(((key, labels[key].strip()) for key in trusted if labels.get(key, "").strip()), None)
+    claim = ((meta.annotations or {}).get(marks.OWNER) or labels.get(marks.OWNER) or "").strip() or None
+    if claim is not None:
+        evidence.append(f"{marks.OWNER} claims {claim[:SHOWN]}")
+    if labelled is not None:
+        key, who = labelled
+        evidence.insert(0, f"label {key} names {who[:SHOWN]}")
+        return _against(who, (namespace.owner,), evidence)
+    if namespace.owner is None and claim is not None:
+        return Owned(claim, False, tuple(evidence))
+    return Owned(namespace.owner, isinstance(namespace.owner, str), tuple(evidence), _differs(namespace.owner, claim))
+
+
+def _against(who: str, others: Sequence[str | Unknown | None], evidence: Sequence[str]) -> Owned:
+    """Two that are both trusted and name different people: no longer sure."""
+    if any(isinstance(other, str) and other != who for other in others):
+        return Owned(who, False, tuple(evidence), (f"its owner is not clear: {', yet '.join(evidence[:2])}",))
+    return Owned(who, True, tuple(evidence))
+
+
+def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
+    if not isinstance(owner, str) or claim is None or claim == owner:
+        return ()
+    return (f"{marks.OWNER} claims {claim[:SHOWN]}, yet its namespace is {owner[:SHOWN]}'s",)
+
+
+def _root(meta: Meta) -> Unknown | None:
+    """Generators make runs; the run is the root, never they."""
+    owner = meta.owner
+    if owner is None or makes_runs(owner.api_version, owner.kind):
+        return None
+    return Unknown(f"{owner.kind[:SHOWN]} {owner.name[:SHOWN]} owns it")
+
+
+def _created(meta: Meta) -> datetime | Unknown:
+    created = when(meta.creation_timestamp)
+    return created if created is not None else Unknown("the cluster gives no time of its creation")
+
+
+def _started(root: Root, tally: Tally) -> datetime | Unknown | None:
+    """A resumed Job starts anew: its controller writes the start again."""
+    started = when(root.status.start_time)
+    return started if started is not None else when(tally.started)
+
+
+def _ended(kind: Kind, ending: Ending) -> datetime | Unknown | None:
+    if ending.over is not True:
+        return None
+    return ending.at if ending.at is not None else Unknown(f"this {kind.kind} does not say when it ended")
+
+
+def _labels(meta: Meta, image: str | None) -> Mapping[str, str]:
+    """Ours come last: nobody can pass for another image by a label of that name."""
+    labels = {key: value for key, value in (meta.labels or {}).items() if key != IMAGE}
+    return labels if image is None else {**labels, IMAGE: image}
+
+
+def _evidence(kind: Kind, root: Root, tally: Tally, namespace: NamespaceFacts, ending: Ending) -> Iterator[str]:
+    if ending.over is not True:
+        yield from _held_evidence(tally.holds or namespace.held)
+    elif kind == RAYJOB and (words := marks.ray_words(root.spec, ending)) is not None:
+        yield words
+    if acceptance.is_run(kind, root.metadata.labels):
+        yield "its labels say that it is part of an acceptance run; that is a claim"
+    if kind == RAYJOB and root.spec.cluster_selector:
+        yield "its RayCluster is borrowed (clusterSelector) and stays"
+
+
+def _held_evidence(words: str | None) -> tuple[str, ...]:
+    return () if words is None else (f"held while it runs: {words}",)
+
+
+def _findings(kind: Kind, ending: Ending, tally: Tally) -> Iterator[str]:
+    if isinstance(ending.over, Unknown):
+        yield f"whether it is over is not known: {ending.over.why}"
+    if ending.over is True and not isinstance(ending.at, datetime):
+        why = f"this {kind.kind} does not say" if ending.at is None else ending.at.why
+        yield f"when it ended is not known: {why}; it is kept from when it was first seen ended"
+    if isinstance(ending.outcome, Unknown):
+        yield f"how it ended is not known: {ending.outcome.why}"
+    if tally.unclear is not None:
+        yield f"what it holds is not known: {tally.unclear}"
+    if tally.lost is not None:
+        yield f"the node of its pod {tally.lost} does not answer; the pod may still run and hold its GPUs"

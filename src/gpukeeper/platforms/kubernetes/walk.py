@@ -1,0 +1,241 @@
+"""One look at a whole cluster: every kind page by page, children before the kinds that make them.
+
+What lives below a root is added up on the way, so that memory follows the page and the work that lives, never what
+ended. What could not be listed is unseen, and makes every count that needs it unclear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes import acceptance, gpus
+from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
+from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
+from gpukeeper.platforms.kubernetes.kinds import (
+    BY_NAME,
+    DAEMONSET,
+    DEPLOYMENT,
+    KINDS,
+    POD,
+    REPLICASET,
+    STATEFULSET,
+    Kind,
+    known_owner,
+    makes_runs,
+)
+from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
+from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.translate import At, Reading, pod_subject, root_subject
+from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
+
+_SETS = (DEPLOYMENT, STATEFULSET)
+
+
+class Namespace(Wire, frozen=True, gc=True):
+    metadata: Meta = Meta()
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a look needs to know of the policy."""
+
+    namespaces: tuple[str, ...]  # patterns
+    environments: Mapping[str, str]
+    reading: Reading
+    page: int = 500
+    count_dead: bool = False  # pods that ended are counted below their roots, too
+
+    @property
+    def named(self) -> tuple[str, ...] | None:
+        """Just these namespaces, each asked for by itself. None: all of the cluster, of which some may be wanted."""
+        if any(set(pattern) & set("*?[") for pattern in self.namespaces):
+            return None
+        return self.namespaces
+
+    def wants(self, namespace: str) -> bool:
+        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+
+
+class Below(msgspec.Struct):
+    """What was found below an owner that has not come by yet."""
+
+    tally: Tally
+    owner: Owner
+    sample: Pod | None = None  # one of the pods that hold GPUs
+
+
+class Walk:
+    def __init__(self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At) -> None:
+        self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
+        self.unseen: list[Unseen] = []
+        self.parts: dict[str, Owner] = {}  # by uid of a living child: what owns it
+        self._facts: dict[str, NamespaceFacts] = {}
+        self._below: dict[str, Below] = {}  # by uid of the owner
+        self._blind: dict[str, str] = {}  # by kind: why not all of it was listed
+
+    async def pages(self) -> AsyncIterator[tuple[list[Subject], list[Root | Pod]]]:
+        """Subjects, with the objects they were made of."""
+        await self._read_namespaces()
+        for kind in KINDS:
+            if kind is REPLICASET and not any(one.owner.kind == kind.kind for one in self._below.values()):
+                continue
+            async for items in self._list(kind):
+                made: list[Subject] = []
+                sources: list[Root | Pod] = []
+                for item in items:
+                    subject = self._pod(item) if isinstance(item, Pod) else self._root(kind, item)
+                    if subject is not None:
+                        made.append(subject)
+                        sources.append(item)
+                yield made, sources
+        left = self._left_behind()
+        yield left, []
+
+    async def _list(self, kind: Kind) -> AsyncIterator[Sequence[Root | Pod]]:
+        version = await self._discovery.served(kind)
+        if version is None:
+            return
+        if isinstance(version, Unknown):
+            self._not_seen(kind, kind.plural, version.why)
+            return
+        type_: type[Root | Pod] = Pod if kind is POD else Root
+        for namespace in self._wanted.named or (None,):
+            what = kind.plural if namespace is None else f"{kind.plural} in {namespace}"
+            pages = self._cluster.pages(kind.path(version, namespace), type_, limit=self._wanted.page)
+            try:
+                async for page in pages:
+                    self._problems(kind, what, page)
+                    yield [one for one in page.items if self._wanted.wants(one.metadata.namespace)]
+            except PlatformError as problem:
+                self._not_seen(kind, what, str(problem))
+
+    def _problems(self, kind: Kind, what: str, page: ListPage[Root | Pod]) -> None:
+        for problem in page.problems:
+            self._not_seen(kind, what, problem)
+        if page.inconsistent:
+            self._not_seen(kind, what, "the list expired in the middle; the rest is of a later time")
+
+    def _not_seen(self, kind: Kind, what: str, why: str) -> None:
+        self._blind.setdefault(kind.name, f"{what} could not all be listed: {why}")
+        if all(one.what != what for one in self.unseen):
+            self.unseen.append(Unseen(what, why))
+
+    async def _read_namespaces(self) -> None:
+        """Whose each is and which environment. One that may not be read has neither."""
+        now = self._at.now
+        for name in self._wanted.named or ():
+            try:
+                found = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
+                self._facts[name] = facts_of(found.metadata, self._wanted.environments, now)
+            except PlatformError as problem:
+                self._facts[name] = unreadable(name, str(problem))
+        if self._wanted.named is None:
+            try:
+                async for page in self._cluster.pages("/api/v1/namespaces", Namespace, limit=self._wanted.page):
+                    for one in page.items:
+                        self._facts[one.metadata.name] = facts_of(one.metadata, self._wanted.environments, now)
+            except PlatformError as problem:
+                self._facts_missing = str(problem)
+
+    _facts_missing = "it is not in the list of namespaces"
+
+    def _of(self, namespace: str) -> NamespaceFacts:
+        found = self._facts.get(namespace)
+        return found if found is not None else unreadable(namespace, self._facts_missing)
+
+    def _pod(self, pod: Pod) -> Subject | None:
+        owner = pod.metadata.owner
+        if owner is None or makes_runs(owner.api_version, owner.kind):
+            return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, None)
+        if known_owner(owner.api_version, owner.kind) is None:
+            return self._stranger(pod, owner)
+        over = pod.status.phase in OVER_PHASES
+        if not over or self._wanted.count_dead:
+            asked = gpus.asked(pod.spec)
+            below = self._below.setdefault(owner.uid, Below(Tally(), owner))
+            below.tally.add_pod(pod, asked)
+            if asked and not over and pod.spec.node_name:
+                below.sample = below.sample or pod
+        return None
+
+    def _stranger(self, pod: Pod, owner: Owner) -> Subject | None:
+        """Part of a kind we do not know: shown where it has GPUs, and kept."""
+        if pod.status.phase in OVER_PHASES or not gpus.asked(pod.spec):
+            return None
+        return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, _unknown_owner(owner))
+
+    def _root(self, kind: Kind, root: Root) -> Subject | None:
+        meta = root.metadata
+        below = self._below.pop(meta.uid, None)
+        tally = below.tally if below is not None else Tally()
+        owner = meta.owner
+        part_of: Unknown | None = None
+        if owner is not None and not makes_runs(owner.api_version, owner.kind):
+            if known_owner(owner.api_version, owner.kind) is not None:
+                self._hand_up(meta, owner, below)
+                return None
+            part_of = _unknown_owner(owner)
+        if not self._matters(kind, root, tally):
+            return None
+        tally.unclear = tally.unclear or self._blindness(kind)
+        return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._wanted.reading, part_of)
+
+    def _hand_up(self, meta: Meta, owner: Owner, below: Below | None) -> None:
+        self.parts[meta.uid] = owner
+        if below is not None:
+            above = self._below.setdefault(owner.uid, Below(Tally(), owner))
+            above.tally.add(below.tally)
+            above.sample = above.sample or below.sample
+
+    def _matters(self, kind: Kind, root: Root, tally: Tally) -> bool:
+        """Sets without a GPU are other people's services; a DaemonSet is infrastructure."""
+        if acceptance.is_run(kind, root.metadata.labels):
+            return True
+        if kind in (DAEMONSET, REPLICASET):
+            return False
+        return kind not in _SETS or bool(tally.devices) or gpus.any_asked(root.spec)
+
+    def _blindness(self, kind: Kind) -> str | None:
+        """Why what is below this kind may be more than was seen."""
+        return next((self._blind[child] for child in descending(kind) if child in self._blind), None)
+
+    def _left_behind(self) -> list[Subject]:
+        """Pods that hold GPUs and whose owner did not come by. Its collector removes them; if it does not, that is
+        somebody's to see. A list that was cut short proves nothing."""
+        if self._blind:
+            return []
+        left = [one for one in self._below.values() if one.sample is not None and one.tally.holding]
+        return [self._orphan(one) for one in left if one.owner.kind not in (DAEMONSET.kind, REPLICASET.kind)]
+
+    def _orphan(self, one: Below) -> Subject:
+        assert one.sample is not None
+        gone = Unknown(
+            f"{one.owner.kind} {one.owner.name}, which owned it, was not found; the cluster should remove it"
+        )
+        namespace = self._of(one.sample.metadata.namespace)
+        return pod_subject(one.sample, namespace, self._at, self._wanted.reading, gone)
+
+
+def descending(kind: Kind) -> list[str]:
+    """Names of all kinds below it."""
+    found: list[str] = []
+    waiting = list(kind.children)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.append(name)
+            waiting += BY_NAME[name].children
+    return found
+
+
+def _unknown_owner(owner: Owner) -> Unknown:
+    return Unknown(
+        f"it belongs to {owner.kind} {owner.name} ({owner.api_version}), a kind that gpukeeper does not know"
+    )

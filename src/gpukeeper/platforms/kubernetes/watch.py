@@ -1,0 +1,182 @@
+"""Hints that something changed: one watch for each kind, ended and begun again by whoever. Never facts.
+
+A hint names a root. What changed below a root changes its status too, so pods matter only when nobody controls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.kinds import (
+    DAEMONSET,
+    DEPLOYMENT,
+    KINDS,
+    POD,
+    REPLICASET,
+    STATEFULSET,
+    Kind,
+    known_owner,
+)
+from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
+from gpukeeper.platforms.kubernetes.wire import Condition, Meta, Owner, Wire
+
+RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries
+AGAIN = 600.0  # seconds after which a kind that was not installed is looked for again
+_NOT_WATCHED = (REPLICASET, DAEMONSET, DEPLOYMENT, STATEFULSET)  # change all the time; the regular look finds them
+ENDS = frozenset({"Complete", "Completed", "Failed", "Succeeded"})
+
+
+class _Spec(Wire, frozen=True):
+    suspend: bool | None = None
+
+
+class _Status(Wire, frozen=True):
+    phase: str = ""
+    conditions: tuple[Condition, ...] | None = None
+    job_deployment_status: str = ""
+
+
+class Stirred(Wire, frozen=True, gc=True):
+    """What tells whether a change may matter to a rule."""
+
+    metadata: Meta = Meta()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class Watches:
+    """`on_gone` is told the uid of everything that was deleted: the API server's own word that it is."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        discovery: Discovery,
+        place: str,
+        on_gone: Callable[[str], None],
+        *,
+        pauses: tuple[float, ...] = RECONNECT,
+    ) -> None:
+        self._cluster, self._discovery, self._place, self._on_gone = cluster, discovery, place, on_gone
+        self._pauses = pauses
+        self._known: dict[str, int] = {}  # by uid: what of it may matter to a rule, as a number
+        self.parts: Mapping[str, Owner] = {}  # by uid of a child: what owns it; as the last whole look found it
+
+    async def hints(self, wanted: Wanted) -> AsyncIterator[Ref | None]:
+        queue: asyncio.Queue[Ref | None] = asyncio.Queue(maxsize=10_000)
+        tasks = [
+            asyncio.create_task(self._follow(kind, namespace, wanted, queue))
+            for kind in KINDS
+            if kind not in _NOT_WATCHED
+            for namespace in wanted.named or (None,)
+        ]
+        try:
+            while True:
+                waiting = asyncio.ensure_future(queue.get())
+                done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {waiting}:
+                    task.result()  # they never end by themselves: an error is a bug and must be seen
+                yield await waiting
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(
+        self, kind: Kind, namespace: str | None, wanted: Wanted, queue: asyncio.Queue[Ref | None]
+    ) -> None:
+        """For ever. After every gap in what was heard everything is looked at."""
+        tries, begun = 0, False
+        while True:
+            try:
+                version = await self._discovery.served(kind)
+                if version is None:
+                    await asyncio.sleep(AGAIN)
+                    continue
+                if isinstance(version, str):
+                    path = kind.path(version, namespace)
+                    at = await self._newest(path)
+                    if begun:
+                        await queue.put(None)
+                    begun = True
+                    await self._hear(kind, path, at, wanted, queue)
+                    tries = 0
+                    continue
+            except PlatformError:
+                pass  # a whole look says what is wrong
+            await asyncio.sleep(self._pauses[min(tries, len(self._pauses) - 1)])
+            tries += 1
+
+    async def _newest(self, path: str) -> str:
+        async with aclosing(self._cluster.pages(path, Namespace, limit=1)) as pages:
+            async for page in pages:
+                return page.version
+        return "0"
+
+    async def _hear(
+        self, kind: Kind, path: str, version: str, wanted: Wanted, queue: asyncio.Queue[Ref | None]
+    ) -> None:
+        """Watches follow one another without a gap until the server has forgotten the version or a connection fails."""
+        while True:
+            try:
+                async with aclosing(self._cluster.watch(path, version, Stirred)) as events:
+                    async for event in events:
+                        version = event.version
+                        if event.type != "BOOKMARK" and wanted.wants(event.object.metadata.namespace):
+                            ref = self._hint(kind, event.type, event.object)
+                            if ref is not None:
+                                await queue.put(ref)
+            except ApiError as error:
+                if error.expired:
+                    return
+                raise
+
+    def _hint(self, kind: Kind, what: str, seen: Stirred) -> Ref | None:
+        meta = seen.metadata
+        if what == "DELETED":
+            self._known.pop(meta.uid, None)
+            self._on_gone(meta.uid)
+        elif not self._matters(seen):
+            return None
+        owner = meta.owner
+        if owner is None:
+            return Ref("kubernetes", self._place, kind.name, meta.name, meta.uid, meta.namespace)
+        return None if kind is POD else self._root(owner, meta)
+
+    def _matters(self, seen: Stirred) -> bool:
+        """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
+        meta, status = seen.metadata, seen.status
+        ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")
+        marks = tuple(sorted((meta.annotations or {}).items())), tuple(sorted((meta.labels or {}).items()))
+        now = hash(
+            (
+                meta.generation,
+                meta.deletion_timestamp,
+                meta.finalizers,
+                ends,
+                marks,
+                status.phase,
+                status.job_deployment_status,
+                seen.spec.suspend,
+            )
+        )
+        before, self._known[meta.uid] = self._known.get(meta.uid), now
+        return before != now
+
+    def _root(self, owner: Owner, meta: Meta) -> Ref | None:
+        """Up, as far as is known; a look finds out the rest."""
+        for _ in range(8):
+            above = self.parts.get(owner.uid)
+            if above is None:
+                break
+            owner = above
+        kind = known_owner(owner.api_version, owner.kind)
+        if kind is None:
+            return None
+        return Ref("kubernetes", self._place, kind.name, owner.name, owner.uid, meta.namespace)

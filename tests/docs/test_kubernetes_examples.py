@@ -1,0 +1,215 @@
+"""The manifests and alert rules in examples/kubernetes say what they should. That a real API server takes them is for
+tests/real/kube/test_examples.py."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from gpukeeper.config.load import load_text
+from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind, Lever
+from tests import engines
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
+FILES = sorted(EXAMPLES.glob("*.yaml"))
+TIERS = ("observe", "reclaim", "stop", "finalizers")
+Right = tuple[str, str, str]  # verb, group, plural
+# What makes itself anew is no root: it goes with what owns it.
+NEVER_REMOVED = {"ReplicaSet", "RayService", "Deployment", "StatefulSet", "DaemonSet"}
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [one for one in YAML(typ="safe").load_all(path) if one is not None]
+
+
+def objects(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in FILES:
+        yield from ((path.name, one) for one in documents(path) if one.get("kind") == kind)
+
+
+def rights(role: dict[str, Any]) -> set[Right]:
+    return {
+        (verb, group, plural)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for plural in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def of_tier(tier: str) -> set[Right]:
+    (role,) = [one for one in documents(EXAMPLES / f"rbac-{tier}.yaml") if one["kind"] == "ClusterRole"]
+    return rights(role)
+
+
+def every(verb: str, kinds: list[Kind]) -> set[Right]:
+    return {(verb, kind.group, kind.plural) for kind in kinds}
+
+
+def test_the_policies_in_config_maps_are_valid() -> None:
+    found = list(objects("ConfigMap"))
+    assert len(found) == 3
+    for name, one in found:
+        loaded = load_text(one["data"]["policy.yaml"], name)
+        assert loaded.warnings == ()
+        assert "kubernetes" in loaded.policy.scope
+
+
+def test_nobody_gets_everything() -> None:
+    roles = [one for kind in ("Role", "ClusterRole") for _, one in objects(kind)]
+    assert len(roles) == 4 + 1 + 4
+    for role in roles:
+        assert not [right for right in rights(role) if "*" in "".join(right)]
+        assert not [
+            right for right in rights(role) if right[0] in {"deletecollection", "impersonate", "escalate", "bind"}
+        ]
+
+
+def test_observe_looks_at_every_kind_and_changes_nothing() -> None:
+    for verb in ("get", "list", "watch"):
+        assert every(verb, list(KINDS)) <= of_tier("observe")
+    assert {verb for verb, _, _ in of_tier("observe")} == {"get", "list", "watch"}
+
+
+def test_reclaim_deletes_roots_only() -> None:
+    roots = [kind for kind in KINDS if kind.kind not in NEVER_REMOVED]
+    assert of_tier("reclaim") == every("delete", roots) | {("create", "", "events")}
+
+
+def test_stop_moves_every_lever_and_deletes_nothing() -> None:
+    levers = [kind for kind in KINDS if kind.lever is not Lever.NONE]
+    scaled = {(kind.group, f"{kind.plural}/scale") for kind in KINDS if kind.lever is Lever.SCALE}
+    wanted = every("patch", levers) | {("create", "", "pods/eviction")}
+    wanted |= {(verb, group, plural) for group, plural in scaled for verb in ("get", "patch")}
+    assert of_tier("stop") == wanted
+
+
+def test_finalizers_is_a_tier_of_its_own() -> None:
+    assert of_tier("finalizers") == {
+        ("patch", "", "pods"),
+        ("patch", "batch", "jobs"),
+        ("patch", "trainer.kubeflow.org", "trainjobs"),
+    }
+
+
+def test_the_namespaced_variant_has_no_rights_on_the_cluster() -> None:
+    found = documents(EXAMPLES / "namespaced.yaml")
+    assert {one["metadata"]["namespace"] for one in found} == {"team-a"}
+    roles = {one["metadata"]["name"]: rights(one) for one in found if one["kind"] == "Role"}
+    for tier in TIERS[:3]:
+        assert roles[f"gpukeeper-{tier}"] <= of_tier(tier)
+    absent = {
+        (verb, group, plural)
+        for verb in ("get", "list", "watch")
+        for group, plural in (
+            ("", "namespaces"),
+            ("", "nodes"),
+            ("coordination.k8s.io", "leases"),
+            ("trainer.kubeflow.org", "clustertrainingruntimes"),
+        )
+    }
+    assert of_tier("observe") - roles["gpukeeper-observe"] == absent - {("get", "", "namespaces")}
+
+
+def test_the_cron_job_never_overlaps_and_keeps_three_of_each() -> None:
+    """C6.7: history 3/3; failed work goes after an hour."""
+    ((name, cron),) = objects("CronJob")
+    assert name == "cronjob.yaml"
+    spec = cron["spec"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 3)
+    (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["apply", "--yes"]
+    (policy,) = [one for file, one in objects("ConfigMap") if file == "cronjob.yaml"]
+    assert load_text(policy["data"]["policy.yaml"]).policy.retention.failed is not None
+
+
+def test_every_image_is_pinned_and_every_pod_is_ours_by_label() -> None:
+    templates = [one["spec"]["template"] for kind in ("Deployment", "StatefulSet") for _, one in objects(kind)]
+    templates += [one["spec"]["jobTemplate"]["spec"]["template"] for _, one in objects("CronJob")]
+    assert len(templates) == 4
+    for template in templates:
+        assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "gpukeeper"
+        for container in template["spec"]["containers"]:
+            assert "@sha256:" in container["image"]
+
+
+def test_both_forms_of_the_alerts_are_the_same() -> None:
+    (plain,), (wrapped,) = documents(EXAMPLES / "alerts.yaml"), documents(EXAMPLES / "prometheusrule.yaml")
+    assert wrapped["spec"] == plain
+
+
+def promtool(*arguments: str | Path) -> None:
+    engines.require("promtool", engines.has_promtool())
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_alerts() -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", EXAMPLES / "alerts.yaml")
+
+
+@pytest.mark.parametrize(
+    ("story", "series", "alerts"),
+    [
+        ("nobody is scraped", {}, {"GpukeeperSilent"}),
+        ("passes happen", {"gpukeeper_last_pass_timestamp_seconds": "0+60x100", "gpukeeper_leader": "1x100"}, set()),
+        ("passes stopped", {"gpukeeper_last_pass_timestamp_seconds": "0x100"}, {"GpukeeperSilent"}),
+        (
+            "two lead",
+            {
+                "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                'gpukeeper_leader{pod="a"}': "1x100",
+                'gpukeeper_leader{pod="b"}': "1x100",
+            },
+            {"GpukeeperTwoLeaders"},
+        ),
+        (
+            "overdue",
+            {
+                "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                "gpukeeper_oldest_overdue_seconds": "30000x100",
+                "gpukeeper_breaker_open": "1x100",
+                "gpukeeper_unseen": "2x100",
+            },
+            {"GpukeeperOverdue", "GpukeeperBreakerOpen", "GpukeeperUnseen"},
+        ),
+        (
+            "refused again and again",
+            {
+                "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                'gpukeeper_failed_total{kind="job",result="refused"}': "0+1x100",
+            },
+            {"GpukeeperFailing"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_alerts_fire_when_they_should_and_only_then(
+    tmp_path: Path, story: str, series: dict[str, str], alerts: set[str]
+) -> None:
+    names = [rule["alert"] for group in documents(EXAMPLES / "alerts.yaml")[0]["groups"] for rule in group["rules"]]
+    # 1: fires, 0: does not; the annotations are not compared this way.
+    asked = [
+        {
+            "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) > bool 0 or vector(0)',
+            "eval_time": "90m",
+            "exp_samples": [{"value": float(name in alerts), "labels": "{}"}],
+        }
+        for name in names
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    test = {
+        "rule_files": [str(EXAMPLES / "alerts.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [{"name": story, "interval": "1m", "input_series": inputs, "promql_expr_test": asked}],
+    }
+    file = tmp_path / "test.yaml"
+    with file.open("w") as out:
+        YAML(typ="safe").dump(test, out)
+    promtool("test", "rules", file)

@@ -1,0 +1,94 @@
+"""Leases of a real API server: what it stores of ours, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from gpukeeper.platforms.kubernetes.connect import Cluster as Client
+from gpukeeper.platforms.kubernetes.lease import Leadership
+from gpukeeper.wiring import SystemClock
+from tests.real.kube.api import Api
+from tests.real.kube.bed import Cluster
+
+SECOND = timedelta(seconds=1)
+
+
+def told(cluster: Cluster, namespace: str, story: Callable[[Callable[[str], Leadership]], Awaitable[None]]) -> None:
+    """A story about candidates with short times, each with a connection of its own."""
+    environ = {"KUBECONFIG": str(cluster.kubeconfig())}
+
+    async def tell() -> None:
+        async with AsyncExitStack() as stack:
+            clients = [Client.from_environment(environ) for _ in range(2)]
+            for client in clients:
+                await stack.enter_async_context(client.opened())
+
+            def candidate(name: str) -> Leadership:
+                return Leadership(
+                    clients[name == "two"],
+                    namespace,
+                    "leader",
+                    name,
+                    SystemClock(),
+                    duration=3 * SECOND,
+                    renew_deadline=2 * SECOND,
+                    retry=SECOND / 4,
+                )
+
+            await story(candidate)
+
+    asyncio.run(tell())
+
+
+def test_a_lease_is_made_renewed_handed_over_and_taken(cluster: Cluster, api: Api, namespace: str) -> None:
+    def spec() -> dict[str, object]:
+        found = api.get("leases", namespace, "leader")
+        assert found is not None
+        return dict(found["spec"])
+
+    async def story(candidate: Callable[[str], Leadership]) -> None:
+        one, two = candidate("one"), candidate("two")
+        stop, end = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group, asyncio.timeout(30):
+            first = group.create_task(one.campaign(stop))
+            await one.won.wait()
+            begun = await asyncio.to_thread(spec)
+            assert (begun["holderIdentity"], begun["leaseTransitions"]) == ("one", 0)
+            group.create_task(two.campaign(end))
+            await asyncio.sleep(4)  # longer than its duration: it is renewed
+            assert (one.why_not(), two.won.is_set()) == (None, False)
+            renewed = await asyncio.to_thread(spec)
+            assert renewed["renewTime"] != begun["renewTime"]
+            assert renewed["acquireTime"] == begun["acquireTime"]
+            stop.set()
+            await first
+            await asyncio.wait_for(two.won.wait(), 2)
+            assert "two holds it" not in str(one.why_not())
+            assert (await asyncio.to_thread(spec))["leaseTransitions"] == 1
+            end.set()
+
+    told(cluster, namespace, story)
+    assert not spec()["holderIdentity"]
+
+
+def test_only_one_of_two_writes_at_the_same_version_holds_it(cluster: Cluster, api: Api, namespace: str) -> None:
+    async def story(candidate: Callable[[str], Leadership]) -> None:
+        for round_ in range(20):
+            one, two = candidate("one"), candidate("two")
+            await asyncio.gather(one.attempt(), two.attempt())
+            assert [one.why_not() is None, two.why_not() is None].count(True) == 1, round_
+            api.delete("leases", namespace, "leader")
+
+    told(cluster, namespace, story)
+
+
+def test_a_namespace_that_is_not_there_is_said(cluster: Cluster) -> None:
+    async def story(candidate: Callable[[str], Leadership]) -> None:
+        one = candidate("one")
+        await one.attempt()
+        assert 'namespaces "nowhere-at-all" not found' in str(one.why_not())
+
+    told(cluster, "nowhere-at-all", story)

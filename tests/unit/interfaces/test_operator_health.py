@@ -1,0 +1,126 @@
+"""The small HTTP server of the operator, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gpukeeper.interfaces.operator import health
+from gpukeeper.interfaces.operator.health import Answer, listening, words
+from gpukeeper.model.errors import UsageError
+
+
+def a_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def served(story: Callable[[int], Awaitable[None]], patience: float = health.PATIENCE) -> None:
+    async def fine() -> Answer:
+        return words(None)
+
+    async def bad() -> Answer:
+        return words("no pass finished for 40m")
+
+    async def tell() -> None:
+        port = a_port()
+        async with listening(port, {"/healthz": fine, "/readyz": bad}, patience):
+            await story(port)
+
+    asyncio.run(tell())
+
+
+async def ask(port: int, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body, until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        answer = await reader.read()
+    except ConnectionResetError:  # hung up on before it was heard out
+        answer = b""
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_a_probe_gets_ok_or_the_sentence() -> None:
+    async def story(port: int) -> None:
+        head, body = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert body == b"ok\n"
+        assert b"Content-Length: 3" in head
+        head, body = await ask(port, b"GET /readyz?verbose HTTP/1.0\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert body == b"no pass finished for 40m\n"
+
+    served(story)
+
+
+def test_what_is_not_here_is_said_and_nothing_can_be_changed() -> None:
+    async def story(port: int) -> None:
+        head, body = await ask(port, b"GET /secrets HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404 ")
+        assert body == b"there are /healthz, /readyz\n"
+        head, _ = await ask(port, b"POST /healthz HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 405 ")
+        head, body = await ask(port, b"HEAD /healthz HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert body == b""
+
+    served(story)
+
+
+def test_garbage_and_endless_requests_are_hung_up_on() -> None:
+    async def story(port: int) -> None:
+        assert await ask(port, b"\x00\xff\r\n\r\n") != (b"", b"ok\n")
+        assert await ask(port, b"GET /healthz HTTP/1.1\r\n" + b"x" * 40_000 + b"\r\n\r\n") == (b"", b"")
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n"))[1] == b"ok\n"
+
+    served(story)
+
+
+def test_who_says_nothing_is_not_waited_for() -> None:
+    async def story(port: int) -> None:
+        assert await ask(port, b"GET /hea") == (b"", b"")
+
+    served(story, patience=0.05)
+
+
+def test_too_many_at_once_are_turned_away_and_room_comes_back() -> None:
+    async def story(port: int) -> None:
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(health.AT_ONCE)]
+        assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == (b"", b"")
+        for _, writer in waiting:
+            writer.close()
+            await writer.wait_closed()
+        for _ in range(100):
+            if (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n"))[1] == b"ok\n":
+                return
+        pytest.fail("no room came back")
+
+    served(story)
+
+
+def test_it_listens_on_all_addresses() -> None:
+    async def story(port: int) -> None:
+        for address in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port)} | {"127.0.0.1"}:
+            reader, writer = await asyncio.open_connection(address, port)
+            writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).endswith(b"ok\n")
+            writer.close()
+
+    served(story)
+
+
+def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
+    async def twice() -> None:
+        port = a_port()
+        async with listening(port, {}):
+            with pytest.raises(UsageError, match=f"port {port} cannot be listened on.*--health"):
+                async with listening(port, {}):
+                    pass
+
+    asyncio.run(twice())

@@ -1,0 +1,231 @@
+"""What Prometheus is told, from reports as passes make them; and that page, alerts and code name the same series."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from ruamel.yaml import YAML
+
+from gpukeeper import __version__
+from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.operator.metrics import COUNTERS, GAUGES, CountedEvidence, Metrics, overdue
+from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
+from gpukeeper.model.event import Closed, WarningSent
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.unknown import Unknown
+from tests.unit.engine.bench import Unwritable
+
+ROOT = Path(__file__).resolve().parents[3]
+NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+EMPTY_PLAN = Plan("", NOW, ())
+
+
+class Ticking:
+    at = NOW
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def ref(name: str, kind: str = "trainjob") -> Ref:
+    return Ref("kubernetes", "lab", kind, name, f"uid-{name}", "team-a")
+
+
+def decision(name: str, due: datetime | None = NOW - HOUR, **more: Any) -> Decision:
+    known: dict[str, Any] = {"action": Action.REMOVE, "verdict": Verdict.DUE, "rule": "retention", "reason": "over"}
+    return Decision(seen=Seen(ref(name), "1", "7", NOW), due=due, **(known | more))
+
+
+def closed(name: str, result: Result = Result.RECLAIMED, **more: Any) -> Closed:
+    known: dict[str, Any] = {"step": "1.1", "action": Action.REMOVE, "rule": "retention", "reason": ""}
+    return Closed(at=NOW, ref=ref(name, more.pop("kind", "trainjob")), result=result, **(known | more))
+
+
+def report(*decisions: Decision, plan: Plan = EMPTY_PLAN, survey: Any = None, **more: Any) -> PassReport:
+    platform: Any = SimpleNamespace(name="kubernetes", place="lab")
+    found = Survey(platform, NOW - MINUTE, decisions=list(decisions), **(survey or {}))
+    return PassReport(1, found, plan, **more)
+
+
+def told(metrics: Metrics) -> dict[str, float]:
+    """What a scrape gets, by name and labels as they are written."""
+    lines = [line for line in metrics.text().decode().splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@pytest.fixture
+def clock() -> Ticking:
+    return Ticking()
+
+
+@pytest.fixture
+def metrics(clock: Ticking) -> Metrics:
+    made = Metrics(clock)
+    made.lead(True)
+    return made
+
+
+def test_workloads_are_counted_by_kind_state_and_outcome_and_by_age(metrics: Metrics, clock: Ticking) -> None:
+    """C7.4: number and age of finished TrainJobs."""
+    counts = Counter(
+        {
+            ("trainjob", "ended", "failed", "<1d"): 2,
+            ("trainjob", "ended", "failed", ">=30d"): 3,
+            ("trainjob", "ended", "succeeded", "<1d"): 4,
+            ("trainjob", "running", "", ""): 5,
+            ("job", "ended", "", ""): 1,
+        }
+    )
+    metrics.passed(report(survey={"counts": counts, "oldest": {"trainjob": NOW - 40 * DAY}}))
+    clock.at = NOW + HOUR
+    seen = told(metrics)
+    assert seen['gpukeeper_workloads{kind="trainjob",outcome="failed",state="ended"}'] == 5
+    assert seen['gpukeeper_workloads{kind="trainjob",outcome="",state="running"}'] == 5
+    assert seen['gpukeeper_finished{age="<1d",kind="trainjob"}'] == 6
+    assert seen['gpukeeper_finished{age=">=30d",kind="trainjob"}'] == 3
+    assert not [name for name in seen if name.startswith("gpukeeper_finished{") and 'kind="job"' in name]
+    assert seen['gpukeeper_finished_age_seconds{kind="trainjob"}'] == (40 * DAY + HOUR).total_seconds()
+
+
+def test_a_kind_that_is_gone_leaves_no_series_behind(metrics: Metrics) -> None:
+    metrics.passed(report(survey={"counts": Counter({("rayjob", "running", "", ""): 1})}))
+    metrics.passed(report())
+    assert not [name for name in told(metrics) if "rayjob" in name]
+
+
+def test_overdue_is_what_is_due_and_was_not_seen_to_go(metrics: Metrics, clock: Ticking) -> None:
+    decisions = [
+        decision("gone"),
+        decision("deferred", NOW - 3 * HOUR),
+        decision("refused", NOW - 2 * HOUR, action=Action.KEEP, verdict=Verdict.REPORT),
+        decision("waits", NOW + HOUR, action=Action.KEEP, verdict=Verdict.WAIT),
+        decision("warned", action=Action.WARN),
+        decision("idle", None, action=Action.KEEP, verdict=Verdict.REPORT),
+        decision("held", NOW - HOUR, action=Action.KEEP, verdict=Verdict.PROTECT),
+    ]
+    plan = Plan("", NOW, (), deferred=(decisions[1],))
+    metrics.passed(report(*decisions, plan=plan, outcomes=[closed("gone")]))
+    clock.at = NOW + MINUTE
+    seen = told(metrics)
+    assert seen["gpukeeper_overdue"] == 2
+    assert seen["gpukeeper_oldest_overdue_seconds"] == (3 * HOUR + MINUTE).total_seconds()
+    assert seen["gpukeeper_backlog"] == 1
+
+
+def test_a_look_at_what_changed_keeps_what_the_whole_look_found(metrics: Metrics, clock: Ticking) -> None:
+    counts = Counter({("trainjob", "running", "", ""): 9})
+    metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"counts": counts}))
+    clock.at = NOW + MINUTE
+    part = report(decision("a"), decision("d"), survey={"whole": False, "gone": [ref("b")]}, outcomes=[closed("a")])
+    metrics.passed(part)
+    seen = told(metrics)
+    assert seen['gpukeeper_workloads{kind="trainjob",outcome="",state="running"}'] == 9
+    assert seen["gpukeeper_last_pass_timestamp_seconds"] == NOW.timestamp()
+    assert seen["gpukeeper_overdue"] == 2
+    assert set(overdue(part, {"kubernetes/lab/uid-c": NOW})) == {"kubernetes/lab/uid-c", "kubernetes/lab/uid-d"}
+    assert seen['gpukeeper_reclaimed_total{action="remove",kind="trainjob",rule="retention"}'] == 1
+
+
+def test_what_was_done_adds_up(metrics: Metrics) -> None:
+    lines = [
+        closed("a", gpu_hours=1.5),
+        closed("b", gpu_hours=Unknown("not measured")),
+        closed("c", Result.REFUSED, kind="job"),
+        closed("d", Result.CHANGED),
+        closed("e", Result.DEFERRED),
+        closed("f", Result.STILL_THERE),
+    ]
+    warned = WarningSent(
+        at=NOW, ref=ref("a"), rule="idle", stage=1, incarnation="1", limit=HOUR, delivered=True, channel="", message=""
+    )
+    metrics.passed(report(outcomes=lines[:3], settled=lines[3:], warnings=[warned]))
+    metrics.passed(report(outcomes=[closed("g", gpu_hours=2.0)]))
+    seen = told(metrics)
+    assert seen['gpukeeper_reclaimed_total{action="remove",kind="trainjob",rule="retention"}'] == 3
+    assert seen['gpukeeper_failed_total{kind="job",result="refused"}'] == 1
+    assert seen['gpukeeper_failed_total{kind="trainjob",result="still there"}'] == 1
+    assert len([name for name in seen if name.startswith("gpukeeper_failed_total")]) == 2
+    assert seen["gpukeeper_gpu_hours_returned_total"] == 3.5
+    assert seen['gpukeeper_warnings_total{delivered="true"}'] == 1
+
+
+def test_a_pass_that_saw_little_or_refused_everything_says_so(metrics: Metrics) -> None:
+    plan = msgspec.structs.replace(EMPTY_PLAN, breaker="too many at once")
+    metrics.passed(report(plan=plan, survey={"unseen": [Unseen("jobs", "403"), Unseen("pods", "silent")]}))
+    seen = told(metrics)
+    assert (seen["gpukeeper_breaker_open"], seen["gpukeeper_unseen"]) == (1, 2)
+    assert seen["gpukeeper_pass_seconds"] == 60
+    metrics.passed(report(paused="maintenance"))
+    seen = told(metrics)
+    assert (seen["gpukeeper_breaker_open"], seen["gpukeeper_unseen"], seen["gpukeeper_acting"]) == (0, 0, 0)
+
+
+def test_who_stands_by_says_nothing_of_what_it_saw_before(metrics: Metrics) -> None:
+    metrics.passed(report(decision("a"), outcomes=[closed("b")]))
+    metrics.lead(False)
+    gauges = {name for name in told(metrics) if name.partition("{")[0] in GAUGES}
+    assert gauges == {f'gpukeeper_info{{version="{__version__}"}}', "gpukeeper_leader"}
+    assert told(metrics)["gpukeeper_leader"] == 0
+    assert told(metrics)['gpukeeper_reclaimed_total{action="remove",kind="trainjob",rule="retention"}'] == 1
+
+
+def test_evidence_is_counted_when_it_was_saved(metrics: Metrics) -> None:
+    evidence = Evidence({"manifest.json": b"12345", "log.txt": b"1234567"})
+
+    async def save() -> None:
+        kept = CountedEvidence(InMemoryEvidence(), metrics)
+        name = await kept.save(ref("a"), "1.1", NOW, evidence)
+        assert isinstance(name, str)
+        assert await kept.load(name) == evidence
+        assert isinstance(await CountedEvidence(Unwritable(), metrics).save(ref("a"), "1.2", NOW, evidence), Unknown)
+
+    asyncio.run(save())
+    seen = told(metrics)
+    assert seen['gpukeeper_captured_bytes_total{what="logs"}'] == 7
+    assert seen['gpukeeper_captured_bytes_total{what="rest"}'] == 5
+
+
+def test_names_of_workloads_are_no_labels(metrics: Metrics) -> None:
+    metrics.passed(report(decision("secret-project"), outcomes=[closed("secret-project")]))
+    assert b"secret-project" not in metrics.text()
+
+
+# The page, the alerts and the code
+
+
+def test_every_series_is_told_and_every_told_series_is_in_the_list(metrics: Metrics) -> None:
+    counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
+    warned = WarningSent(
+        at=NOW, ref=ref("a"), rule="idle", stage=1, incarnation="1", limit=HOUR, delivered=True, channel="", message=""
+    )
+    metrics.captured({"log.txt": b"1"})
+    done = [closed("a"), closed("b", Result.REFUSED)]
+    metrics.passed(report(survey={"counts": counts, "oldest": {"trainjob": NOW}}, outcomes=done, warnings=[warned]))
+    names = {name.partition("{")[0] for name in told(metrics) if name.startswith("gpukeeper_")}
+    assert {name for name in names if not name.endswith("_created")} == set(GAUGES) | set(COUNTERS)
+
+
+def test_the_page_lists_every_series_in_the_codes_words() -> None:
+    page = (ROOT / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
+    listed = dict(re.findall(r"^\| `(gpukeeper_\w+)`[^|]*\| (.+) \|$", page, re.MULTILINE))
+    assert listed == GAUGES | COUNTERS
+
+
+def test_alerts_ask_for_series_that_exist() -> None:
+    rules = YAML(typ="safe").load(ROOT / "examples" / "kubernetes" / "alerts.yaml")
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    names = {name for expression in asked for name in re.findall(r"\bgpukeeper_\w+", expression)}
+    assert names
+    assert names <= set(GAUGES) | set(COUNTERS)
+    assert any("absent(" in expression for expression in asked), "an alert by absence is missing"

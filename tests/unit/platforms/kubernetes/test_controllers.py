@@ -1,0 +1,346 @@
+"""Is a controller alive? By Deployment and Lease, gone only by two looks; its release and its log."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.controllers import (
+    BUILT_IN,
+    JOBSET,
+    KUBERAY,
+    TRAINER,
+    TRAINING_OPERATOR,
+    Alive,
+    Controller,
+    Controllers,
+    Gone,
+    Standing,
+    clashes_in,
+    of_kind,
+    recreates_jobsets,
+    version_of,
+)
+from tests.unit.platforms.kubernetes.examples import NOW, meta, pod_json
+from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
+
+IMAGE = "ghcr.io/kubeflow/trainer/trainer-controller-manager:v2.3.0"
+Told = dict[str, Any]
+
+
+def deployment(
+    name: str = "kubeflow-trainer-controller-manager",
+    *,
+    wanted: int = 1,
+    ready: int = 1,
+    image: str = IMAGE,
+    kind: str = "Deployment",
+    **metadata: Any,
+) -> Told:
+    labels = {"app.kubernetes.io/name": "trainer"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "manager", "image": image}]}}
+    return {
+        "kind": kind,
+        "metadata": meta(name=name, namespace="kubeflow-system", uid=f"uid-{name}", **metadata),
+        "spec": {"replicas": wanted, "selector": {"matchLabels": labels}, "template": template},
+        "status": {"replicas": wanted, **({"readyReplicas": ready} if ready else {})},
+    }
+
+
+def lease(
+    renewed: datetime | str | None,
+    name: str = "trainer.kubeflow.org",
+    *,
+    version: str = "1",
+    seconds: int = 15,
+    holder: str = "trainer-7d9_1",
+    namespace: str = "kubeflow-system",
+) -> Told:
+    at = f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}" if isinstance(renewed, datetime) else renewed
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": at}
+    said = meta(name=name, namespace=namespace, uid=f"uid-{name}", resourceVersion=version)
+    return {"kind": "Lease", "metadata": said, "spec": spec}
+
+
+class Looks:
+    """One `Controllers`, asked again and again at times that we choose."""
+
+    def __init__(self, cluster: StoredCluster, controller: Controller = TRAINER) -> None:
+        self.cluster, self.controller = cluster, controller
+        self.passed = 0.0
+        self.controllers = Controllers(cluster.as_cluster, lambda: self.passed)
+
+    def ask(self, after: float = 0) -> Standing:
+        self.passed += after
+        now = NOW + timedelta(seconds=self.passed)
+        return asyncio.run(self.controllers.ask(self.controller, now))
+
+
+OLD = NOW - timedelta(days=3)
+
+
+def test_ready_replicas_and_a_renewed_lease_are_alive() -> None:
+    looks = Looks(StoredCluster(deployment(), lease(NOW - timedelta(seconds=3))))
+    said = looks.ask()
+    assert isinstance(said, Alive)
+    assert said.version == "v2.3.0"
+    assert "kubeflow-system/kubeflow-trainer-controller-manager: 1 of 1 ready" in said.words
+    assert "renewed 3s ago by trainer-7d9_1" in said.words
+
+
+def test_ready_without_a_lease_is_alive() -> None:
+    assert isinstance(Looks(StoredCluster(deployment())).ask(), Alive)
+
+
+def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
+    looks = Looks(StoredCluster(deployment(wanted=0, ready=0), lease(OLD)))
+    assert isinstance(looks.ask(), Unknown)
+    assert isinstance(looks.ask(after=10), Unknown), "not a whole duration of the Lease has passed"
+    said = looks.ask(after=10)
+    assert isinstance(said, Gone)
+    assert "scaled to 0" in said.words
+    assert said.version == "v2.3.0"
+
+
+def test_absent_with_an_old_lease_or_without_one_is_gone_at_the_second_look() -> None:
+    for objects in ((lease(OLD),), ()):
+        looks = Looks(StoredCluster(*objects))
+        first = looks.ask()
+        assert isinstance(first, Unknown)
+        assert "look" in first.why
+        said = looks.ask(after=20)
+        assert isinstance(said, Gone)
+        assert "no Deployment kubeflow-trainer-controller-manager in any namespace" in said.words
+
+
+def test_a_lease_that_we_saw_change_is_alive_whatever_its_times_say() -> None:
+    """The controller's clock is three days slow."""
+    cluster = StoredCluster(lease(OLD, version="1"))
+    looks = Looks(cluster)
+    assert isinstance(looks.ask(), Unknown)
+    cluster.objects[0] = lease(OLD + timedelta(seconds=20), version="2")
+    assert isinstance(looks.ask(after=20), Alive)
+    cluster.objects[0] = lease(OLD + timedelta(seconds=40), version="3")
+    assert isinstance(looks.ask(after=20), Alive)
+
+
+def test_a_lease_that_never_changes_while_we_look_is_stale_whatever_its_times_say() -> None:
+    """The clock of whoever held it last was an hour fast."""
+    looks = Looks(StoredCluster(lease(NOW + timedelta(hours=1))))
+    assert isinstance(looks.ask(), Unknown)
+    assert isinstance(looks.ask(after=100), Unknown), "less than ten durations"
+    assert isinstance(looks.ask(after=60), Gone)
+
+
+def test_a_lease_whose_time_cannot_be_read_is_judged_by_our_own_looks_only() -> None:
+    looks = Looks(StoredCluster(lease("yesterday")))
+    assert isinstance(looks.ask(), Unknown)
+    assert isinstance(looks.ask(after=100), Unknown)
+    assert isinstance(looks.ask(after=60), Gone)
+
+
+def test_a_lease_that_expired_a_minute_ago_is_not_gone_yet() -> None:
+    looks = Looks(StoredCluster(lease(NOW - timedelta(seconds=60))))
+    assert isinstance(looks.ask(), Unknown)
+    assert isinstance(looks.ask(after=20), Unknown)
+
+
+def test_a_return_between_two_looks_starts_the_count_anew() -> None:
+    cluster = StoredCluster(deployment(wanted=0, ready=0), lease(OLD))
+    looks = Looks(cluster)
+    looks.ask()
+    cluster.objects[0] = deployment(wanted=1, ready=0)
+    assert isinstance(looks.ask(after=20), Unknown)
+    cluster.objects[0] = deployment(wanted=0, ready=0)
+    assert isinstance(looks.ask(after=20), Unknown)
+    assert isinstance(looks.ask(after=20), Gone)
+
+
+def test_wanted_and_not_ready_is_never_gone() -> None:
+    looks = Looks(StoredCluster(deployment(ready=0), lease(OLD)))
+    looks.ask()
+    said = looks.ask(after=3600)
+    assert isinstance(said, Unknown)
+    assert "look at its pods" in said.why
+
+
+def test_ready_with_a_lease_that_is_not_renewed_hangs() -> None:
+    looks = Looks(StoredCluster(deployment(), lease(OLD)))
+    looks.ask()
+    said = looks.ask(after=3600)
+    assert isinstance(said, Unknown)
+    assert "hangs" in said.why
+
+
+def test_scaled_to_0_and_still_ending_is_not_gone() -> None:
+    ending = deployment(wanted=0, ready=0)
+    ending["status"]["replicas"] = 1
+    looks = Looks(StoredCluster(ending))
+    looks.ask()
+    assert isinstance(looks.ask(after=3600), Alive)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_something_with_its_image_under_another_name_may_be_it(kind: str) -> None:
+    looks = Looks(StoredCluster(deployment("our-trainer", kind=kind)))
+    looks.ask()
+    said = looks.ask(after=3600)
+    assert isinstance(said, Unknown)
+    assert "kubeflow-system/our-trainer may be Kubeflow Trainer under another name" in said.why
+
+
+@pytest.mark.parametrize("path", ["/apis/apps/v1/deployments", "/apis/apps/v1/statefulsets", "/v1/leases"])
+@pytest.mark.parametrize("error", [forbidden(), silent()])
+def test_what_may_not_be_listed_is_never_gone(path: str, error: Exception) -> None:
+    cluster = StoredCluster()
+    cluster.refused[path] = error  # type: ignore[assignment]
+    looks = Looks(cluster)
+    looks.ask()
+    said = looks.ask(after=3600)
+    assert isinstance(said, Unknown)
+    assert "could not be listed" in said.why
+
+
+def test_where_all_namespaces_are_refused_the_usual_ones_are_asked() -> None:
+    cluster = StoredCluster(deployment(), lease(NOW))
+    cluster.refused = {"/apis/apps/v1/deployments": forbidden(), "/v1/leases": forbidden()}
+    said = Looks(cluster).ask()
+    assert isinstance(said, Alive)
+    assert said.version == "v2.3.0"
+    cluster.objects = [deployment(wanted=0, ready=0), lease(OLD)]
+    looks = Looks(cluster)
+    looks.ask()
+    assert isinstance(looks.ask(after=3600), Unknown), "there may be another one elsewhere"
+
+
+def test_the_control_plane_is_known_by_its_lease_alone() -> None:
+    held = lease(NOW, "kube-controller-manager", namespace="kube-system")
+    cluster = StoredCluster(held)
+    assert isinstance(Looks(cluster, BUILT_IN).ask(), Alive)
+    cluster.objects = [lease(OLD, "kube-controller-manager", namespace="kube-system")]
+    looks = Looks(cluster, BUILT_IN)
+    assert isinstance(looks.ask(), Unknown)
+    assert isinstance(looks.ask(after=20), Gone)
+    cluster.objects = []
+    looks = Looks(cluster, BUILT_IN)
+    looks.ask()
+    assert isinstance(looks.ask(after=3600), Unknown), "it need not have one"
+
+
+def test_an_answer_serves_everybody_for_a_moment() -> None:
+    cluster = StoredCluster(deployment())
+    looks = Looks(cluster)
+    looks.ask()
+    asked = len(cluster.asked)
+    looks.ask(after=1)
+    assert len(cluster.asked) == asked
+    looks.ask(after=5)
+    assert len(cluster.asked) > asked
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        (IMAGE, "v2.3.0"),
+        ("localhost:5000/kubeflow/trainer:2.1", "2.1"),
+        ("registry.k8s.io/jobset/jobset:v0.10.1@sha256:abc", "v0.10.1"),
+        ("quay.io/kuberay/operator:v1.5.0-rc.1", "v1.5.0-rc.1"),
+        ("registry:5000/kuberay/operator", None),
+        ("quay.io/kuberay/operator:nightly", None),
+        ("", None),
+    ],
+)
+def test_the_release_is_in_the_images_tag(image: str, version: str | None) -> None:
+    assert version_of(image) == version
+
+
+def test_without_a_tag_the_charts_label_tells() -> None:
+    told = deployment(
+        "kuberay-operator", image="quay.io/kuberay/operator@sha256:1", labels={"app.kubernetes.io/version": "1.4.2"}
+    )
+    report = asyncio.run(Controllers(StoredCluster(told).as_cluster).report(KUBERAY, NOW))
+    assert report.version == "1.4.2"
+    assert report.image == "quay.io/kuberay/operator@sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("version", "when"),
+    [
+        ("v2.0.0", None),
+        ("v2.1.0", "always"),
+        ("2.1", "always"),
+        ("v2.2.0", "if it failed"),
+        ("v2.3.0", "if it failed"),
+        ("v2.4.0", None),
+        ("v2.10.0", None),
+        ("v3.1.0", None),
+    ],
+)
+def test_which_releases_make_a_jobset_anew(version: str, when: str | None) -> None:
+    assert recreates_jobsets(version) == when
+
+
+@pytest.mark.parametrize("version", [None, "", "latest"])
+def test_a_release_that_is_not_known_may_make_a_jobset_anew(version: str | None) -> None:
+    assert isinstance(recreates_jobsets(version), Unknown)
+
+
+def test_every_kind_has_a_controller() -> None:
+    assert of_kind("trainjob") is TRAINER
+    assert of_kind("jobset") is JOBSET
+    assert of_kind("tfjob") is TRAINING_OPERATOR
+    assert of_kind("rayservice") is KUBERAY
+    assert of_kind("pod") is of_kind("job") is BUILT_IN
+
+
+CONFLICT = (
+    '{"level":"error","msg":"Reconciler error","TrainJob":{"name":"run-7"},'
+    '"error":"the object has been modified; please apply your changes to the latest version"}'
+)
+
+
+def test_log_lines_about_a_conflict_over_these_names() -> None:
+    lines = [
+        CONFLICT,
+        CONFLICT.replace("run-7", "run-77"),  # another one
+        CONFLICT.replace("run-7", "my-run-7"),
+        "run-7 reconciled",  # no conflict
+        "409 on jobset run-7",
+        "took 4090 ms for run-7",
+    ]
+    assert clashes_in(lines, ["run-7"]) == (CONFLICT, "409 on jobset run-7")
+    assert clashes_in(lines, []) == ()
+    assert len(clashes_in([f"409 run-7 {n}" for n in range(9)], ["run-7"])) == 5
+
+
+def with_log() -> StoredCluster:
+    one = pod_json(name="trainer-7d9", namespace="kubeflow-system", labels={"app.kubernetes.io/name": "trainer"})
+    cluster = StoredCluster(deployment(), one)
+    cluster.logs["trainer-7d9"] = f"starting\n{CONFLICT}\n"
+    return cluster
+
+
+def clashes(cluster: StoredCluster) -> tuple[str, ...] | Unknown:
+    async def ask() -> tuple[str, ...] | Unknown:
+        controllers = Controllers(cluster.as_cluster)
+        return await controllers.clashes(await controllers.report(TRAINER, NOW), ["run-7"])
+
+    return asyncio.run(ask())
+
+
+def test_the_log_of_its_pods_is_read() -> None:
+    assert clashes(with_log()) == (CONFLICT,)
+
+
+@pytest.mark.parametrize("path", ["/log", "/pods"])
+def test_a_log_that_may_not_be_read_is_said(path: str) -> None:
+    cluster = with_log()
+    cluster.refused[path] = forbidden("pods/log")
+    said = clashes(cluster)
+    assert isinstance(said, Unknown)
+    assert "pods/log" in said.why
+    assert isinstance(clashes(StoredCluster()), Unknown), "no Deployment, no log"

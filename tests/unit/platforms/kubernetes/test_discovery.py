@@ -1,0 +1,126 @@
+"""Which kinds a cluster has. That one is not installed is said only where it is proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.kinds import BY_NAME, JOB, POD, TRAINJOB, Kind
+from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, refused
+
+PYTORCH, MPI = BY_NAME["pytorchjob"], BY_NAME["mpijob"]
+Answer = str | Unknown | None
+
+
+def group(name: str, *versions: str) -> Reply:
+    return Reply({"kind": "APIGroup", "name": name, "versions": [{"version": one} for one in versions]})
+
+
+def resources(place: str, *kinds: Kind) -> Reply:
+    listed = [{"name": one.plural, "kind": one.kind} for one in kinds]
+    listed += [{"name": f"{one.plural}/status", "kind": one.kind} for one in kinds]
+    return Reply({"kind": "APIResourceList", "groupVersion": place, "resources": listed})
+
+
+def groups(*names: str) -> Reply:
+    return Reply({"kind": "APIGroupList", "groups": [{"name": one, "versions": []} for one in names]})
+
+
+def a_cluster() -> ScriptedApi:
+    api = ScriptedApi()
+    api.says("GET /apis", groups("apps", "batch", "kubeflow.org"))
+    api.says("GET /api/v1", resources("v1", POD))
+    api.says("GET /apis/batch", group("batch", "v1"))
+    api.says("GET /apis/batch/v1", resources("batch/v1", JOB))
+    api.says("GET /apis/kubeflow.org", group("kubeflow.org", "v2beta1", "v1"))
+    api.says("GET /apis/kubeflow.org/v1", resources("kubeflow.org/v1", PYTORCH))
+    api.says("GET /apis/kubeflow.org/v2beta1", resources("kubeflow.org/v2beta1", MPI))
+    return api
+
+
+def answers(api: ScriptedApi, folder: Path, *kinds: Kind) -> list[Answer]:
+    async def all_(cluster: Cluster) -> list[Answer]:
+        discovery = Discovery(cluster)
+        return [await discovery.served(one) for one in kinds]
+
+    return ask(api, all_, folder)
+
+
+def test_kinds_that_are_there_are_read_in_the_version_we_know(tmp_path: Path) -> None:
+    assert answers(a_cluster(), tmp_path, POD, JOB, PYTORCH) == ["v1", "v1", "v1"]
+
+
+def test_a_group_that_no_list_has_is_not_installed(tmp_path: Path) -> None:
+    api = a_cluster()
+    assert answers(api, tmp_path, TRAINJOB, TRAINJOB) == [None, None]
+    assert [one.path for one in api.asked] == ["/apis/trainer.kubeflow.org", "/apis"]
+
+
+def test_a_kind_that_its_group_lacks_is_not_installed(tmp_path: Path) -> None:
+    assert answers(a_cluster(), tmp_path, BY_NAME["tfjob"]) == [None]
+
+
+def test_a_kind_in_a_version_we_cannot_read_is_unknown(tmp_path: Path) -> None:
+    (found,) = answers(a_cluster(), tmp_path, MPI)
+    assert isinstance(found, Unknown)
+    assert found.why == "the cluster has mpijobs in v2beta1; gpukeeper reads v1"
+
+
+@pytest.mark.parametrize(
+    ("what", "reply"),
+    [
+        ("GET /apis", Reply("404 page not found", 404)),  # everything is 404: a proxy, not a cluster
+        ("GET /apis", Reply(refused(403, "Forbidden"), 403)),
+        ("GET /apis", Reply("garbage")),
+        ("GET /apis", Reply({"kind": "APIGroupList", "groups": []})),
+        ("GET /apis", Reply({"kind": "Other", "groups": [{"name": "apps"}]})),
+        ("GET /apis", groups("apps", "trainer.kubeflow.org")),  # listed, and yet not there
+        ("GET /apis/trainer.kubeflow.org", Reply(refused(503, "ServiceUnavailable"), 503)),
+        ("GET /apis/trainer.kubeflow.org", Reply("{}")),
+        ("GET /apis/trainer.kubeflow.org", group("trainer.kubeflow.org")),
+        ("GET /apis/trainer.kubeflow.org", group("other", "v1alpha1")),
+        ("GET /apis/trainer.kubeflow.org", group("trainer.kubeflow.org", "v1alpha1")),  # its version page is a 404
+    ],
+)
+def test_what_proves_nothing_is_unknown_and_asked_again(what: str, reply: Reply, tmp_path: Path) -> None:
+    api = a_cluster()
+    api.says(what, reply)
+    first, second = answers(api, tmp_path, TRAINJOB, TRAINJOB)
+    assert isinstance(first, Unknown)
+    assert isinstance(second, Unknown)
+    assert [one.path for one in api.asked].count("/apis/trainer.kubeflow.org") >= 2
+
+
+@pytest.mark.parametrize("page", ["{}", '{"kind": "APIResourceList", "groupVersion": "other/v1", "resources": []}'])
+def test_a_page_of_something_else_does_not_say_that_a_kind_is_missing(page: str, tmp_path: Path) -> None:
+    api = a_cluster()
+    api.says("GET /apis/batch/v1", Reply(page))
+    (found,) = answers(api, tmp_path, JOB)
+    assert isinstance(found, Unknown)
+
+
+def test_answers_are_remembered_for_ten_minutes(tmp_path: Path) -> None:
+    api, time = a_cluster(), Time()
+
+    async def over_time(cluster: Cluster) -> list[int]:
+        discovery = Discovery(cluster, time.clock)
+        seen = []
+        for seconds in (0, 599, 1):
+            time.now += seconds
+            assert await discovery.served(JOB) == "v1"
+            seen.append(len(api.asked))
+        return seen
+
+    assert ask(api, over_time, tmp_path) == [2, 2, 4]
+
+
+def test_kinds_of_one_group_share_its_pages(tmp_path: Path) -> None:
+    api = a_cluster()
+    kinds: list[Any] = [one for one in BY_NAME.values() if one.group == "kubeflow.org"]
+    assert len(answers(api, tmp_path, *kinds)) == 6
+    assert len(api.asked) == 3

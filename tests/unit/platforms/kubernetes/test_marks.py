@@ -1,0 +1,480 @@
+"""What an object says about its own life: ours first, others' where the policy names them, nothing garbled unsaid."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpukeeper.model.subject import Marks, Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending
+from gpukeeper.platforms.kubernetes.kinds import (
+    DEPLOYMENT,
+    JOB,
+    JOBSET,
+    POD,
+    RAYCLUSTER,
+    RAYJOB,
+    TRAINJOB,
+    V1_KINDS,
+    Kind,
+)
+from gpukeeper.platforms.kubernetes.marks import FAR, excluded, managed_elsewhere, moment, pod_hold, read, span
+from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
+from gpukeeper.platforms.kubernetes.wire import Meta
+from tests.unit.platforms.kubernetes.examples import NOW, ago, meta, pod, root
+
+PYTORCH, MPI = V1_KINDS[0], V1_KINDS[2]
+HOUR = timedelta(hours=1)
+OVER = Ending(True, Outcome.SUCCEEDED, NOW - 2 * HOUR)  # created six hours ago
+EVERY_TTL = ("janitor/ttl", "janitor/expires", "k8s-ttl-controller.twin.sh/ttl", "cleanup.kyverno.io/ttl")
+
+
+def marks(
+    kind: Kind = JOB,
+    ending: Ending = OVER,
+    *,
+    spec: dict[str, Any] | None = None,
+    foreign: tuple[str, ...] = (),
+    pods_hold: str | None = None,
+    gitops: bool = False,
+    **metadata: Any,
+) -> tuple[Marks, tuple[str, ...]]:
+    told = root(spec=spec, **metadata)
+    return read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops)
+
+
+# Its own TTL
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30m", timedelta(minutes=30)),
+        ("2d", timedelta(days=2)),
+        ("1h30m", timedelta(hours=1, minutes=30)),
+        ("0s", timedelta()),
+        ("0", timedelta()),
+        ("1.5h", timedelta(minutes=90)),
+        ("1w", timedelta(weeks=1)),
+        (" 45s ", timedelta(seconds=45)),
+    ],
+)
+@pytest.mark.parametrize("kind", [JOB, TRAINJOB, RAYJOB, PYTORCH, DEPLOYMENT, POD])
+def test_a_ttl_in_our_words(kind: Kind, text: str, expected: timedelta) -> None:
+    found, findings = marks(kind, annotations={"gpukeeper.io/ttl": text})
+    assert (found.ttl, found.ttl_elsewhere, findings) == (expected, False, ())
+
+
+@pytest.mark.parametrize("text", ["10ay", "", "-5m", "5", "1h 30m", "forever", "5M", "999999999w", "²d", "30m!"])
+def test_a_ttl_nobody_can_read_is_unknown_and_said(text: str) -> None:
+    found, findings = marks(annotations={"gpukeeper.io/ttl": text})
+    assert isinstance(found.ttl, Unknown)
+    assert found.ttl.why in findings
+    assert f"gpukeeper.io/ttl={text!r}" in found.ttl.why
+
+
+@given(st.text(max_size=12))
+def test_no_text_breaks_the_reading_of_a_length_or_a_time(text: str) -> None:
+    length, time = span("ttl", text), moment("until", text)
+    assert isinstance(length, Unknown) or timedelta() <= length <= timedelta(days=36500)
+    assert isinstance(time, Unknown) or time.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "ttl", "elsewhere"),
+    [
+        (JOB, {"ttlSecondsAfterFinished": 600}, timedelta(minutes=10), True),
+        (JOB, {"ttlSecondsAfterFinished": 0}, timedelta(), True),
+        (JOB, {}, None, False),
+        (JOBSET, {"ttlSecondsAfterFinished": 3600}, HOUR, True),
+        (PYTORCH, {"runPolicy": {"ttlSecondsAfterFinished": 60}}, timedelta(minutes=1), True),
+        (PYTORCH, {"runPolicy": {"cleanPodPolicy": "None"}}, None, False),
+        (TRAINJOB, {"ttlSecondsAfterFinished": 60}, None, False),  # no release has one
+        (RAYJOB, {"ttlSecondsAfterFinished": 60}, None, False),  # it removes the cluster only
+        (DEPLOYMENT, {"ttlSecondsAfterFinished": 60}, None, False),
+    ],
+)
+def test_the_field_of_each_kind(kind: Kind, spec: dict[str, Any], ttl: timedelta | None, elsewhere: bool) -> None:
+    found, findings = marks(kind, spec=spec)
+    assert (found.ttl, found.ttl_elsewhere, findings) == (ttl, elsewhere, ())
+
+
+@pytest.mark.parametrize("seconds", [-1, 2**40])
+def test_a_field_beyond_reason_is_unknown(seconds: int) -> None:
+    found, findings = marks(spec={"ttlSecondsAfterFinished": seconds})
+    assert isinstance(found.ttl, Unknown)
+    assert findings == (found.ttl.why,)
+
+
+def test_our_annotation_comes_before_the_field_and_the_field_before_other_tools() -> None:
+    field = {"ttlSecondsAfterFinished": 60}
+    both = {"gpukeeper.io/ttl": "5m", "janitor/ttl": "3d"}
+    assert marks(spec=field, annotations=both, foreign=EVERY_TTL)[0].ttl == timedelta(minutes=5)
+    assert marks(spec=field, annotations={"janitor/ttl": "3d"}, foreign=EVERY_TTL)[0].ttl == timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        (
+            JOBSET,
+            {"replicatedJobs": [{"name": "node", "template": {"spec": {"ttlSecondsAfterFinished": 60}}}]},
+            "replicated job node",
+        ),
+        (PYTORCH, {"ttlSecondsAfterFinished": 60}, "spec.runPolicy.ttlSecondsAfterFinished"),
+        (PYTORCH, {"cleanPodPolicy": "All"}, "spec.runPolicy.cleanPodPolicy"),
+    ],
+)
+def test_a_setting_at_the_wrong_level_is_found(kind: Kind, spec: dict[str, Any], words: str) -> None:
+    found, findings = marks(kind, spec=spec)
+    assert found.ttl is None
+    assert len(findings) == 1
+    assert words in findings[0]
+
+
+def test_an_mpijob_has_a_second_policy_of_its_own() -> None:
+    assert marks(MPI, spec={"cleanPodPolicy": "All"})[1] == ()
+
+
+# TTLs of other tools
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ttl"),
+    [
+        # From the creation, six hours ago; the end was two hours ago: what is left of it counts from the end.
+        ({"annotations": {"janitor/ttl": "7h"}}, 3 * HOUR),
+        ({"annotations": {"janitor/ttl": "1h"}}, timedelta()),
+        ({"annotations": {"janitor/expires": "2026-11-15T13:00:00Z"}}, 3 * HOUR),
+        ({"annotations": {"janitor/expires": "2026-11-16"}}, 14 * HOUR),
+        ({"annotations": {"janitor/expires": "2026-11-15T11:00"}}, HOUR),
+        ({"annotations": {"k8s-ttl-controller.twin.sh/ttl": "5h"}}, HOUR),
+        (
+            {
+                "annotations": {
+                    "k8s-ttl-controller.twin.sh/ttl": "5h",
+                    "k8s-ttl-controller.twin.sh/refreshed-at": ago(hours=1),
+                }
+            },
+            6 * HOUR,
+        ),
+        ({"labels": {"cleanup.kyverno.io/ttl": "4h"}}, 4 * HOUR),  # from the end, which is the later
+        ({"labels": {"cleanup.kyverno.io/ttl": "2026-11-15T130000Z"}}, 3 * HOUR),
+        ({"labels": {"cleanup.kyverno.io/ttl": "2026-11-16"}}, 14 * HOUR),
+        ({"annotations": {"janitor/ttl": "7h", "janitor/expires": "2026-11-16"}}, 14 * HOUR),  # the later
+        ({"labels": {"janitor/ttl": "7h"}, "annotations": {"cleanup.kyverno.io/ttl": "4h"}}, None),  # wrong places
+    ],
+)
+def test_markers_of_other_tools_count_where_the_policy_names_them(
+    metadata: dict[str, Any], ttl: timedelta | None
+) -> None:
+    assert marks(foreign=EVERY_TTL, **metadata) == (Marks(ttl=ttl), ())
+    assert marks(**metadata) == (Marks(), ())
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {"janitor/ttl": "10ay"}},
+        {"annotations": {"janitor/ttl": "1h30m"}},  # that tool takes one unit
+        {"annotations": {"janitor/expires": "tomorrow"}},
+        {"annotations": {"k8s-ttl-controller.twin.sh/ttl": "-5m"}},
+        {
+            "annotations": {
+                "k8s-ttl-controller.twin.sh/ttl": "5m",
+                "k8s-ttl-controller.twin.sh/refreshed-at": "just now",
+            }
+        },
+        {"labels": {"cleanup.kyverno.io/ttl": "10ay"}},
+        {"annotations": {"janitor/ttl": "1h"}, "creationTimestamp": None},
+        {"annotations": {"janitor/ttl": "1h", "janitor/expires": "soon"}},  # one good, one not
+    ],
+)
+def test_a_garbled_marker_of_another_tool_is_unknown_and_said(metadata: dict[str, Any]) -> None:
+    found, findings = marks(foreign=EVERY_TTL, **metadata)
+    assert isinstance(found.ttl, Unknown)
+    assert findings == (found.ttl.why,)
+    assert found.hold_until is None  # other rules stay in force
+
+
+def test_a_garbled_marker_leaves_the_field_of_the_kind_in_force() -> None:
+    found, findings = marks(
+        spec={"ttlSecondsAfterFinished": 60}, annotations={"janitor/ttl": "10ay"}, foreign=EVERY_TTL
+    )
+    assert found.ttl == timedelta(minutes=1)
+    assert len(findings) == 1
+    assert "10ay" in findings[0]
+
+
+@pytest.mark.parametrize("end", [None, Unknown("garbled")])
+def test_where_the_end_is_not_known_an_expiry_is_never_early(end: Unknown | None) -> None:
+    """The rules count from when it was first seen ended, which is after its creation."""
+    found, _ = marks(JOB, Ending(True, Outcome.FAILED, end), annotations={"janitor/ttl": "7h"}, foreign=EVERY_TTL)
+    assert found.ttl == 7 * HOUR
+
+
+def test_without_an_end_and_a_creation_an_expiry_keeps() -> None:
+    never = Ending(True, Outcome.FAILED, None)
+    expires = {"janitor/expires": "2026-11-01"}
+    found, _ = marks(JOB, never, creationTimestamp=None, annotations=expires, foreign=EVERY_TTL)
+    assert isinstance(found.ttl, Unknown)
+
+
+def test_a_lease_that_leaves_the_calendar_keeps() -> None:
+    lease = {
+        "k8s-ttl-controller.twin.sh/ttl": "52w",
+        "k8s-ttl-controller.twin.sh/refreshed-at": "9999-06-01T00:00:00Z",
+    }
+    assert isinstance(marks(annotations=lease, foreign=EVERY_TTL)[0].ttl, Unknown)
+
+
+def test_forever_holds() -> None:
+    found, findings = marks(annotations={"janitor/ttl": "forever"}, foreign=("janitor/ttl",))
+    assert (found.ttl, found.hold_until, findings) == (None, FAR, ())
+
+
+# Holds
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("2026-12-01T18:00:00Z", datetime(2026, 12, 1, 18, tzinfo=UTC)),
+        ("2026-12-01T18:00:00+02:00", datetime(2026, 12, 1, 16, tzinfo=UTC)),
+        ("2026-12-01", datetime(2026, 12, 1, tzinfo=UTC)),
+    ],
+)
+@pytest.mark.parametrize("ending", [OVER, GOES_ON])
+def test_our_hold_holds_in_every_state(text: str, until: datetime, ending: Ending) -> None:
+    assert marks(JOB, ending, annotations={"gpukeeper.io/hold-until": text})[0].hold_until == until
+
+
+def test_a_hold_nobody_can_read_keeps_and_is_said() -> None:
+    found, findings = marks(annotations={"gpukeeper.io/hold-until": "friday"})
+    assert isinstance(found.hold_until, Unknown)
+    assert findings == (found.hold_until.why,)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "until"),
+    [
+        ({"annotations": {"downscaler/exclude": "true"}}, FAR),
+        ({"annotations": {"downscaler/exclude": "True"}}, FAR),
+        ({"annotations": {"downscaler/exclude": "false"}}, None),
+        ({"annotations": {"downscaler/exclude-until": "2026-11-20"}}, datetime(2026, 11, 20, tzinfo=UTC)),
+        ({"pods_hold": "pod w-0 says karpenter.sh/do-not-disrupt=true"}, FAR),
+    ],
+)
+def test_holds_of_other_tools_hold_running_work_only(metadata: dict[str, Any], until: datetime | None) -> None:
+    assert marks(DEPLOYMENT, GOES_ON, **metadata)[0].hold_until == until
+    assert marks(JOB, OVER, **metadata)[0].hold_until is None
+
+
+@pytest.mark.parametrize(
+    "annotations", [{"downscaler/exclude": "yes please"}, {"downscaler/exclude-until": "next week"}]
+)
+def test_a_garbled_hold_of_another_tool_holds_and_is_said(annotations: dict[str, str]) -> None:
+    found, findings = marks(DEPLOYMENT, GOES_ON, annotations=annotations)
+    assert isinstance(found.hold_until, Unknown)
+    assert findings == (found.hold_until.why,)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "holds"),
+    [
+        ({"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}, True),
+        ({"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}, False),
+        ({"karpenter.sh/do-not-disrupt": "true"}, True),
+        ({"karpenter.sh/do-not-disrupt": "false"}, False),
+        (None, False),
+    ],
+)
+def test_holds_on_pods(annotations: dict[str, str] | None, holds: bool) -> None:
+    words = pod_hold(pod(name="w-0", annotations=annotations).metadata)
+    assert (words is not None and words.startswith("pod w-0 says ")) is holds
+
+
+@pytest.mark.parametrize(
+    ("metadata", "asks"),
+    [
+        ({"labels": {"gpukeeper.io/exempt": "true"}}, "gpukeeper.io/exempt=true"),
+        ({"annotations": {"gpukeeper.io/exempt": "shared demo"}}, "gpukeeper.io/exempt=shared demo"),
+        ({"annotations": {"gpukeeper.io/exempt": "False"}}, None),
+        ({"labels": {"gpukeeper.io/infrastructure": "true"}}, "gpukeeper.io/infrastructure=true"),
+        ({}, None),
+    ],
+)
+def test_who_asks_to_be_left_alone(metadata: dict[str, Any], asks: str | None) -> None:
+    assert marks(**metadata)[0].asks_exemption == asks
+
+
+# Another actor
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "elsewhere"),
+    [
+        (JOB, {"managedBy": "kubernetes.io/job-controller"}, False),
+        (JOB, {"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        (JOBSET, {"managedBy": "jobset.sigs.k8s.io/jobset-controller"}, False),
+        (JOBSET, {"managedBy": "kubernetes.io/job-controller"}, True),  # another kind's controller
+        (TRAINJOB, {"managedBy": "trainer.kubeflow.org/trainjob-controller"}, False),
+        (TRAINJOB, {"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        (PYTORCH, {"runPolicy": {"managedBy": "kubeflow.org/training-operator"}}, False),
+        (PYTORCH, {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}}, True),
+        (RAYJOB, {"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        (RAYCLUSTER, {"managedBy": "ray.io/kuberay-operator"}, False),
+        (JOB, {"managedBy": ""}, True),  # not what any controller calls itself
+        (JOB, {}, False),
+        (PYTORCH, {}, False),
+    ],
+)
+def test_managed_by(kind: Kind, spec: dict[str, Any], elsewhere: bool) -> None:
+    assert (marks(kind, spec=spec)[0].managed_elsewhere is not None) is elsewhere
+
+
+def test_a_copy_of_another_cluster_is_left_alone() -> None:
+    found, _ = marks(labels={"kueue.x-k8s.io/multikueue-origin": "multikueue"}, gitops=True)
+    assert found.managed_elsewhere == "MultiKueue of another cluster (multikueue)"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {"argocd.argoproj.io/tracking-id": "train:batch/Job:team-a/run-7"}},
+        {"labels": {"argocd.argoproj.io/instance": "train"}},
+        {"labels": {"kustomize.toolkit.fluxcd.io/name": "apps"}},
+        {"labels": {"helm.toolkit.fluxcd.io/name": "ray"}},
+    ],
+)
+def test_what_a_gitops_tool_put_there_is_its(metadata: dict[str, Any]) -> None:
+    assert "would put it back" in (marks(**metadata)[0].managed_elsewhere or "")
+    assert marks(**metadata, gitops=True)[0].managed_elsewhere is None
+
+
+def test_a_bare_pod_has_no_manager() -> None:
+    assert managed_elsewhere(POD, pod().metadata, None) is None
+
+
+# KubeRay tidies up by itself
+
+
+def rule(policy: str, ttl: Any = None, **condition: Any) -> dict[str, Any]:
+    return {"policy": policy, "condition": {**condition, **({} if ttl is None else {"ttlSeconds": ttl})}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits"),
+    [
+        ({}, None),
+        ({"shutdownAfterJobFinishes": False, "ttlSecondsAfterFinished": 600}, None),
+        ({"shutdownAfterJobFinishes": True}, timedelta()),
+        ({"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 600}, timedelta(minutes=10)),
+        (
+            {
+                "deletionStrategy": {
+                    "deletionRules": [
+                        rule("DeleteWorkers", 100, jobStatus="SUCCEEDED"),
+                        rule("DeleteSelf", 7200, jobStatus="SUCCEEDED"),
+                        rule("DeleteCluster", 90000, jobStatus="FAILED"),  # of another outcome
+                        rule("DeleteNone", 99999, jobStatus="SUCCEEDED"),
+                    ]
+                }
+            },
+            2 * HOUR,
+        ),
+        ({"deletionStrategy": {"deletionRules": [rule("DeleteCluster", jobDeploymentStatus="Failed")]}}, None),
+        ({"deletionStrategy": {"onSuccess": {"policy": "DeleteNone"}}}, None),
+    ],
+)
+def test_kuberay_is_not_overtaken(spec: dict[str, Any], waits: timedelta | None) -> None:
+    found, findings = marks(RAYJOB, OVER, spec=spec)
+    assert found.hold_until == (None if waits is None else NOW - 2 * HOUR + waits + timedelta(seconds=60))
+    assert findings == ()
+    assert marks(RAYJOB, GOES_ON, spec=spec)[0].hold_until is None
+
+
+def test_the_other_outcome_has_its_own_rules() -> None:
+    strategy = {
+        "deletionRules": [rule("DeleteCluster", 5, jobStatus="SUCCEEDED"), rule("DeleteSelf", 9, jobStatus="FAILED")]
+    }
+    failed = Ending(True, Outcome.FAILED, NOW)
+    found, _ = marks(RAYJOB, failed, spec={"deletionStrategy": strategy})
+    assert found.hold_until == NOW + timedelta(seconds=69)
+    stopped, _ = marks(RAYJOB, Ending(True, Outcome.STOPPED, NOW), spec={"deletionStrategy": strategy})
+    assert stopped.hold_until == NOW + timedelta(seconds=69)  # whichever comes last
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"deletionRules": "all"},
+        {"deletionRules": ["all"]},
+        {"deletionRules": [{"policy": "DeleteSelf"}]},
+        {"deletionRules": [rule("DeleteSelf", "soon", jobStatus="SUCCEEDED")]},
+        {"deletionRules": [rule("DeleteSelf", -1, jobStatus="SUCCEEDED")]},
+    ],
+)
+def test_rules_nobody_can_read_keep(strategy: dict[str, Any]) -> None:
+    found, findings = marks(RAYJOB, OVER, spec={"deletionStrategy": strategy})
+    assert isinstance(found.hold_until, Unknown)
+    assert findings == (found.hold_until.why,)
+
+
+def test_without_an_end_kuberay_counts_from_nothing() -> None:
+    shut = {"shutdownAfterJobFinishes": True}
+    assert marks(RAYJOB, Ending(True, Outcome.FAILED, None), spec=shut)[0].hold_until is None
+    garbled = marks(RAYJOB, Ending(True, Outcome.FAILED, Unknown("no time")), spec=shut)[0].hold_until
+    assert isinstance(garbled, Unknown)
+
+
+# Namespaces
+
+
+def namespace(**metadata: Any) -> Meta:
+    return msgspec.json.decode(msgspec.json.encode(meta(name="team-a", **metadata)), type=Meta)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "facts"),
+    [
+        ({}, NamespaceFacts("research")),
+        ({"labels": {"gpukeeper.io/environment": "production"}}, NamespaceFacts("production")),
+        ({"name": "other"}, NamespaceFacts(None)),
+        (
+            {"labels": {"app.kubernetes.io/part-of": "kubeflow-profile"}, "annotations": {"owner": "ann@example.org"}},
+            NamespaceFacts(
+                "research", "ann@example.org", "namespace team-a is the Kubeflow profile of ann@example.org"
+            ),
+        ),
+        ({"annotations": {"owner": "ann@example.org"}}, NamespaceFacts("research")),  # no profile
+        (
+            {"annotations": {"downscaler/exclude": "true"}},
+            NamespaceFacts("research", held="namespace team-a says downscaler/exclude"),
+        ),
+        (
+            {"annotations": {"downscaler/exclude-until": "2026-11-20"}},
+            NamespaceFacts("research", held="namespace team-a says downscaler/exclude-until=2026-11-20"),
+        ),
+        ({"annotations": {"downscaler/exclude-until": "2026-11-01"}}, NamespaceFacts("research")),
+    ],
+)
+def test_what_a_namespace_says(metadata: dict[str, Any], facts: NamespaceFacts) -> None:
+    told = namespace(**metadata) if "name" not in metadata else msgspec.structs.replace(namespace(), **metadata)
+    assert facts_of(told, {"team-*": "research", "*-a": "other"}, NOW) == facts
+
+
+def test_a_garbled_exclusion_of_a_namespace_holds() -> None:
+    assert "'maybe'" in (excluded({"downscaler/exclude": "maybe"}, NOW) or "")
+
+
+def test_a_namespace_nobody_could_read_is_unknown() -> None:
+    facts = unreadable("team-a", "403")
+    assert isinstance(facts.environment, Unknown)
+    assert isinstance(facts.owner, Unknown)
