@@ -192,15 +192,25 @@ def _meter(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) 
     usage = GpuUsage(clock, exporter=loaded.policy.gpu.dcgm)
     meters: list[Meter] = [CounterMeter("host", clock, host_meter.count)]
     here = ["host"]
-    settings = loaded.policy.kubernetes
-    if settings.prometheus is not None or settings.exporters:
-        source = None if settings.prometheus is None else Prometheus(settings.prometheus)
-        meters.append(ClusterMeter(clock, prometheus=source, exporters=settings.exporters))
     for one in platforms:
         if isinstance(one, DockerPlatform) and one.local:
             meters.append(CounterMeter("docker", clock, partial(docker_meter.count, records=one.records)))
             here.append("docker")
+        elif isinstance(one, KubernetesPlatform):
+            meters += _cluster_meter(one, loaded, clock)
     return usage, Meters(GpuMeter(usage, clock, here), *meters)
+
+
+def _cluster_meter(platform: KubernetesPlatform, loaded: Loaded, clock: SystemClock) -> list[Meter]:
+    """What others measure there; without a source idleness is not known, and so kept."""
+    settings = loaded.policy.kubernetes
+    if settings.prometheus is None and not settings.exporters:
+        return []
+    source = None if settings.prometheus is None else Prometheus(settings.prometheus, os.environ)
+    labels = dict(settings.prometheus_labels)
+    return [
+        ClusterMeter(clock, prometheus=source, exporters=settings.exporters, pods=platform.running_pods, only=labels)
+    ]
 
 
 def _platforms(

@@ -33,19 +33,23 @@ from gpukeeper.model.decision import (
     Step,
 )
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
+from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import Place, World
-from tests.engines import has_docker, has_podman, require
+from tests.engines import has_docker, has_kube, has_podman, require
 from tests.real.docker.bed import Bed, docker_bed, podman_bed
+from tests.real.kube import objects
+from tests.real.kube.bed import ControlPlane, control_plane
 
 
 @dataclass
@@ -159,6 +163,35 @@ def engine(bed: Bed) -> Made:
     return Made(platform, asyncio.run, replace, change, ("one", "two"), bed.clear)
 
 
+def cluster(plane: ControlPlane) -> Made:
+    """Jobs that ended, in a namespace of their own."""
+    namespace = plane.new_namespace("c")
+    node = f"node-{namespace}"
+    plane.gpu_node(node)
+
+    def add(name: str) -> None:
+        plane.api.create(objects.job(name, annotations={"bed/finish-after": "0s"}), namespace)
+        plane.api.wait_condition("jobs", namespace, name, "Complete")
+
+    def replace(name: str) -> None:
+        plane.api.delete("jobs", namespace, name, propagation="Background")
+        plane.api.wait_gone("jobs", namespace, name)
+        add(name)
+
+    def change(name: str) -> None:
+        plane.api.patch("jobs", namespace, name, {"metadata": {"annotations": {"gpukeeper.io/ttl": "30d"}}})
+
+    def close() -> None:
+        plane.drop_namespace(namespace)
+        plane.remove_node(node)
+
+    add("one"), add("two")
+    scope = {"kubernetes": PlaceScope(namespaces=(namespace,))}
+    client = Cluster.from_environment({"KUBECONFIG": str(plane.kubeconfig())}, None, 1000, 1000)
+    platform = KubernetesPlatform(client, Now(), Policy(scope=scope))
+    return Made(platform, asyncio.run, replace, change, ("one", "two"), close)
+
+
 ADAPTERS = {"simulated": simulated, "folder": folder, "host": host}
 ENGINES = {"docker": (has_docker, docker_bed), "podman": (has_podman, podman_bed)}
 
@@ -179,9 +212,28 @@ def beds() -> Iterator[Callable[[str], Bed]]:
         yield bed
 
 
-@pytest.fixture(params=sorted([*ADAPTERS, *ENGINES]))
-def made(request: pytest.FixtureRequest, tmp_path: Path, beds: Callable[[str], Bed]) -> Iterator[Made]:
-    made = engine(beds(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
+@pytest.fixture(scope="module")
+def planes() -> Iterator[Callable[[], ControlPlane]]:
+    with ExitStack() as open_:
+        started: list[ControlPlane] = []
+
+        def plane() -> ControlPlane:
+            if not started:
+                require("kubernetes", has_kube())
+                started.append(open_.enter_context(control_plane()))
+            return started[0]
+
+        yield plane
+
+
+@pytest.fixture(params=sorted([*ADAPTERS, *ENGINES, "kubernetes"]))
+def made(
+    request: pytest.FixtureRequest, tmp_path: Path, beds: Callable[[str], Bed], planes: Callable[[], ControlPlane]
+) -> Iterator[Made]:
+    if request.param == "kubernetes":
+        made = cluster(planes())
+    else:
+        made = engine(beds(request.param)) if request.param in ENGINES else ADAPTERS[request.param](tmp_path)
     yield made
     made.close()
 

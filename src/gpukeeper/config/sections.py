@@ -243,6 +243,9 @@ class Kubernetes(Section):
         list(_Q.release), "Finalizers that may be taken off when a removal is stuck and proven never to end by itself."
     )
     prometheus: f.Address = about(_Q.prometheus, "A Prometheus with DCGM metrics: http://prometheus:9090.")
+    prometheus_labels: dict[str, str] = about(
+        dict(_Q.prometheus_labels), "Labels of this cluster's series, where a Prometheus knows several clusters."
+    )
     exporters: list[str] = about(list(_Q.exporters), "Without a Prometheus: addresses of DCGM exporters.")
 
 

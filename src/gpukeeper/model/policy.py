@@ -217,6 +217,7 @@ class KubernetesSettings(Value, frozen=True, kw_only=True):
     gitops: bool = False  # what a GitOps tool put there is acted on, too; it returns
     release: tuple[str, ...] = ()  # finalizers that may be taken off a removal that is proven to be stuck
     prometheus: str | None = None  # address of a Prometheus with DCGM metrics
+    prometheus_labels: Mapping[str, str] = {}  # that every series of this cluster has
     exporters: tuple[str, ...] = ()  # addresses of DCGM exporters, without a Prometheus
 
 

@@ -146,9 +146,9 @@ class Api:
             raise Refused(f"{method} {path}: {answer.status} {_message(answer)}", answer.status)
         return answer.json
 
-    def ready(self) -> bool:
+    def ready(self, path: str = "/readyz") -> bool:
         try:
-            return self.call("GET", "/readyz", deadline=5).status == 200
+            return self.call("GET", path, deadline=5).status == 200
         except (OSError, http.client.HTTPException):
             return False
 

@@ -251,7 +251,10 @@ class ControlPlane(Cluster):
         }
         text = json.dumps(config, indent=1)
         file = self.folder / f"{user}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.kubeconfig"
-        file.write_text(text)
+        if not file.exists():  # at once and once: programs read it while they start
+            new = file.with_suffix(".new")
+            new.write_text(text)
+            new.replace(file)
         return file
 
     # Controllers and CRDs.
@@ -277,7 +280,7 @@ class ControlPlane(Cluster):
                 self._apply_file(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", file)
                 self._crds[name] = release
         for name in new:
-            self.api.wait_condition("customresourcedefinitions", None, name, "Established")
+            self.api.wait_condition("customresourcedefinitions", None, name, "Established", timeout=60)
         if new:
             # The garbage collector looks for new kinds every half minute only, and at its start.
             self._restart_beside("kube-controller-manager")
@@ -351,16 +354,21 @@ class ControlPlane(Cluster):
                 "--use-service-account-credentials=false",
                 f"--service-account-private-key-file={keys.tokens_key}",
                 f"--root-ca-file={keys.authority}",
+                "--node-monitor-period=1s",  # a node that becomes Ready is taken into use at the next look
                 f"--flex-volume-plugin-dir={self.folder}/volume-plugins",  # not one of the host
                 "--controllers=*,-node-ipam-controller,-node-route-controller,-service-lb-controller,"
                 "-cloud-node-lifecycle-controller,-certificatesigningrequest-signing-controller",
             ]
-        self._start(name, arguments, lambda: listens(port))
+        self._start(name, arguments, lambda: self._is_healthy(port))
+
+    def _is_healthy(self, port: int) -> bool:
+        """Not only that it listens, which these do before they have read their kubeconfig."""
+        return Api(self.host, port, self._context, None).ready("/healthz")
 
     def _restart_beside(self, name: str) -> None:
         port = next(int(word.partition("=")[2]) for word in self.programs[name].command if "--secure-port" in word)
         self.programs[name].kill()
-        self.programs[name].start(lambda: listens(port))
+        self.programs[name].start(lambda: self._is_healthy(port))
 
     def _etcd(self, port: int, peer_port: int) -> list[str]:
         here, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"

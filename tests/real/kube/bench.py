@@ -118,7 +118,7 @@ class Bench:
         samples = [
             Sample(subject.ref.key, Signal.GPU, device, now - timedelta(minutes=ago), value)
             for device in subject.devices
-            for ago in range(minutes + 1)
+            for ago in reversed(range(minutes + 1))  # the oldest first, as they come
         ]
         self.run(self.signals.add(samples))
 

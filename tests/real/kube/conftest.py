@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -11,6 +11,20 @@ from tests.engines import has_kube, has_kubelet, require
 from tests.real.kube.api import Api
 from tests.real.kube.bed import Cluster, ControlPlane, control_plane, given_cluster
 from tests.real.kube.real_node import RealNode
+
+_LINES = 15
+_planes: list[ControlPlane] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure come the last lines of every program's log, and which of them no longer runs."""
+    report = yield
+    if report.failed:
+        for name, program in (pair for plane in _planes for pair in plane.programs.items()):
+            title = f"{name}{'' if program.runs else ' (does not run)'}"
+            report.sections.append((title, "\n".join(program.log.splitlines()[-_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +36,9 @@ def cluster() -> Iterator[Cluster]:
         return
     require("kubernetes", has_kube())
     with control_plane() as plane:
+        _planes.append(plane)
         yield plane
+        _planes.remove(plane)
 
 
 @pytest.fixture(scope="session")

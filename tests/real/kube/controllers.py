@@ -46,7 +46,7 @@ def start_jobset(plane: ControlPlane) -> None:
         ("ValidatingWebhookConfiguration", "validate", ["CREATE", "UPDATE"]),
     ):
         plane.api.apply(_jobset_webhook(plane, kind, f"https://127.0.0.1:{webhook}/{verb}-{JOBSET_PATH}", operations))
-    plane.until(lambda: _defaults_work(plane), "JobSet's webhooks answer", 30)
+    plane.until(lambda: _defaults_work(plane), "JobSet's webhooks answer", 60)
 
 
 def start_trainer(plane: ControlPlane, release: str) -> None:

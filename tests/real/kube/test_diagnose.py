@@ -22,8 +22,8 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import KUBERAY, Alive, Controllers, Gone
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
+from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
-from gpukeeper.platforms.kubernetes.kinds import Kind
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused
 from tests.real.kube.bed import ControlPlane
@@ -32,10 +32,6 @@ TRAINER = "kubeflow-trainer-controller-manager"
 TRAINER_IMAGE = "ghcr.io/kubeflow/trainer/trainer-controller-manager:{}"
 RAY_FINALIZER = "ray.io/rayjob-finalizer"
 PAST = timedelta(seconds=61)  # just past what a removal is given
-
-
-async def served(kind: Kind) -> str | Unknown | None:
-    return kind.versions[0]
 
 
 class Asked:
@@ -53,7 +49,7 @@ class Asked:
 
         async def ask() -> Diagnosis | Unknown:
             async with self.cluster.opened():
-                return await diagnose(self.cluster, served, ref, now, self.controllers)
+                return await diagnose(self.cluster, Discovery(self.cluster).served, ref, now, self.controllers)
 
         found = asyncio.run(ask())
         assert isinstance(found, Diagnosis), found

@@ -2,29 +2,396 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
 import pytest
 
-from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.decision import Action, Result, Verdict
+from gpukeeper.model.event import Complaint
 from tests.real.kube import objects
-from tests.real.kube.bed import ControlPlane
+from tests.real.kube.api import Object, condition
+from tests.real.kube.bed import ControlPlane, control_plane
 from tests.real.kube.bench import Bench
+from tests.real.kube.runs import (
+    CHAIN,
+    FAILS,
+    HOLDERS,
+    SUCCEEDS,
+    V1_REPLICAS,
+    annotated,
+    end_ray_job,
+    finish,
+    labelled,
+    left,
+    marked,
+    passes,
+    ray_job,
+    reclaimed,
+    uid,
+    v1_job,
+)
+
+pytestmark = pytest.mark.usefixtures("kwok_node")
+GOOD, BAD = "good", "bad"
+Make = Callable[..., Object]
 
 
-def finish(plane: ControlPlane, namespace: str, count: int = 1, exit_code: int = 0) -> None:
-    for pod in plane.api.wait_pods(namespace, count, timeout=40):
-        plane.finish_pod(namespace, pod["metadata"]["name"], exit_code)
+def ended_at(plane: ControlPlane, what: str, namespace: str, good: str, bad: str) -> None:
+    """Both runs are over, by their controller's own word."""
+    plane.api.wait_condition(what, namespace, GOOD, good, timeout=40)
+    plane.api.wait_condition(what, namespace, BAD, bad, timeout=40)
 
 
-@pytest.mark.usefixtures("kwok_node")
-def test_a_finished_job_goes_with_its_pods(plane: ControlPlane, namespace: str) -> None:
-    plane.api.create(objects.job("train"), namespace)
-    finish(plane, namespace)
-    plane.api.wait_condition("jobs", namespace, "train", "Complete")
+def goes_in_two_steps(plane: ControlPlane, namespace: str, kind: str, *holders: str) -> None:
+    """What succeeded goes after an hour, what failed after two, each with all that it has."""
     bench = Bench(plane.kubeconfig(), namespace)
-    assert bench.decisions()["job/train"].action is Action.KEEP
-    assert bench.again().outcomes == []
-    bench.later(minutes=61)
+    both = {f"{kind}/{GOOD}", f"{kind}/{BAD}"}
+    assert set(bench.subjects()) == both, "the roots, and nothing below them"
+    bench.later(minutes=59)
+    assert passes(bench) == []
+    bench.later(minutes=2)
+    assert reclaimed(passes(bench)) == {f"{kind}/{GOOD}": Action.REMOVE}
+    there = left(plane.api, namespace, *holders)
+    assert all(not name.startswith(GOOD) for names in there.values() for name in names), there
+    assert set(bench.subjects()) == {f"{kind}/{BAD}"}
+    bench.later(minutes=57)
+    assert passes(bench) == []
+    bench.later(minutes=2)
+    assert reclaimed(passes(bench)) == {f"{kind}/{BAD}": Action.REMOVE}
+    plane.until(lambda: not left(plane.api, namespace, *holders), "nothing is left")
+
+
+# Each kind, both ends.
+
+
+def test_finished_jobs_go_with_their_pods(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.job(GOOD, annotations=SUCCEEDS, parallelism=2), namespace)
+    plane.api.create(objects.job(BAD, annotations=FAILS), namespace)
+    ended_at(plane, "jobs", namespace, "Complete", "Failed")
+    goes_in_two_steps(plane, namespace, "job", *HOLDERS)
+
+
+def test_finished_bare_pods_go(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.pod(GOOD, annotations=SUCCEEDS), namespace)
+    plane.api.create(objects.pod(BAD, annotations=FAILS), namespace)
+    plane.api.wait_pods(namespace, 1, phase="Succeeded")
+    plane.api.wait_pods(namespace, 1, phase="Failed")
+    goes_in_two_steps(plane, namespace, "pod", "pods")
+
+
+def test_finished_jobsets_go_with_their_jobs(jobset: ControlPlane, namespace: str) -> None:
+    jobset.api.create(objects.jobset(GOOD, replicas=2, annotations=SUCCEEDS), namespace)
+    jobset.api.create(objects.jobset(BAD, annotations=FAILS), namespace)
+    ended_at(jobset, "jobsets", namespace, "Completed", "Failed")
+    goes_in_two_steps(jobset, namespace, "jobset", "jobsets", *HOLDERS)
+
+
+@pytest.mark.parametrize("kind", V1_REPLICAS)
+def test_finished_jobs_of_the_training_operator_go(
+    training_operator: ControlPlane, namespace: str, kwok_node: str, kind: str
+) -> None:
+    plural = f"{kind.lower()}s"
+    room = {"status": {"capacity": {"ephemeral-storage": "1Ti"}, "allocatable": {"ephemeral-storage": "1Ti"}}}
+    training_operator.api.patch("nodes", None, kwok_node, room, subresource="status")  # an MPI launcher asks for it
+    training_operator.api.create(v1_job(kind, GOOD, annotations=SUCCEEDS), namespace)
+    training_operator.api.create(v1_job(kind, BAD, annotations=FAILS), namespace)
+    ended_at(training_operator, plural, namespace, "Succeeded", "Failed")
+    if kind == "MPIJob":
+        finish(training_operator, namespace, 2)
+    goes_in_two_steps(training_operator, namespace, kind.lower(), plural, "services", *HOLDERS)
+
+
+def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespace: str) -> None:
+    """Their clusters run on, so that people are warned before."""
+    api = kuberay.api
+    for name in (GOOD, BAD):
+        api.create(ray_job(name), namespace)
+    api.wait_pods(namespace, 4, timeout=60)
+    end_ray_job(api, namespace, GOOD)
+    end_ray_job(api, namespace, BAD, failed=True)
+    bench = Bench(kuberay.kubeconfig(), namespace)
+    assert set(bench.subjects()) == {f"rayjob/{GOOD}", f"rayjob/{BAD}"}
+    for minutes, name in ((61, GOOD), (60, BAD)):
+        bench.later(minutes=minutes)
+        first = bench.again()
+        assert [line.ref and line.ref.name for line in first.warnings] == [name]
+        assert first.outcomes == []
+        assert uid(api, "rayjobs", namespace, name)
+        assert reclaimed(passes(bench)) == {f"rayjob/{name}": Action.REMOVE}
+        assert uid(api, "rayjobs", namespace, name) is None
+    kuberay.until(lambda: not left(api, namespace, "rayjobs", "rayclusters", *HOLDERS), "nothing is left", 30)
+
+
+@pytest.mark.parametrize("release", ["trainer-v2.1.0", "trainer-v2.3.0"])
+def test_finished_trainjobs_go_as_a_whole(plane: ControlPlane, namespace: str, release: str) -> None:
+    plane.need(release)
+    for name, ends in ((GOOD, SUCCEEDS), (BAD, FAILS)):
+        plane.api.create(objects.training_runtime(name, annotations=ends), namespace)
+        plane.api.create(objects.train_job(name, name), namespace)
+    ended_at(plane, "trainjobs", namespace, "Complete", "Failed")
+    goes_in_two_steps(plane, namespace, "trainjob", *CHAIN)
+
+
+@pytest.fixture
+def kubeflow_system(plane: ControlPlane) -> Iterator[str]:
+    plane.api.apply({"kind": "Namespace", "metadata": {"name": "kubeflow-system"}})
+    yield "kubeflow-system"
+    plane.drop_namespace("kubeflow-system")
+
+
+def test_kubeflow_system_is_a_namespace_like_others(trainer_v23: ControlPlane, kubeflow_system: str) -> None:
+    """TrainJobs there are work; what carries our own name is not, wherever it is."""
+    api = trainer_v23.api
+    api.create(objects.training_runtime("torch", annotations=SUCCEEDS), kubeflow_system)
+    api.create(objects.train_job(GOOD, "torch"), kubeflow_system)
+    ours = labelled(objects.job("ours", annotations=SUCCEEDS), {"app.kubernetes.io/name": "gpukeeper"})
+    api.create(ours, kubeflow_system)
+    api.wait_condition("trainjobs", kubeflow_system, GOOD, "Complete", timeout=40)
+    api.wait_condition("jobs", kubeflow_system, "ours", "Complete")
+    bench = Bench(trainer_v23.kubeconfig(), kubeflow_system)
+    bench.later(days=3)
+    assert reclaimed(passes(bench)) == {f"trainjob/{GOOD}": Action.REMOVE}
+    trainer_v23.until(lambda: left(api, kubeflow_system, *CHAIN).keys() == {"jobs", "pods"}, "ours is left")
+    assert api.names("jobs", kubeflow_system) == {"ours"}
+
+
+def test_what_a_trainjob_owns_is_neither_target_nor_subject(trainer_v23: ControlPlane, namespace: str) -> None:
+    """Its JobSet and Job are Completed, too; and deleting them would train again."""
+    api = trainer_v23.api
+    api.create(objects.training_runtime("torch", annotations=SUCCEEDS), namespace)
+    api.create(objects.train_job("run", "torch"), namespace)
+    api.wait_condition("trainjobs", namespace, "run", "Complete", timeout=40)
+    assert condition(api.get("jobsets", namespace, "run"), "Completed") == "True"
+    before = {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN}
+    bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
+    bench.later(days=400)
+    assert list(bench.subjects()) == ["trainjob/run"]
+    assert passes(bench) == []
+    assert {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN} == before
+
+
+# Acceptance runs of before: sets that never end by themselves.
+
+
+def old_set(kind: str, name: str) -> Object:
+    made = objects.template(labels={"app": "gpu-accept-ddp", "set": name}, restart="Always")
+    spec: Object = {"selector": {"matchLabels": {"set": name}}, "template": made}
+    spec |= {"serviceName": name, "replicas": 2} if kind == "StatefulSet" else {}
+    return {"kind": kind, "metadata": {"name": name, "labels": {"app": "gpu-accept-ddp"}}, "spec": spec}
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
+def test_a_set_of_an_old_acceptance_run_goes_by_label_and_age(plane: ControlPlane, namespace: str, kind: str) -> None:
+    """After a day it counts as stopped; and a set of the same age without the label is left alone."""
+    api, plural = plane.api, f"{kind.lower()}s"
+    api.create(old_set(kind, "old"), namespace)
+    service = old_set(kind, "service")
+    del service["metadata"]["labels"]
+    api.create(service, namespace)
+    plane.until(lambda: len(api.list("pods", namespace, labels="set=old")) >= 1, "its pods are there")
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(hours=24.9)
+    assert passes(bench) == [], "an hour of retention after the day is not over"
+    bench.later(minutes=10)
     report = bench.again()
-    assert [one.result for one in report.outcomes] == [Result.RECLAIMED], report.outcomes
-    assert plane.api.get("jobs", namespace, "train") is None
-    assert plane.api.list("pods", namespace) == [], "no pod was left behind"
+    assert report.outcomes == []
+    assert len(report.warnings) == 1, "its pods run, so there is a warning before"
+    assert reclaimed(passes(bench)) == {f"{kind.lower()}/old": Action.REMOVE}
+    plane.until(lambda: not api.list("pods", namespace, labels="set=old"), "its pods are gone")
+    assert api.names(plural, namespace) == {"service"}
+    assert api.list("pods", namespace, labels="set=service")
+
+
+def test_the_recorded_end_of_an_acceptance_run_counts_before_its_age(plane: ControlPlane, namespace: str) -> None:
+    now = datetime.now(UTC).isoformat()
+    plane.api.create(annotated(old_set("StatefulSet", "old"), {"gpukeeper.io/run-ended": now}), namespace)
+    plane.api.wait_pods(namespace, 2)
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(minutes=62)
+    assert reclaimed(passes(bench)) == {"statefulset/old": Action.REMOVE}
+    plane.until(lambda: not left(plane.api, namespace, "statefulsets", "pods"), "nothing is left")
+
+
+# When: what the namespace, the workload and other tools say.
+
+
+def finished_job(plane: ControlPlane, namespace: str, made: Object | None = None) -> None:
+    made = made or objects.job("train")
+    made["spec"]["template"]["metadata"]["annotations"] |= SUCCEEDS
+    plane.api.create(made, namespace)
+    plane.api.wait_condition("jobs", namespace, made["metadata"]["name"], "Complete")
+
+
+@pytest.mark.parametrize(("environment", "hours"), [("ci", 0.1), ("production", 49), (None, 1.1)])
+def test_the_label_of_a_namespace_says_which_retention(
+    plane: ControlPlane, namespace: str, environment: str | None, hours: float
+) -> None:
+    if environment:
+        plane.api.patch(
+            "namespaces", None, namespace, {"metadata": {"labels": {"gpukeeper.io/environment": environment}}}
+        )
+    finished_job(plane, namespace)
+    environments = {"ci": {"succeeded": "5m", "failed": "1h"}, "production": {"succeeded": "2d", "failed": "3d"}}
+    bench = Bench(plane.kubeconfig(), namespace, environments=environments)
+    bench.later(hours=hours * 0.8)
+    assert passes(bench) == []
+    bench.later(hours=hours * 0.2)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    assert left(plane.api, namespace, *HOLDERS) == {}
+
+
+@pytest.mark.parametrize(("ttl", "before", "after"), [("10m", 9, 11), ("3h", 179, 181)])
+def test_a_workload_says_its_own_ttl(
+    plane: ControlPlane, namespace: str, ttl: str, before: float, after: float
+) -> None:
+    """Shorter or longer than the policy's hour."""
+    finished_job(plane, namespace, marked(objects.job("train"), ttl=ttl))
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(minutes=before)
+    assert passes(bench) == []
+    bench.later(minutes=after - before)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    assert left(plane.api, namespace, *HOLDERS) == {}
+
+
+def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace: str) -> None:
+    until = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
+    finished_job(plane, namespace, marked(objects.job("train"), hold_until=until))
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(hours=4.9)
+    assert passes(bench) == []
+    assert bench.decisions()["job/train"].rule == "hold"
+    bench.later(hours=0.2)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+
+
+@pytest.mark.parametrize("said", [{"ttl": "10 parsecs"}, {"ttl": "-5m"}, {"hold_until": "tomorrow"}])
+def test_a_mark_that_cannot_be_read_keeps_and_complains(
+    plane: ControlPlane, namespace: str, said: dict[str, str]
+) -> None:
+    finished_job(plane, namespace, marked(objects.job("train"), **said))
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(days=100)
+    assert passes(bench) == []
+    assert uid(plane.api, "jobs", namespace, "train")
+    complaints = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
+    assert len(complaints) == 1, complaints
+    assert next(iter(said.values())) in complaints[0]
+    assert bench.decisions()["job/train"].verdict is Verdict.UNKNOWN
+
+
+def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: ControlPlane, namespace: str) -> None:
+    finished_job(plane, namespace, annotated(objects.job("train"), {"janitor/ttl": "5m"}))
+    deaf = Bench(plane.kubeconfig(), namespace)
+    deaf.later(minutes=30)
+    assert passes(deaf) == []
+    bench = Bench(plane.kubeconfig(), namespace, ttl={"foreign": ["janitor/ttl"]})
+    bench.later(minutes=4)
+    assert passes(bench) == []
+    bench.later(minutes=2)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+    assert left(plane.api, namespace, *HOLDERS) == {}
+
+
+def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, namespace: str) -> None:
+    finished_job(plane, namespace, objects.job("train", ttl=3))
+    bench = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    decision = bench.decisions()["job/train"]
+    assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
+    assert passes(bench) == []
+    plane.api.wait_gone("jobs", namespace, "train")
+    assert passes(bench) == []
+    assert bench.outcomes() == [], "nothing of that was ours"
+
+
+def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: ControlPlane, namespace: str) -> None:
+    finished_job(plane, namespace, objects.job("train", ttl=600))
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(minutes=10.5)
+    assert passes(bench) == []
+    bench.later(minutes=1)
+    (line,) = passes(bench)
+    assert line.result is Result.RECLAIMED
+    assert "the platform itself has not removed it" in line.reason
+    assert left(plane.api, namespace, *HOLDERS) == {}
+
+
+# What is not a finished root.
+
+
+def test_a_finished_job_goes_and_its_cronjob_stays(plane: ControlPlane, namespace: str) -> None:
+    inner = objects.job("unused", annotations=SUCCEEDS)["spec"]
+    spec = {"schedule": "0 0 1 1 *", "suspend": True, "jobTemplate": {"spec": inner}}
+    cron = plane.api.create({"kind": "CronJob", "metadata": {"name": "nightly"}, "spec": spec}, namespace)
+    reference = {"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": cron["metadata"]["uid"]}
+    run = objects.job("nightly-1")
+    run["metadata"]["ownerReferences"] = [{**reference, "controller": True}]
+    finished_job(plane, namespace, run)
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(minutes=61)
+    assert reclaimed(passes(bench)) == {"job/nightly-1": Action.REMOVE}
+    assert left(plane.api, namespace, "cronjobs", *HOLDERS) == {"cronjobs": {"nightly"}}
+
+
+def test_a_job_that_succeeded_after_a_failure_succeeded(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.job("train", backoff=3), namespace)
+    finish(plane, namespace, exit_code=1)
+    finish(plane, namespace)
+    plane.api.wait_condition("jobs", namespace, "train", "Complete", timeout=40)
+    assert (plane.api.get("jobs", namespace, "train") or {})["status"]["failed"] == 1
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(minutes=61)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
+
+
+def test_running_work_is_never_touched(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.job("train", parallelism=2), namespace)
+    plane.api.create(objects.pod("alone"), namespace)
+    before = {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)}
+    bench = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s", "stopped": "0s"})
+    bench.later(days=365)
+    assert passes(bench) == []
+    assert {pod["metadata"]["uid"] for pod in plane.api.wait_pods(namespace, 3)} == before
+
+
+def test_one_name_in_two_namespaces_and_of_two_kinds(
+    jobset: ControlPlane, namespace: str, new_namespace: Callable[[], str]
+) -> None:
+    """Only what ended goes, of exactly that kind and namespace."""
+    api, other = jobset.api, new_namespace()
+    api.create(objects.job("train"), other)
+    api.create(objects.jobset("train"), namespace)
+    api.create(objects.pod("train"), namespace)
+    api.wait_pods(other, 1)
+    api.wait_pods(namespace, 2)
+    finished_job(jobset, namespace)
+    look = [
+        partial(uid, api, what, place, "train")
+        for what, place in (("jobs", other), ("jobsets", namespace), ("pods", namespace))
+    ]
+    before = [one() for one in look]
+    bench = Bench(jobset.kubeconfig(), namespace, other)
+    bench.later(minutes=61)
+    (line,) = passes(bench)
+    assert line.ref is not None
+    assert (line.ref.kind, line.ref.namespace, line.ref.name) == ("job", namespace, "train")
+    assert uid(api, "jobs", namespace, "train") is None
+    assert [one() for one in look] == before
+    api.wait_pods(namespace, 2)
+    api.wait_pods(other, 1)
+
+
+def test_kinds_that_are_not_installed_are_absent() -> None:
+    """A cluster without any of the training kinds is whole: nothing in it is unseen."""
+    with control_plane() as bare:
+        bare.gpu_node("n1")
+        namespace = bare.new_namespace()
+        finished_job(bare, namespace)
+        bench = Bench(bare.kubeconfig(), namespace)
+        bench.later(minutes=61)
+        report = bench.again()
+        assert report.survey.unseen == []
+        assert reclaimed(report.outcomes) == {"job/train": Action.REMOVE}
+        assert left(bare.api, namespace, *HOLDERS) == {}

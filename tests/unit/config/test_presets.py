@@ -81,7 +81,7 @@ def test_the_times_around_start_and_stop() -> None:
         assert one.stop_grace == timedelta(seconds=60)
         assert one.after_idle is AfterIdle.REMOVE
         assert one.hold_after_stop == 15 * M
-        assert one.never_started == (None if one.untouchable or name == "bare" else 30 * M), name
+        assert one.never_started == (None if one.untouchable or name in ("bare", "cluster") else 30 * M), name
         assert one.hold == 24 * H
 
 

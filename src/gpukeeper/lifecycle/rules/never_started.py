@@ -23,6 +23,8 @@ _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps what was never started
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if view.subject.state is not State.CREATED:
         return _STARTED
+    if view.memory.first_start is not None:
+        return _STARTED  # it ran before, and waits to run again
     if isinstance(settings.limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.limits.why)
     if settings.limits.never_started is None:

@@ -29,6 +29,6 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if not blocked.proven:
         return Answer(NAME, Verdict.REPORT, condition, since=blocked.since)
     if blocked.by not in settings.policy.kubernetes.release:
-        words = f"{condition}. It will not end by itself; kubernetes.release does not name {blocked.by}"
+        words = f"{condition}. It is not expected to end by itself; kubernetes.release does not name {blocked.by}"
         return Answer(NAME, Verdict.REPORT, words, since=blocked.since)
     return Answer(NAME, Verdict.DUE, condition, Action.RELEASE, blocked.since, blocked.since)

@@ -21,6 +21,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
 from gpukeeper.platforms.kubernetes.kinds import (
+    DEPLOYMENT,
     JOB,
     JOBSET,
     POD,
@@ -90,7 +91,7 @@ class Acts:
         if kind.lever is Lever.SCALE:
             return await self._to_zero(kind, version, fresh, current_root, re_decide)
         path = kind.path(version, fresh.ref.namespace, fresh.ref.name)
-        note = {"suspend": False, **stopped_run(fresh, current_root)}
+        note = {"suspend": False, **stopped_run(kind, fresh, current_root)}
         return await self._insist(
             lambda conditions: self._cluster.patch(
                 path, suspension(kind, conditions, suspend=True, note=note), "merge"
@@ -221,7 +222,7 @@ class Acts:
     ) -> Answer:
         """The old count is written down first: a crash in between leaves a note too many, never a count forgotten."""
         path = kind.path(version, fresh.ref.namespace, fresh.ref.name)
-        note = msgspec.json.encode({"replicas": replicas_of(root), **stopped_run(fresh, root)}).decode()
+        note = msgspec.json.encode({"replicas": replicas_of(root), **stopped_run(kind, fresh, root)}).decode()
         noted: list[Root] = []
 
         async def write(conditions: Mapping[str, str]) -> bytes:
@@ -323,7 +324,8 @@ class Acts:
         )
 
     async def _suspend_its_jobset(self, fresh: Subject) -> Answer:
-        """First the TrainJob, or v2.1 resumes the JobSet; then the JobSet, which later releases leave alone by then."""
+        """First the TrainJob, or v2.1 resumes the JobSet at once; then the JobSet, for v2.3 does not pass on what it is
+        told of a finished TrainJob. Both seen on real controllers."""
         version = await self._version(TRAINJOB)
         if not isinstance(version, str):
             return version
@@ -424,9 +426,11 @@ def without_finalizer(
     ]
 
 
-def stopped_run(fresh: Subject, root: Root) -> dict[str, Any]:
-    """Part of the note: which run we stopped, and the generation that our change makes. A later one is not ours."""
-    return {"incarnation": fresh.seen.incarnation, "generation": root.metadata.generation + 1}
+def stopped_run(kind: Kind, fresh: Subject, root: Root) -> dict[str, Any]:
+    """Part of the note: which run we stopped, and the generation that our change makes. A later one is not ours. Of a
+    Deployment annotations count as well, so the note itself makes one."""
+    writes = 2 if kind is DEPLOYMENT else 1
+    return {"incarnation": fresh.seen.incarnation, "generation": root.metadata.generation + writes}
 
 
 def suspended(kind: Kind, root: Root) -> bool:

@@ -42,6 +42,7 @@ from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
 from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
+from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
@@ -92,6 +93,9 @@ class KubernetesPlatform:
         self._following: dict[str, tuple[Subject, tuple[str, ...]]] = {}  # by uid: what was removed, its living pods
         self._gone: dict[str, float] = {}  # by uid: a watch said so
         self._telling: dict[str, asyncio.Event] = {}
+        self._holders: dict[
+            str, list[tuple[str, str, str | None]]
+        ] = {}  # by uid: pods that hold GPUs, when last listed
         self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
         self.follow(policy)
 
@@ -123,6 +127,14 @@ class KubernetesPlatform:
                 yield self._page([self._by_our_clock(one) for one in subjects])
             yield self._page((), walk.unseen)
             self._watches.parts = walk.parts
+            self._holders = walk.holders
+
+    def running_pods(self, subject: Subject) -> Mapping[str, Running]:
+        """By name: those that hold its GPUs, for whoever measures them. A name is used again, a uid is not."""
+        if subject.ref.kind == POD.name:
+            return {subject.ref.name: Running(subject.ref.uid, _known(subject.started))}
+        held = self._holders.get(subject.ref.uid, [])
+        return {name: Running(uid, _known(when(started))) for name, uid, started in held}
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         scope = self._policy.scope.get(self.name)
@@ -268,6 +280,8 @@ class KubernetesPlatform:
         if self._is_stuck(source):
             subject = await self._with_block(subject, source, above)
         subject = self._by_our_clock(msgspec.structs.replace(subject, goes_when_stopped=kind is POD))
+        if tally.pods:
+            self._holders[ref.uid] = tally.pods
         self._remember(Looked(subject, source, tuple(below.pods())))
         return subject
 
@@ -342,8 +356,7 @@ class KubernetesPlatform:
         except PlatformError:
             return subject  # it shows as being removed, and nothing is done about it
         pod = source if isinstance(source, Pod) else None
-        owner_gone = above.unknown if above.unknown is not None else above.gone is not None
-        blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=owner_gone)
+        blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=above.owner_gone)
         return msgspec.structs.replace(subject, blocked=blocked)
 
     async def _namespace(self, name: str) -> NamespaceFacts:
@@ -410,6 +423,10 @@ class KubernetesPlatform:
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self.place, self._clock.now(), tuple(subjects), tuple(unseen))
+
+
+def _known(at: datetime | Unknown | None) -> datetime | None:
+    return at if isinstance(at, datetime) else None
 
 
 def part_of(above: Climb, ref: Ref) -> str | Unknown | None:

@@ -83,13 +83,13 @@ class Archive:
         if version is None:
             return Refused(f"this cluster serves no {resource(kind)} any more")
         path = kind.path(version, ref.namespace, ref.name)
-        answer: Answer = Unknown("it was not tried")
-        for _ in range(1 + RETRIES):
+        for left in range(RETRIES, -1, -1):
             answer = await self._try_to_bring_back(kind, path, ref, evidence)
             if not isinstance(answer, Changed):
                 return answer
-            await a_moment()  # its controller writes to what was just stopped
-        return Refused(answer.why)
+            if left:
+                await a_moment()  # its controller writes to what was just stopped
+        return Refused("it changes all the time; try again in a moment")
 
     async def _try_to_bring_back(self, kind: Kind, path: str, ref: Ref, evidence: Evidence | None) -> Answer:
         try:

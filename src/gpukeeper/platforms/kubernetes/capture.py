@@ -225,12 +225,15 @@ class Captures:
 
     async def _no_log(self, pod: Pod, error: ApiError, nodes: dict[str, bool]) -> str | None:
         """Why there provably is none; None: there may be one."""
+        node = pod.spec.node_name
+        if error.says_gone and error.name == node:  # the server looks for the node before it asks it
+            return f"Its node {node} is gone, and the log with it."
         if error.says_gone:
             return f"Its log is gone with its pod or container: {error.words}"
         if error.status == 400 and error.reason == "BadRequest":
             return f"It has no log: {error.words}"  # a container that never started, or never ran before
-        if error.status >= 500 and await self._node_is_gone(pod.spec.node_name, nodes):
-            return f"Its node {pod.spec.node_name} is gone, and the log with it."
+        if error.status >= 500 and await self._node_is_gone(node, nodes):
+            return f"Its node {node} is gone, and the log with it."
         return None
 
     async def _node_is_gone(self, name: str, nodes: dict[str, bool]) -> bool:

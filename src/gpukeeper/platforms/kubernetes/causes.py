@@ -240,9 +240,6 @@ def _removals(facts: Facts) -> Iterator[Cause]:
 
 def _blocked(facts: Facts, node: Node) -> Blocked | None:
     is_node = node.meta.uid == facts.node.meta.uid
-    gone: bool | Unknown = False
-    if is_node and not facts.climb.above:
-        gone = facts.climb.unknown if facts.climb.unknown is not None else facts.climb.gone is not None
     return blocked(
         node.meta,
         node.kind,
@@ -250,7 +247,7 @@ def _blocked(facts: Facts, node: Node) -> Blocked | None:
         {name: report.standing for name, report in facts.reports.items()},
         facts.now,
         pod=node.seen if isinstance(node.seen, Pod) else None,
-        owner_gone=gone,
+        owner_gone=facts.climb.owner_gone if is_node else False,
     )
 
 

@@ -416,12 +416,14 @@ class Cluster:
 
     def _again(self, failed: PlatformError, method: str, tries: int) -> float | None:
         """Seconds until it is asked again; None: it is not. A Retry-After holds everybody up, not only this caller."""
+        hint = 0.0
         if isinstance(failed, ApiError):
             if failed.says_budget:
                 return None
-            throttled = failed.status in {TOO_MANY, 503} and bool(failed.retry_after)
+            hint = failed.retry_after or 0.0
+            throttled = failed.status in {TOO_MANY, 503} and hint > 0
             if throttled:
-                self._pace.pause(failed.retry_after or 0)
+                self._pace.pause(hint)
             asks_again = failed.status in PASSING if method == "GET" else failed.status == TOO_MANY
             if not asks_again or tries >= RETRIES:
                 return None
@@ -429,7 +431,7 @@ class Cluster:
                 return 0.0
         elif not isinstance(failed, _Broken) or method != "GET" or tries >= RETRIES:
             return None
-        return float(0.25 * 2**tries * (0.5 + self._chance()))
+        return max(hint, 0.25 * float(2**tries) * (0.5 + self._chance()))
 
     @asynccontextmanager
     async def _answer(

@@ -134,9 +134,11 @@ def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, 
     for minute in sorted({*engine, *use}):
         if first <= minute <= last:
             value = _of_fields(engine.get(minute, ()), use.get(minute, ()), exists)
-            surely = isinstance(value, Unknown) or value >= SURELY_BUSY
-            trouble = None if surely else life.trouble(minute)
-            found[minute] = value if trouble is None else trouble
+            found[minute] = value
+            if not isinstance(value, Unknown) and value < SURELY_BUSY:
+                busy = is_busy(value, device[1] is not None)
+                old, unrest = life.is_old(minute), None if busy else life.unrest(minute)
+                found[minute] = next((one for one in (old, unrest) if one is not None), value)
     return found
 
 
@@ -164,14 +166,18 @@ class _Life:
         self._power = _by_minute(fields["power_watts"]) if whole else {}
         self._memory = _by_minute(fields["memory_used_mib"])
 
-    def trouble(self, minute: int) -> Unknown | None:
-        """Why a quiet minute is not believed."""
+    def is_old(self, minute: int) -> Unknown | None:
+        """Why the readings of a minute may be old."""
         if not self._counts:
             return Unknown("the exporter gives no energy counter, so nothing shows that its values are fresh")
         if minute in self._fallen:
             return Unknown("its energy counter began anew: the driver was just loaded")
         if minute not in self._grown and minute - 1 not in self._grown:
             return Unknown("its energy counter stands still, so what the exporter says is old")
+        return None
+
+    def unrest(self, minute: int) -> Unknown | None:
+        """Why it cannot have rested."""
         watts = max(_known(self._power.get(minute, ())), default=0.0)
         if watts >= NEVER_IDLE_WATTS:
             return Unknown(f"it says it is idle and draws {watts:.0f} W; one of the two is wrong")

@@ -71,6 +71,13 @@ class Climb(msgspec.Struct, frozen=True):
             return self.unknown
         return self.above[-1] if self.above else None
 
+    @property
+    def owner_gone(self) -> bool | Unknown:
+        """The nearest owner alone: of a Job that is there, the JobSet may be gone."""
+        if self.above:
+            return False
+        return self.unknown if self.unknown is not None else self.gone is not None
+
 
 async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
     """Up to the root, with one GET for each owner."""

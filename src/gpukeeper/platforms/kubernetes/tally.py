@@ -19,6 +19,7 @@ class Tally(msgspec.Struct):
     dead: int = 0  # pods that ended and are still there
     devices: list[str] = msgspec.field(default_factory=list)  # one name per GPU or slice held: "<pod>/<index>"
     slices: list[str] = msgspec.field(default_factory=list)  # which of them are slices
+    pods: list[tuple[str, str, str | None]] = msgspec.field(default_factory=list)  # that hold them: name, uid, start
     started: str | None = None  # earliest start of a living pod
     grace: int = 30  # longest termination grace of the living, seconds
     unclear: str | None = None  # why the count is not to be trusted
@@ -32,6 +33,7 @@ class Tally(msgspec.Struct):
         self.dead += other.dead
         self.devices += other.devices
         self.slices += other.slices
+        self.pods += other.pods
         self.started = _earlier(self.started, other.started)
         self.grace = max(self.grace, other.grace)
         self.unclear = self.unclear or other.unclear
@@ -54,6 +56,7 @@ class Tally(msgspec.Struct):
         self.started = _earlier(self.started, pod.status.start_time)
         if asked:
             self.holding += 1
+            self.pods.append((name, pod.metadata.uid, pod.status.start_time))
             self.devices += held(name, asked)
             self.slices += held_slices(name, asked)
         if asked.unclear is not None:

@@ -76,6 +76,7 @@ class Walk:
         self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
         self.unseen: list[Unseen] = []
         self.parts: dict[str, Owner] = {}  # by uid of a living child: what owns it
+        self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
         self._facts: dict[str, NamespaceFacts] = {}
         self._below: dict[str, Below] = {}  # by uid of the owner
         self._blind: dict[str, str] = {}  # by kind: why not all of it was listed
@@ -185,6 +186,8 @@ class Walk:
         if not self._matters(kind, root, tally):
             return None
         tally.unclear = tally.unclear or self._blindness(kind)
+        if tally.pods:
+            self.holders[meta.uid] = tally.pods
         return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._wanted.reading, part_of)
 
     def _hand_up(self, meta: Meta, owner: Owner, below: Below | None) -> None:

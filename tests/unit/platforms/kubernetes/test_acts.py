@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import STOPPED, Acts, LookAgain, propagation
+from gpukeeper.platforms.kubernetes.acts import Acts, LookAgain, propagation
 from gpukeeper.platforms.kubernetes.kinds import (
     BY_NAME,
     DEPLOYMENT,
@@ -30,6 +30,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
     Kind,
     Propagation,
 )
+from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 from tests.unit.platforms.kubernetes.stored import MISFIT, NAMESPACE, Object, StoredApi, refused, with_cluster
 
@@ -343,7 +344,8 @@ def test_a_suspension_is_one_write_with_conditions_and_a_note(kind: Kind) -> Non
     sent = api.body_of(f"PATCH {path}")
     assert (sent["metadata"]["uid"], sent["metadata"]["resourceVersion"]) == ("uid-x", version)
     assert api.objects[path]["spec"] == {"suspend": True}
-    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == {"suspend": False}
+    note = {"suspend": False, "incarnation": "1", "generation": api.objects[path]["metadata"]["generation"]}
+    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == note
 
 
 def test_kinds_of_the_training_operator_are_suspended_in_their_run_policy() -> None:
@@ -379,7 +381,9 @@ def test_scaling_to_zero_writes_the_count_down_first() -> None:
     assert api.writes() == [f"PATCH {path}", f"PATCH {path}/scale"]
     assert "spec" not in api.body_of(f"PATCH {path}")
     assert api.objects[path]["spec"] == {"replicas": 0}
-    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == {"replicas": 3}
+    # The real server counts annotations of a Deployment, too: one generation more than this one makes.
+    note = {"replicas": 3, "incarnation": "1", "generation": api.objects[path]["metadata"]["generation"] + 1}
+    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == note
     assert set(api.body_of(f"PATCH {path}/scale")["metadata"]) == {"uid", "resourceVersion"}
 
 
@@ -387,7 +391,8 @@ def test_a_count_that_is_not_written_is_one() -> None:
     api = StoredApi()
     path = api.put(STATEFULSET, {"metadata": {"name": "x"}, "spec": {}})
     assert stop(api, STATEFULSET, path) == Accepted()
-    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == {"replicas": 1}
+    note = {"replicas": 1, "incarnation": "1", "generation": api.objects[path]["metadata"]["generation"]}
+    assert json.loads(api.objects[path]["metadata"]["annotations"][STOPPED]) == note
 
 
 def test_its_controllers_own_write_in_between_does_not_undo_the_stop() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.model.decision import Accepted, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import QUEUE, STOPPED
+from gpukeeper.platforms.kubernetes.acts import QUEUE
 from gpukeeper.platforms.kubernetes.archive import GATE, MANIFEST, RESTORED_FROM, WAS_OWNED, Archive, Recipe, recipe
 from gpukeeper.platforms.kubernetes.kinds import (
     BY_NAME,
@@ -25,6 +25,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
     TRAINJOB,
     Kind,
 )
+from gpukeeper.platforms.kubernetes.translate import STOPPED
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, Object, StoredApi, refused, with_cluster
 
 PYTORCHJOB = BY_NAME["pytorchjob"]
@@ -366,7 +367,7 @@ def test_what_its_controller_writes_meanwhile_does_not_keep_it_down() -> None:
     assert api.objects[path]["spec"] == {"suspend": False}
     api.objects[path]["spec"] = {"suspend": True}
     api.before = lambda call: api.touch(path) if call.startswith("PATCH") else None
-    assert restore(api, JOB, captured(JOB, {})) == Refused("it changed since it was looked at")
+    assert restore(api, JOB, captured(JOB, {})) == Refused("it changes all the time; try again in a moment")
 
 
 def test_what_is_being_removed_is_not_brought_back() -> None:

@@ -186,10 +186,17 @@ def test_a_log_on_a_node_that_does_not_answer_keeps_it() -> None:
     assert isinstance(take(api, path, [pod]), Unknown)
 
 
-def test_a_log_on_a_node_that_is_provably_gone_leaves_a_note() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        refused(500, "InternalError", "no such host"),
+        refused(404, "NotFound", 'pods "node-3" not found', name="node-3", kind="pods"),  # as the server says it
+    ],
+)
+def test_a_log_on_a_node_that_is_provably_gone_leaves_a_note(said: Any) -> None:
     api = StoredApi()
     path, pod = api.put(JOB, {"metadata": {"name": "x"}}), a_pod(api, "x-1")
-    api.answers[f"GET {pod}/log"] = [refused(500, "InternalError", "no such host")] * 4
+    api.answers[f"GET {pod}/log"] = [said] * 4
     saved = files(take(api, path, [pod]))
     assert saved["logs/x-1/main.txt"] == b"Its node node-3 is gone, and the log with it.\n"
 

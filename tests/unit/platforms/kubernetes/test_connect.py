@@ -199,6 +199,14 @@ def test_a_read_is_asked_again(status: int, tmp_path: Path) -> None:
     assert time.slept == [0.25, 0.5]
 
 
+def test_a_server_whose_cache_is_behind_is_given_the_time_it_asks_for(tmp_path: Path) -> None:
+    api, time = ScriptedApi(), Time()
+    behind = refused(504, "Timeout", "Too large resource version: 9, current: 7", details={"retryAfterSeconds": 1})
+    api.says(LIST, Reply(behind, 504), Reply(pods("a")))
+    assert names(ask(api, listed, tmp_path, time=time)) == ["a"]
+    assert time.slept == [1]
+
+
 def test_a_read_is_not_asked_for_ever(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(refused(500, "InternalError", "etcd is away"), 500))

@@ -230,6 +230,17 @@ async def test_a_short_silence_costs_nothing(s: Scene) -> None:
 
 
 @scene
+async def test_a_refusal_that_is_no_conflict_is_no_loss_before_the_deadline(s: Scene) -> None:
+    one = s.enter("one")
+    await asyncio.sleep(1)
+    s.lines["one"].says = ApiError(500, "InternalError", "etcd is slow")
+    await asyncio.sleep(6)
+    assert one.why_not() is None
+    await asyncio.sleep(5)
+    assert "etcd is slow" in str(one.why_not())
+
+
+@scene
 async def test_a_conflict_means_lost(s: Scene) -> None:
     one = s.enter("one")
     await asyncio.sleep(1)

@@ -344,6 +344,12 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         Use.UNKNOWN,
         "memory in use changed by 900 MiB",
     ),
+    "a little use, and power and memory say the same": (
+        gpu("A", engine=0.2, power=500.0, memory=lambda at: 40_000.0 + at.minute % 2 * 900),
+        workload("train-0/0"),
+        Use.ACTIVE,
+        "",
+    ),
     "memory in use varies a little": (
         gpu("A", memory=lambda at: 40_000.0 + at.minute % 2 * 30),
         workload("train-0/0"),

@@ -84,6 +84,7 @@ def test_an_owner_of_another_uid_is_gone() -> None:
     assert [node.words for node in found.above] == ["job/run-7-node-0"]
     assert found.gone is not None
     assert found.gone.uid == "jobset-run-7"
+    assert found.owner_gone is False, "its Job is there; only that Job's owner is gone"
 
 
 def test_an_owner_that_is_not_there_is_gone() -> None:
@@ -92,6 +93,7 @@ def test_an_owner_that_is_not_there_is_gone() -> None:
     assert found.gone is not None
     assert found.gone.name == "run-7-node-0"
     assert found.unknown is None
+    assert found.owner_gone is True
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,8 @@ def test_an_owner_that_cannot_be_read_makes_the_root_unknown(error: Exception) -
     assert isinstance(found.root, Unknown)
     assert "it belongs to JobSet run-7" in found.root.why
     assert found.gone is None
+    assert isinstance(climbed(cluster, JOB_).owner_gone, Unknown)
+    assert found.owner_gone is False
 
 
 def test_an_owner_without_a_uid_proves_nothing() -> None:

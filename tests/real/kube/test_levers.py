@@ -1,0 +1,307 @@
+"""Stopping work so that it can be brought back: by the lever of its kind, on real controllers, and never against its
+user. And the idle rule from the first quiet minute to the removal."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.decision import Action, Result, Verdict
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import State
+from tests.real.kube import objects
+from tests.real.kube.api import Object
+from tests.real.kube.bed import ControlPlane
+from tests.real.kube.bench import Bench
+from tests.real.kube.runs import HOLDERS, labelled, left, passes, ray_job, reclaimed, stays_so, uid
+
+pytestmark = pytest.mark.usefixtures("kwok_node")
+RUN = "run"
+STOPPED = "gpukeeper.io/stopped"
+STOPS: dict[str, Any] = {"cluster": {"idle": "30m", "on_idle": "stop", "start_grace": "0s"}}
+
+
+def stateful_set(name: str, **spec: Any) -> Object:
+    made = objects.deployment(name, replicas=2)
+    return {**made, "kind": "StatefulSet", "spec": {**made["spec"], "serviceName": name, **spec}}
+
+
+def deployment() -> Object:
+    return objects.deployment(RUN, replicas=3)
+
+
+# By kind: its plural, the controller it needs, how it is made, and how many pods it has then.
+LEVERS: dict[str, tuple[str, str | None, Callable[[], Object], int]] = {
+    "job": ("jobs", None, lambda: objects.job(RUN, parallelism=2), 2),
+    "deployment": ("deployments", None, deployment, 3),
+    "statefulset": ("statefulsets", None, lambda: stateful_set(RUN), 2),
+    "jobset": ("jobsets", "jobset", lambda: objects.jobset(RUN, replicas=2), 2),
+    "trainjob": ("trainjobs", "trainer-v2.3.0", lambda: objects.train_job(RUN, "torch"), 1),
+    "pytorchjob": ("pytorchjobs", "training-operator", lambda: objects.pytorch_job(RUN, workers=2), 3),
+    "raycluster": ("rayclusters", "kuberay", lambda: objects.ray_cluster(RUN, workers=2), 3),
+    "rayjob": ("rayjobs", "kuberay", lambda: ray_job(RUN, workers=2, shutdownAfterJobFinishes=True), 3),
+}
+
+
+def wish(seen: Object | None) -> Object:
+    """Its spec; a lever that was never moved and one that was moved back are the same."""
+    assert seen is not None
+    spec = copy.deepcopy(seen["spec"])
+    for holder in (spec, spec.get("runPolicy") or {}):
+        if holder.get("suspend") is False:
+            del holder["suspend"]
+    return {key: value for key, value in spec.items() if value != {}}
+
+
+def running(plane: ControlPlane, namespace: str, kind: str) -> str:
+    """One of this kind runs; its plural."""
+    plural, controller, make, pods = LEVERS[kind]
+    if controller:
+        plane.need(controller)
+    if kind == "trainjob":
+        plane.api.create(objects.training_runtime("torch"), namespace)
+    plane.api.create(make(), namespace)
+    wait_running(plane, namespace, kind, pods)
+    return plural
+
+
+def wait_running(plane: ControlPlane, namespace: str, kind: str, pods: int) -> None:
+    """KubeRay adds a pod that submits the job, sooner or later."""
+    plane.api.wait_pods(namespace, pods, labels="ray.io/cluster" if kind == "rayjob" else "", timeout=60)
+
+
+# Stop and restore.
+
+
+@pytest.mark.parametrize("kind", LEVERS)
+def test_what_was_stopped_comes_back_as_it_was(plane: ControlPlane, namespace: str, kind: str) -> None:
+    plural, api = running(plane, namespace, kind), plane.api
+    before, itself = wish(api.get(plural, namespace, RUN)), uid(api, plural, namespace, RUN)
+    bench = Bench(plane.kubeconfig(), namespace)
+    reply = bench.ask("root", "stop", f"{kind}/{RUN}", attended=True)
+    assert reply.done, reply.words
+    plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
+    stays_so(lambda: not api.list("pods", namespace), "a pod came back", 1)
+    stopped = api.get(plural, namespace, RUN)
+    assert stopped is not None
+    assert STOPPED in stopped["metadata"]["annotations"]
+    assert bench.subjects()[f"{kind}/{RUN}"].state is State.SUSPENDED
+    assert passes(bench) == [], "what a person stopped stays"
+
+    reply = bench.ask("root", "restore", f"{kind}/{RUN}")
+    assert reply.done, reply.words
+    wait_running(plane, namespace, kind, LEVERS[kind][3])
+    now = api.get(plural, namespace, RUN)
+    assert wish(now) == before
+    assert uid(api, plural, namespace, RUN) == itself
+    assert STOPPED not in ((now or {})["metadata"].get("annotations") or {})
+    assert bench.subjects()[f"{kind}/{RUN}"].state is State.RUNNING
+
+
+def test_a_second_restore_says_that_it_runs(plane: ControlPlane, namespace: str) -> None:
+    running(plane, namespace, "job")
+    bench = Bench(plane.kubeconfig(), namespace)
+    assert bench.ask("root", "stop", f"job/{RUN}", attended=True).done
+    assert bench.ask("root", "restore", f"job/{RUN}").done
+    again = bench.ask("root", "restore", f"job/{RUN}")
+    assert not again.done
+    assert "it is not stopped" in again.words
+
+
+def test_a_set_that_would_lose_its_volumes_is_not_scaled_down(plane: ControlPlane, namespace: str) -> None:
+    deletes = {"whenScaled": "Delete", "whenDeleted": "Retain"}
+    plane.api.create(stateful_set(RUN, persistentVolumeClaimRetentionPolicy=deletes), namespace)
+    plane.api.wait_pods(namespace, 2)
+    bench = Bench(plane.kubeconfig(), namespace)
+    reply = bench.ask("root", "stop", f"statefulset/{RUN}", attended=True)
+    assert not reply.done
+    assert "would lose its volumes" in reply.words
+    seen = plane.api.get("statefulsets", namespace, RUN)
+    assert seen is not None
+    assert seen["spec"]["replicas"] == 2
+    assert STOPPED not in (seen["metadata"].get("annotations") or {})
+    plane.api.wait_pods(namespace, 2)
+
+
+def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(labelled(objects.job(RUN), {"kueue.x-k8s.io/queue-name": "gpus"}), namespace)
+    plane.api.wait_pods(namespace, 1)
+    bench = Bench(plane.kubeconfig(), namespace)
+    reply = bench.ask("root", "stop", f"job/{RUN}", attended=True)
+    assert not reply.done
+    assert "Kueue owns its suspension" in reply.words
+    assert not (plane.api.get("jobs", namespace, RUN) or {})["spec"].get("suspend")
+    plane.api.wait_pods(namespace, 1)
+
+
+def test_a_rayjob_that_kuberay_would_not_suspend_is_refused(kuberay: ControlPlane, namespace: str) -> None:
+    kuberay.api.create(ray_job(RUN), namespace)
+    wait_running(kuberay, namespace, "rayjob", 2)
+    bench = Bench(kuberay.kubeconfig(), namespace)
+    reply = bench.ask("root", "stop", f"rayjob/{RUN}", attended=True)
+    assert not reply.done
+    assert "shutdownAfterJobFinishes" in reply.words
+    assert not (kuberay.api.get("rayjobs", namespace, RUN) or {})["spec"].get("suspend")
+    wait_running(kuberay, namespace, "rayjob", 2)
+
+
+# Idle.
+
+
+def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float | None]) -> None:
+    """As if each of its GPUs had shown its value in every minute so far; None: it was not measured."""
+    subject, now = bench.subjects()[name], bench.clock.now()
+    assert isinstance(subject.devices, tuple)
+    assert len(subject.devices) == len(values)
+    samples = [
+        Sample(subject.ref.key, Signal.GPU, device, now - timedelta(minutes=ago), value)
+        for device, value in zip(subject.devices, values, strict=True)
+        if value is not None
+        for ago in reversed(range(minutes + 1))
+    ]
+    bench.run(bench.signals.add(samples))
+
+
+def idles(bench: Bench, name: str, minutes: int) -> None:
+    """Nothing happened on its GPUs for so long."""
+    bench.later(minutes=minutes)
+    bench.measure(name, 0.0, minutes)
+
+
+def test_idle_work_is_only_reported_by_default(plane: ControlPlane, namespace: str) -> None:
+    running(plane, namespace, "job")
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.again()
+    idles(bench, f"job/{RUN}", 120)
+    decision = bench.decisions()[f"job/{RUN}"]
+    assert (decision.rule, decision.verdict, decision.action) == ("idle", Verdict.REPORT, Action.KEEP), decision.reason
+    assert passes(bench) == []
+    plane.api.wait_pods(namespace, 2)
+
+
+@pytest.mark.parametrize("kind", ["job", "deployment", "trainjob", "pytorchjob", "raycluster"])
+def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
+    plane: ControlPlane, namespace: str, kind: str
+) -> None:
+    plural, api, name = running(plane, namespace, kind), plane.api, f"{kind}/{RUN}"
+    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
+    bench.again()
+    idles(bench, name, 20)
+    report = bench.again()
+    assert [line.rule for line in report.warnings] == ["idle"]
+    assert report.outcomes == []
+    idles(bench, name, 15)
+    (line,) = passes(bench)
+    assert (line.action, line.rule, line.result) == (Action.STOP, "idle", Result.RECLAIMED), line.reason
+    plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
+    assert isinstance(line.gpus_back, int)
+    assert line.gpus_back > 0
+    assert isinstance(line.gpu_hours, float)
+    assert line.gpu_hours == pytest.approx(line.gpus_back * 35 / 60, abs=0.2)
+    bench.later(minutes=55)
+    assert passes(bench) == [], "it can still be brought back"
+    assert uid(api, plural, namespace, RUN)
+    bench.later(minutes=6)
+    assert reclaimed(passes(bench)) == {name: Action.REMOVE}
+    plane.until(lambda: not left(api, namespace, plural, *HOLDERS), "nothing is left")
+
+
+def test_an_idle_pod_without_a_lever_is_evicted(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.pod(RUN), namespace)
+    plane.api.wait_pods(namespace, 1)
+    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
+    bench.again()
+    idles(bench, f"pod/{RUN}", 20)
+    assert len(bench.again().warnings) == 1
+    idles(bench, f"pod/{RUN}", 15)
+    assert reclaimed(passes(bench)) == {f"pod/{RUN}": Action.STOP}
+    assert plane.api.list("pods", namespace) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "pods", "values"),
+    [
+        (objects.job(RUN, gpus=8), 1, [0.0] * 7 + [60.0]),
+        (objects.job(RUN, parallelism=4), 4, [0.0, 0.0, 60.0, 0.0]),
+        (objects.job(RUN, gpus=8), 1, [0.0] * 7 + [None]),
+        (objects.job(RUN, parallelism=4), 4, [None, 0.0, 0.0, 0.0]),
+    ],
+    ids=["one of eight GPUs busy", "one of four pods busy", "one GPU not measured", "one pod not measured"],
+)
+def test_one_that_works_or_is_not_measured_keeps_all(
+    plane: ControlPlane, namespace: str, made: Object, pods: int, values: list[float | None]
+) -> None:
+    plane.api.create(made, namespace)
+    plane.api.wait_pods(namespace, pods)
+    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
+    bench.again()
+    for _ in range(2):
+        bench.later(minutes=60)
+        measure_each(bench, f"job/{RUN}", 60, values)
+        assert passes(bench) == []
+        assert bench.decisions()[f"job/{RUN}"].verdict is (Verdict.UNKNOWN if None in values else Verdict.WAIT)
+    plane.api.wait_pods(namespace, pods)
+
+
+def idle_and_stopped(plane: ControlPlane, namespace: str) -> Bench:
+    running(plane, namespace, "job")
+    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
+    bench.again()
+    idles(bench, f"job/{RUN}", 20)
+    bench.again()
+    idles(bench, f"job/{RUN}", 15)
+    assert reclaimed(passes(bench)) == {f"job/{RUN}": Action.STOP}
+    return bench
+
+
+def suspend(plane: ControlPlane, namespace: str, *, yes: bool) -> None:
+    """The user's own hand."""
+    plane.api.patch("jobs", namespace, RUN, {"spec": {"suspend": yes}})
+    if yes:
+        plane.until(lambda: not plane.api.list("pods", namespace), "its pods are gone")
+    else:
+        plane.api.wait_pods(namespace, 2)
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["seen running", "not seen running"])
+def test_a_user_who_resumes_and_suspends_is_not_fought(plane: ControlPlane, namespace: str, looked: bool) -> None:
+    """It is not ours any more: neither stopped at once again, nor removed when its user suspends it."""
+    bench = idle_and_stopped(plane, namespace)
+    suspend(plane, namespace, yes=False)
+    if looked:
+        assert passes(bench) == []
+        plane.api.wait_pods(namespace, 2)
+    suspend(plane, namespace, yes=True)
+    bench.later(days=30)
+    assert passes(bench) == []
+    decision = bench.decisions()[f"job/{RUN}"]
+    assert decision.action is Action.KEEP, decision
+    assert uid(plane.api, "jobs", namespace, RUN)
+
+
+def test_what_its_user_resumed_may_be_idle_anew(plane: ControlPlane, namespace: str) -> None:
+    """With a new warning first; the old one belonged to another quiet time."""
+    bench = idle_and_stopped(plane, namespace)
+    time.sleep(1.1)  # a Job's start is known to the second
+    suspend(plane, namespace, yes=False)
+    assert passes(bench) == []
+    bench.later(minutes=20)
+    report = bench.again()
+    assert report.outcomes == []
+    assert report.warnings == [], "not measured is not idle"
+    plane.api.wait_pods(namespace, 2)
+
+
+def test_what_its_user_suspended_is_not_removed(plane: ControlPlane, namespace: str) -> None:
+    running(plane, namespace, "job")
+    bench = Bench(plane.kubeconfig(), namespace, classes=STOPS, retention={"stopped": "0s"})
+    bench.again()
+    suspend(plane, namespace, yes=True)
+    bench.later(days=100)
+    assert passes(bench) == []
+    assert uid(plane.api, "jobs", namespace, RUN)

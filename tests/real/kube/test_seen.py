@@ -1,0 +1,185 @@
+"""Six things that the real controllers do and that leave GPUs or objects behind. Each is provoked first, so that the
+test says that it is still so; then gpukeeper makes it end well, and it stays that way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.subject import State
+from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
+from tests.real.kube import objects
+from tests.real.kube.api import Object
+from tests.real.kube.bed import ControlPlane
+from tests.real.kube.bench import Bench
+from tests.real.kube.runs import CHAIN, HOLDERS, finish, is_true, left, passes, reclaimed, stays_so, uid
+
+pytestmark = pytest.mark.usefixtures("kwok_node")
+RUN = "run"
+
+
+def train(plane: ControlPlane, namespace: str, *, ttl: int | None = None, **of_pods: Any) -> None:
+    plane.api.create(objects.training_runtime("torch", ttl=ttl, **of_pods), namespace)
+    plane.api.create(objects.train_job(RUN, "torch"), namespace)
+
+
+def another(plane: ControlPlane, namespace: str, before: str | None) -> str:
+    """The uid of the JobSet that was made instead of that one."""
+    found: str = plane.until(
+        lambda: (now := uid(plane.api, "jobsets", namespace, RUN)) and now != before and now, "a new JobSet", 40
+    )
+    return found
+
+
+def ends_well(plane: ControlPlane, namespace: str, *what: str) -> None:
+    plane.until(lambda: not left(plane.api, namespace, *what), "everything is gone")
+    stays_so(lambda: not left(plane.api, namespace, *what), "something came back")
+
+
+def test_1_v21_makes_the_jobset_of_a_complete_trainjob_anew(trainer_v21: ControlPlane, namespace: str) -> None:
+    api = trainer_v21.api
+    train(trainer_v21, namespace, ttl=2)
+    finish(trainer_v21, namespace)
+    api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=40)
+    first = uid(api, "jobsets", namespace, RUN)
+    another(trainer_v21, namespace, first)
+    (pod,) = api.wait_pods(namespace, 1)
+    assert pod["spec"]["nodeName"], "it has a GPU again"
+    assert is_true(api.get("trainjobs", namespace, RUN), "Complete"), "and the TrainJob still says Complete"
+
+    bench = Bench(trainer_v21.kubeconfig(), namespace)
+    seen = bench.subjects()["trainjob/run"]
+    assert (seen.state, seen.live_children) == (State.ENDED, 1)
+    bench.later(minutes=61)
+    first_pass = bench.again()
+    assert len(first_pass.warnings) == 1
+    assert first_pass.outcomes == []
+    (line,) = passes(bench)
+    assert (line.action, line.result, line.gpus_back) == (Action.REMOVE, Result.RECLAIMED, 1)
+    ends_well(trainer_v21, namespace, *CHAIN)
+
+
+def test_2_v23_leaves_a_complete_trainjob_for_ever(trainer_v23: ControlPlane, namespace: str) -> None:
+    api = trainer_v23.api
+    train(trainer_v23, namespace, ttl=1)
+    finish(trainer_v23, namespace)
+    api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=40)
+    trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 40)
+    stays_so(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "it went by itself: not so any more")
+
+    bench = Bench(trainer_v23.kubeconfig(), namespace)
+    bench.later(minutes=61)
+    assert reclaimed(passes(bench)) == {"trainjob/run": Action.REMOVE}
+    ends_well(trainer_v23, namespace, *CHAIN)
+
+
+def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: ControlPlane, namespace: str) -> None:
+    """Where it is seen as failed its retention ends it, in the background; it is not made again on the way."""
+    api = trainer_v23.api
+    train(trainer_v23, namespace, ttl=3)
+    for _ in range(2):
+        before = uid(api, "jobsets", namespace, RUN)
+        finish(trainer_v23, namespace, exit_code=1)
+        api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+        before = uid(api, "jobsets", namespace, RUN)
+        another(trainer_v23, namespace, before)
+        api.wait_for("trainjobs", namespace, RUN, lambda one: not is_true(one, "Failed"), 20, words="Failed is lost")
+    assert uid(api, "trainjobs", namespace, RUN), "it is the same TrainJob"
+
+    bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
+    assert passes(bench) == [], "it runs, so nothing is due"
+    finish(trainer_v23, namespace, exit_code=1)
+    api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+    assert reclaimed(passes(bench)) == {"trainjob/run": Action.REMOVE}
+    ends_well(trainer_v23, namespace, *CHAIN)
+
+
+def removed_in_the_foreground(plane: ControlPlane, namespace: str) -> Object | None:
+    """A failed TrainJob whose JobSet was made anew half a minute after somebody's Foreground removal. Each turn is a
+    race that the collector may win, so it is stopped before the first. None: it did win."""
+    api, collector = plane.api, plane.programs["kube-controller-manager"]
+    train(plane, namespace)
+    finish(plane, namespace, exit_code=1)
+    api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+    before = uid(api, "jobsets", namespace, RUN)
+    collector.pause()
+    api.delete("trainjobs", namespace, RUN, propagation="Foreground")
+    time.sleep(CIRCLE.total_seconds() + 2)
+    collector.resume()
+    while (seen := api.get("trainjobs", namespace, RUN)) is not None:
+        now = uid(api, "jobsets", namespace, RUN)
+        if now is not None and now != before:
+            return seen
+    return None
+
+
+def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(
+    trainer_v23: ControlPlane, namespace: str, new_namespace: Callable[[], str]
+) -> None:
+    """Somebody's kubectl did that. The one finalizer goes, when the policy allows it, and then everything."""
+    place, collector = namespace, trainer_v23.programs["kube-controller-manager"]
+    try:
+        for place in (namespace, new_namespace(), new_namespace()):
+            seen = removed_in_the_foreground(trainer_v23, place)
+            collector.pause()  # for as long as it takes to look: chance must not end it meanwhile
+            if seen is not None and uid(trainer_v23.api, "trainjobs", place, RUN):
+                break
+            collector.resume()
+        assert seen is not None, "the garbage collector won three times"
+        assert FOREGROUND in seen["metadata"]["finalizers"]
+        careful = Bench(trainer_v23.kubeconfig(), place)
+        careful.later(minutes=2)
+        decision = careful.decisions()["trainjob/run"]
+        assert (decision.rule, decision.action) == ("stuck_removal", Action.KEEP), "not without a word of the policy"
+        assert "kubernetes.release does not name foregroundDeletion" in decision.reason
+        bench = Bench(trainer_v23.kubeconfig(), place, kubernetes={"release": [FOREGROUND]})
+        bench.later(minutes=2)
+        (line,) = bench.again().outcomes
+        assert line.action is Action.RELEASE, line.reason
+        assert line.result is Result.RECLAIMED, line.reason
+    finally:
+        collector.resume()
+    ends_well(trainer_v23, place, *CHAIN)
+
+
+def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
+    training_operator: ControlPlane, namespace: str
+) -> None:
+    api = training_operator.api
+    api.create(objects.pytorch_job(RUN, workers=2), namespace)
+    api.wait_pods(namespace, 3, timeout=40)
+    training_operator.finish_pod(namespace, f"{RUN}-master-0")
+    over = api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
+    assert over["status"]["replicaStatuses"]["Worker"].get("succeeded") == 2, "it says that they ended"
+    api.wait_pods(namespace, 2)
+    stays_so(lambda: len(api.list("pods", namespace, fields="status.phase=Running")) == 2, "they ended", 1)
+
+    bench = Bench(training_operator.kubeconfig(), namespace)
+    assert bench.subjects()[f"pytorchjob/{RUN}"].live_children == 2, "the pods were counted, not the status"
+    bench.later(minutes=61)
+    assert len(bench.again().warnings) == 1
+    api.wait_pods(namespace, 2)
+    (line,) = passes(bench)
+    assert (line.action, line.result, line.gpus_back) == (Action.REMOVE, Result.RECLAIMED, 2)
+    ends_well(training_operator, namespace, "pytorchjobs", *HOLDERS)
+
+
+def test_6_a_ray_cluster_gives_its_gpus_back_by_suspension_and_returns(kuberay: ControlPlane, namespace: str) -> None:
+    api = kuberay.api
+    api.create(objects.ray_cluster("ray", workers=2), namespace)
+    api.wait_pods(namespace, 3, timeout=60)
+    stays_so(lambda: len(api.list("pods", namespace)) == 3, "an idle cluster ended by itself", 1)
+
+    bench = Bench(kuberay.kubeconfig(), namespace)
+    assert bench.ask("root", "stop", "raycluster/ray", attended=True).done
+    kuberay.until(lambda: not left(api, namespace, *HOLDERS), "its pods are gone")
+    stays_so(lambda: not left(api, namespace, *HOLDERS), "a pod came back")
+    seen = api.get("rayclusters", namespace, "ray")
+    assert seen is not None
+    assert seen["spec"]["suspend"] is True
+    assert bench.ask("root", "restore", "raycluster/ray").done
+    api.wait_pods(namespace, 3, timeout=60)
