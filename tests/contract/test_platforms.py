@@ -170,7 +170,11 @@ def cluster(plane: ControlPlane) -> Made:
     plane.gpu_node(node)
 
     def add(name: str) -> None:
-        plane.api.create(objects.job(name, annotations={"bed/finish-after": "0s"}), namespace)
+        job = objects.job(name)
+        job["metadata"]["labels"] = {"owner": "nobody"}
+        plane.api.create(job, namespace)
+        (pod,) = plane.api.wait_pods(namespace, 1, timeout=40)
+        plane.finish_pod(namespace, pod["metadata"]["name"])
         plane.api.wait_condition("jobs", namespace, name, "Complete")
 
     def replace(name: str) -> None:
@@ -185,11 +189,12 @@ def cluster(plane: ControlPlane) -> Made:
         plane.drop_namespace(namespace)
         plane.remove_node(node)
 
-    add("one"), add("two")
+    names = (f"one-{namespace}", f"two-{namespace}")  # other namespaces may still be on their way out
+    add(names[0]), add(names[1])
     scope = {"kubernetes": PlaceScope(namespaces=(namespace,))}
     client = Cluster.from_environment({"KUBECONFIG": str(plane.kubeconfig())}, None, 1000, 1000)
-    platform = KubernetesPlatform(client, Now(), Policy(scope=scope))
-    return Made(platform, asyncio.run, replace, change, ("one", "two"), close)
+    platform = KubernetesPlatform(client, Now(), Policy(scope=scope, owner_labels=("owner",)))
+    return Made(platform, asyncio.run, replace, change, names, close)
 
 
 ADAPTERS = {"simulated": simulated, "folder": folder, "host": host}
@@ -248,6 +253,16 @@ async def subject_of(made: Made, name: str) -> Subject:
             if subject.ref.name == name:
                 return subject
     raise AssertionError(f"{name} was not observed")
+
+
+async def removed(made: Made, subject: Subject) -> Any:
+    """What a look says once its removal had the time it needs."""
+    for _ in range(100):
+        found = await made.platform.look(subject.ref)
+        if not (isinstance(found, Subject) and found.state is State.REMOVING):
+            break
+        await asyncio.sleep(0.1)
+    return found
 
 
 def step(subject: Subject, action: Action) -> Step:
@@ -320,11 +335,11 @@ def test_a_removal_removes_exactly_what_was_looked_at(made: Made) -> None:
     async def remove() -> tuple[Any, Any, Any]:
         one, two = [await subject_of(made, name) for name in made.names]
         answer = await made.platform.act(step(one, Action.REMOVE), one)
-        return answer, await made.platform.look(one.ref), await made.platform.look(two.ref)
+        return answer, await removed(made, one), await made.platform.look(two.ref)
 
-    answer, removed, other = made.run(remove())
+    answer, gone, other = made.run(remove())
     assert isinstance(answer, Accepted)
-    assert isinstance(removed, Gone)
+    assert isinstance(gone, Gone)
     assert isinstance(other, Subject)
 
 
@@ -377,6 +392,7 @@ def test_what_was_removed_comes_back_from_its_evidence(made: Made) -> None:
         evidence = await made.platform.capture(subject, ("manifest",))
         assert isinstance(evidence, Evidence)
         await made.platform.act(step(subject, Action.REMOVE), subject)
+        await removed(made, subject)
         answer = await made.platform.restore(subject.ref, evidence)
         return answer, subject, await subject_of(made, made.names[0])
 

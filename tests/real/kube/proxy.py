@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.real.kube.bed import ControlPlane
 
 REASONS = {
+    200: "",  # an answer without a word: of a watch, one that ended properly
     403: "Forbidden",
     404: "NotFound",
     409: "Conflict",
@@ -363,6 +364,8 @@ def _invented(fault: Say | Swallow) -> Answer:
     if isinstance(fault, Swallow):
         said: dict[str, object] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return Answer(200, head, json.dumps(said).encode())
+    if fault.status == 200:
+        return Answer(200, head)
     if fault.retry_after is not None:
         head.append(("Retry-After", str(fault.retry_after)))
     said = {

@@ -191,18 +191,18 @@ def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
     plural, api, name = running(plane, namespace, kind), plane.api, f"{kind}/{RUN}"
     bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
     bench.again()
-    idles(bench, name, 20)
+    idles(bench, name, 26)
     report = bench.again()
     assert [line.rule for line in report.warnings] == ["idle"]
     assert report.outcomes == []
-    idles(bench, name, 15)
+    idles(bench, name, 10)
     (line,) = passes(bench)
     assert (line.action, line.rule, line.result) == (Action.STOP, "idle", Result.RECLAIMED), line.reason
     plane.until(lambda: not api.list("pods", namespace), "its pods are gone")
     assert isinstance(line.gpus_back, int)
     assert line.gpus_back > 0
     assert isinstance(line.gpu_hours, float)
-    assert line.gpu_hours == pytest.approx(line.gpus_back * 35 / 60, abs=0.2)
+    assert line.gpu_hours == pytest.approx(line.gpus_back * 36 / 60, abs=0.2)
     bench.later(minutes=55)
     assert passes(bench) == [], "it can still be brought back"
     assert uid(api, plural, namespace, RUN)
@@ -216,9 +216,9 @@ def test_an_idle_pod_without_a_lever_is_evicted(plane: ControlPlane, namespace: 
     plane.api.wait_pods(namespace, 1)
     bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
     bench.again()
-    idles(bench, f"pod/{RUN}", 20)
+    idles(bench, f"pod/{RUN}", 26)
     assert len(bench.again().warnings) == 1
-    idles(bench, f"pod/{RUN}", 15)
+    idles(bench, f"pod/{RUN}", 10)
     assert reclaimed(passes(bench)) == {f"pod/{RUN}": Action.STOP}
     assert plane.api.list("pods", namespace) == []
 
@@ -248,40 +248,46 @@ def test_one_that_works_or_is_not_measured_keeps_all(
     plane.api.wait_pods(namespace, pods)
 
 
-def idle_and_stopped(plane: ControlPlane, namespace: str) -> Bench:
-    running(plane, namespace, "job")
+def idle_and_stopped(plane: ControlPlane, namespace: str, kind: str = "job") -> Bench:
+    name = f"{kind}/{RUN}"
+    running(plane, namespace, kind)
     bench = Bench(plane.kubeconfig(), namespace, classes=STOPS)
     bench.again()
-    idles(bench, f"job/{RUN}", 20)
+    idles(bench, name, 26)
     bench.again()
-    idles(bench, f"job/{RUN}", 15)
-    assert reclaimed(passes(bench)) == {f"job/{RUN}": Action.STOP}
+    idles(bench, name, 10)
+    assert reclaimed(passes(bench)) == {name: Action.STOP}
     return bench
 
 
-def suspend(plane: ControlPlane, namespace: str, *, yes: bool) -> None:
+def suspend(plane: ControlPlane, namespace: str, kind: str = "job", *, yes: bool) -> None:
     """The user's own hand."""
-    plane.api.patch("jobs", namespace, RUN, {"spec": {"suspend": yes}})
+    plural, _, _, pods = LEVERS[kind]
+    spec: Object = {"replicas": 0 if yes else pods} if kind == "deployment" else {"suspend": yes}
+    plane.api.patch(plural, namespace, RUN, {"spec": spec})
     if yes:
         plane.until(lambda: not plane.api.list("pods", namespace), "its pods are gone")
     else:
-        plane.api.wait_pods(namespace, 2)
+        wait_running(plane, namespace, kind, pods)
 
 
+@pytest.mark.parametrize("kind", ["job", "deployment", "raycluster"])
 @pytest.mark.parametrize("looked", [True, False], ids=["seen running", "not seen running"])
-def test_a_user_who_resumes_and_suspends_is_not_fought(plane: ControlPlane, namespace: str, looked: bool) -> None:
+def test_a_user_who_resumes_and_suspends_is_not_fought(
+    plane: ControlPlane, namespace: str, kind: str, looked: bool
+) -> None:
     """It is not ours any more: neither stopped at once again, nor removed when its user suspends it."""
-    bench = idle_and_stopped(plane, namespace)
-    suspend(plane, namespace, yes=False)
+    bench = idle_and_stopped(plane, namespace, kind)
+    suspend(plane, namespace, kind, yes=False)
     if looked:
         assert passes(bench) == []
-        plane.api.wait_pods(namespace, 2)
-    suspend(plane, namespace, yes=True)
+        wait_running(plane, namespace, kind, LEVERS[kind][3])
+    suspend(plane, namespace, kind, yes=True)
     bench.later(days=30)
     assert passes(bench) == []
-    decision = bench.decisions()[f"job/{RUN}"]
+    decision = bench.decisions()[f"{kind}/{RUN}"]
     assert decision.action is Action.KEEP, decision
-    assert uid(plane.api, "jobs", namespace, RUN)
+    assert uid(plane.api, LEVERS[kind][0], namespace, RUN)
 
 
 def test_what_its_user_resumed_may_be_idle_anew(plane: ControlPlane, namespace: str) -> None:

@@ -174,6 +174,8 @@ def incarnation_of(kind: Kind, root: Root) -> str:
             ours = Stopped()
         if ours.generation == root.metadata.generation and ours.incarnation:
             return ours.incarnation
+        if ours.generation >= 0:  # somebody resumed it, and it was suspended again: no longer the run that we stopped
+            return f"{root.status.start_time or ONLY_RUN}@{root.metadata.generation}"
     return root.status.start_time or ONLY_RUN
 
 

@@ -1,0 +1,399 @@
+"""What the adapter promises the engine: a look and a list say the same, what vanished is proven, hints come and come
+again after every gap, and what changed is looked at without everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.model.event import Vanished
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.unknown import Unknown
+from tests.real.kube import objects
+from tests.real.kube.bed import ControlPlane
+from tests.real.kube.bench import Bench
+from tests.real.kube.endings import ended_pod, ending, unplaced
+from tests.real.kube.proxy import Asked, Cut, Fault, Jumble, Proxy, Say, proxy
+
+KINDS = {
+    *("pod/runs", "pod/ended", "pod/waits", "job/runs", "job/ended", "job/failed", "job/suspended"),
+    *("deployment/runs", "statefulset/runs", "jobset/runs", "jobset/ended", "trainjob/runs"),
+    *("pytorchjob/runs", "pytorchjob/zombie", "raycluster/runs", "rayjob/runs"),
+}
+
+
+# A look and a list
+
+
+def one_of_each(plane: ControlPlane, namespace: str) -> None:
+    """Running, ended, waiting; with children, without, and with children that outlived it."""
+    done, failed = {"bed/exit-code": "0"}, {"bed/exit-code": "1"}
+    stateful = objects.deployment("runs", gpus=2)
+    stateful["kind"] = "StatefulSet"
+    stateful["spec"] |= {"serviceName": "runs"}
+    stateful["spec"]["selector"]["matchLabels"] = stateful["spec"]["template"]["metadata"]["labels"] = {"app": "set"}
+    suspended = objects.job("suspended")
+    suspended["spec"]["suspend"] = True
+    ray_job = {
+        "kind": "RayJob",
+        "metadata": {"name": "runs"},
+        "spec": {"entrypoint": "python train.py", "rayClusterSpec": objects.ray_cluster("unused")["spec"]},
+    }
+    for made in (
+        objects.pod("runs", gpus=2, annotations={"gpukeeper.io/owner": "ann"}, labels={"team": "a"}),
+        objects.pod("ended", annotations={**done, "gpukeeper.io/ttl": "3h"}),
+        objects.pod("waits", annotations={"bed/starts": "never"}),
+        objects.job("runs", parallelism=2),
+        objects.job("ended", annotations=done, ttl=3600),
+        objects.job("failed", annotations=failed),
+        suspended,
+        objects.deployment("runs", replicas=2),
+        stateful,
+        objects.jobset("runs", replicas=2),
+        objects.jobset("ended", annotations=done),
+        objects.training_runtime("torch"),
+        objects.train_job("runs", "torch", nodes=2),
+        objects.pytorch_job("runs"),
+        objects.pytorch_job("zombie"),
+        objects.ray_cluster("runs"),
+        ray_job,
+    ):
+        plane.api.create(made, namespace)
+    api = plane.api
+    api.wait_condition("jobs", namespace, "ended", "Complete", timeout=60)
+    api.wait_condition("jobs", namespace, "failed", "Failed", timeout=60)
+    api.wait_condition("jobsets", namespace, "ended", "Completed", timeout=60)
+    api.wait_for("pods", namespace, "zombie-master-0", lambda pod: pod and pod["status"].get("podIP"), 60)
+    plane.finish_pod(namespace, "zombie-master-0")
+    api.wait_condition("pytorchjobs", namespace, "zombie", "Succeeded", timeout=60)
+    api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"), 60)
+
+
+def differences(bench: Bench) -> dict[str, dict[str, Any]]:
+    """By name: each field that a list and a look tell differently, but for the time of looking."""
+
+    async def story() -> dict[str, dict[str, Any]]:
+        listed = [
+            one async for page in bench.platform.observe(bench.book.policy.scope["kubernetes"]) for one in page.subjects
+        ]
+        found: dict[str, dict[str, Any]] = {f"{one.ref.kind}/{one.ref.name}": {} for one in listed}
+        for one in listed:
+            looked = await bench.platform.look(one.ref)
+            assert isinstance(looked, Subject), looked
+            looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
+            for name in one.__struct_fields__:
+                if getattr(one, name) != getattr(looked, name):
+                    where = found[f"{one.ref.kind}/{one.ref.name}"]
+                    where[name] = f"listed {getattr(one, name)!r}, looked at {getattr(looked, name)!r}"
+        return found
+
+    return bench.run(story())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("at_finish", ["All", "Running"])
+def test_a_list_and_a_look_say_the_same(
+    trainer_v23: ControlPlane, training_operator: ControlPlane, kuberay: ControlPlane, namespace: str, at_finish: str
+) -> None:
+    plane = trainer_v23
+    node = f"node-{namespace}"
+    plane.gpu_node(node, gpus=64)
+    try:
+        one_of_each(plane, namespace)
+        bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
+        ends, found = time.monotonic() + 40, differences(bench)
+        while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
+            time.sleep(1)
+            found = differences(bench)
+        assert KINDS <= found.keys(), KINDS - found.keys()
+        assert {name: fields for name, fields in found.items() if fields} == {}
+    finally:
+        plane.remove_node(node)
+
+
+# What vanished
+
+
+def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, namespace: str) -> None:
+    for name in ("goes", "stays", "comes-back"):
+        ended_pod(plane.api, namespace, name)
+    bench = Bench(plane.kubeconfig(), namespace)
+    assert bench.again().survey.seen == 3
+    for name in ("goes", "comes-back"):
+        plane.api.delete("pods", namespace, name, grace=0)
+    ended_pod(plane.api, namespace, "comes-back")
+    report = bench.again()
+    gone = [line.ref for line in bench.ledger.lines if isinstance(line, Vanished) and line.ref is not None]
+    assert sorted(ref.name for ref in gone) == ["comes-back", "goes"], "the one before; its namesake is new"
+    present = bench.run(bench.ledger.present("kubernetes", bench.platform.place))
+    assert sorted(ref.name for ref in present.values()) == ["comes-back", "stays"]
+    assert len({ref.uid for ref in gone} & {ref.uid for ref in present.values()}) == 0
+    assert report.survey.vanished == 0, "they had ended: clusters tidy that up themselves"
+
+
+def test_a_look_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
+    ended_pod(plane.api, namespace, "run")
+    bench = Bench(plane.kubeconfig(), namespace)
+    before = bench.subjects()["pod/run"].ref
+    plane.api.delete("pods", namespace, "run", grace=0)
+    ended_pod(plane.api, namespace, "run")
+    assert isinstance(bench.run(bench.platform.look(before)), Gone)
+    assert isinstance(bench.run(bench.platform.look(bench.subjects()["pod/run"].ref)), Subject)
+
+
+def test_an_api_server_that_is_away_proves_nothing(plane: ControlPlane, namespace: str) -> None:
+    ended_pod(plane.api, namespace, "run")
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.again()
+    ref = bench.subjects()["pod/run"].ref
+    plane.stop_apiserver()
+    assert isinstance(bench.run(bench.platform.look(ref)), Unknown)
+    report = bench.again()
+    assert report.survey.unseen
+    assert report.survey.missing == []
+    plane.start_apiserver()
+    assert bench.again().survey.unseen == []
+    assert not [line for line in bench.ledger.lines if isinstance(line, Vanished)]
+
+
+# Hints
+
+
+class Ears:
+    """Hears what the adapter hints at."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.heard: list[Ref | None] = []
+
+    async def listen(self) -> None:
+        async for hint in self._bench.platform.wake():
+            self.heard.append(hint)
+
+    async def until(self, name: str, seconds: float = 20) -> Ref:
+        """Until a hint names it."""
+        ends = time.monotonic() + seconds
+        while True:
+            for one in self.heard:
+                if one is not None and f"{one.kind}/{one.name}" == name:
+                    return one
+            assert time.monotonic() < ends, f"no hint of {name} within {seconds:.0f} s; heard: {self.heard}"
+            await asyncio.sleep(0.05)
+
+
+def listening(bench: Bench, story: Callable[[Ears], Awaitable[None]]) -> None:
+    async def tell() -> None:
+        ears = Ears(bench)
+        task = asyncio.create_task(ears.listen())
+        try:
+            await asyncio.sleep(1.5)  # watches begin
+            assert not task.done(), task.result()
+            await story(ears)
+            assert not task.done(), task.result()
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(tell())
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
+    plane.api.create(objects.job("train"), namespace)
+    (part,) = plane.api.wait_pods(namespace, 1)
+    plane.api.create(unplaced("bare"), namespace)
+    bench = Bench(plane.kubeconfig(), namespace)
+
+    async def story(ears: Ears) -> None:
+        ears.heard.clear()
+        await asyncio.to_thread(plane.finish_pod, namespace, part["metadata"]["name"])
+        job = await ears.until("job/train")
+        assert (job.namespace, job.place) == (namespace, bench.platform.place)
+        patch = {"status": ending()}
+        await asyncio.to_thread(plane.api.patch, "pods", namespace, "bare", patch, subresource="status")
+        bare = await ears.until("pod/bare")
+        looked = await bench.platform.look(bare)
+        assert isinstance(looked, Subject)
+        assert looked.state is State.ENDED
+        assert f"pod/{part['metadata']['name']}" not in {f"{one.kind}/{one.name}" for one in ears.heard if one}
+        ears.heard.clear()
+        mark = {"metadata": {"annotations": {"gpukeeper.io/ttl": "1m"}}}
+        await asyncio.to_thread(plane.api.patch, "jobs", namespace, "train", mark)
+        await ears.until("job/train")
+        ears.heard.clear()
+        await asyncio.to_thread(plane.api.delete, "pods", namespace, "bare", grace=0)
+        await ears.until("pod/bare")
+
+    listening(bench, story)
+
+
+def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, namespace: str) -> None:
+    bench = Bench(plane.kubeconfig(), namespace)
+
+    async def story(ears: Ears) -> None:
+        await asyncio.to_thread(plane.restart_apiserver)
+        await asyncio.sleep(8)  # the first tries may come too soon: after 1 and 5 more seconds
+        ears.heard.clear()
+        await asyncio.to_thread(ended_pod, plane.api, namespace, "late")
+        await ears.until("pod/late", 30)
+
+    listening(bench, story)
+
+
+@pytest.mark.parametrize(
+    "fault", [Say(410), Cut(1), Jumble(twice=True), Jumble(swapped=True)], ids=["410", "cut", "twice", "swapped"]
+)
+def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: str, fault: Fault) -> None:
+    """The first watch of pods breaks; what happened in the gap is hinted at as "look at everything"."""
+    broken: list[Asked] = []
+
+    def rule(asked: Asked) -> Fault | None:
+        if asked.is_watch and asked.path.endswith("/pods") and not broken:
+            broken.append(asked)
+            return fault
+        return None
+
+    with proxy(plane, rule) as one:
+        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+
+        async def story(ears: Ears) -> None:
+            for name in ("one", "two"):
+                await asyncio.to_thread(ended_pod, plane.api, namespace, name)
+            if isinstance(fault, Jumble):
+                await ears.until("pod/one")
+            else:
+                while None not in ears.heard:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            await asyncio.to_thread(ended_pod, plane.api, namespace, "three")
+            await asyncio.to_thread(ended_pod, plane.api, namespace, "four")
+            await ears.until("pod/three")
+
+        listening(bench, story)
+        assert broken
+
+
+def test_a_server_that_always_says_410_is_not_asked_without_end(plane: ControlPlane, namespace: str) -> None:
+    """Spin on 410 (ttlc): a watch that expires as soon as it began is begun again after a pause."""
+    with proxy(plane, lambda asked: Say(410) if asked.is_watch else None) as one:
+        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+
+        async def story(ears: Ears) -> None:
+            await asyncio.sleep(6)
+            ears.heard.clear()
+
+        listening(bench, story)
+        watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
+        assert 1 <= len(watches) <= 5, len(watches)
+
+
+def test_watches_that_end_at_once_are_not_begun_without_end(plane: ControlPlane, namespace: str) -> None:
+    """A balancer that closes what is idle, properly: no error, no event."""
+
+    def rule(asked: Asked) -> Fault | None:
+        return Empty if asked.is_watch else None
+
+    Empty = Say(200, "")  # noqa: N806
+    with proxy(plane, rule) as one:
+        bench = Bench(plane.kubeconfig(server=one.address), namespace)
+
+        async def story(ears: Ears) -> None:
+            await asyncio.sleep(6)
+
+        listening(bench, story)
+        watches = [asked for asked in one.asked if asked.is_watch and asked.path.endswith("/pods")]
+        assert 1 <= len(watches) <= 12, len(watches)
+
+
+# Only what changed
+
+
+def serve(bench: Bench, story: Callable[[list[PassReport]], Awaitable[None]]) -> None:
+    """The daemon's loop, beside what happens in the cluster."""
+
+    async def tell() -> None:
+        stop, reports = asyncio.Event(), list[PassReport]()
+        task = asyncio.create_task(watch(Watch(bench.keeper, lambda: bench.book, stop, on_report=reports.append)))
+        try:
+            await story(reports)
+            assert not task.done(), task.result()
+        finally:
+            stop.set()
+            await task
+
+    asyncio.run(tell())
+
+
+async def come_true(look: Callable[[], object], seconds: float, words: str) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not await asyncio.to_thread(look):
+        assert time.monotonic() - began < seconds, f"not within {seconds:.0f} s: {words}"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began
+
+
+def whole_looks(one: Proxy) -> int:
+    """Only a look at everything lists Deployments."""
+    return sum(asked.path.endswith("/deployments") for asked in one.lists())
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: ControlPlane, namespace: str) -> None:
+    for name in ("one", "two"):
+        made = objects.job(name)
+        made["metadata"]["annotations"] = {"gpukeeper.io/ttl": "3s"}
+        plane.api.create(made, namespace)
+    plane.api.create(objects.pod("bare", annotations={"gpukeeper.io/ttl": "3s"}), namespace)
+    pods = {pod["metadata"]["name"] for pod in plane.api.wait_pods(namespace, 3)}
+    with proxy(plane) as between:
+        bench = Bench(plane.kubeconfig(server=between.address), namespace, schedule={"every": "10m"})
+
+        async def story(reports: list[PassReport]) -> None:
+            await come_true(lambda: len(reports) > 0, 30, "a first pass")
+            await asyncio.sleep(6)  # hints of what was there at the beginning are over
+            between.forget()
+            reports.clear()
+            for name in pods - {"bare"}:
+                await asyncio.to_thread(plane.finish_pod, namespace, name)
+            await asyncio.to_thread(plane.finish_pod, namespace, "bare")
+            left = lambda: not plane.api.list("jobs", namespace) and not plane.api.list("pods", namespace)  # noqa: E731
+            seconds = await come_true(left, 30, "all of them are gone")
+            assert 3 <= seconds + 1, "not before its time"
+            await come_true(lambda: sum(len(one.reclaimed) for one in reports) == 3, 10, "all three are told of")
+            assert (whole_looks(between), all(not one.survey.whole for one in reports)) == (0, True)
+
+        serve(bench, story)
+    everything = [asked for asked in between.lists() if "labelSelector" not in asked.query]
+    assert {asked.path.rpartition("/")[2] for asked in everything} <= {"events"}, [one.path for one in everything]
+    assert isinstance(bench.platform.precise, bool)
+
+
+def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespace: str) -> None:
+    """What ended while nobody could hear of it goes at once when the API server is back."""
+    ended_pod(plane.api, namespace, "stays")
+    bench = Bench(plane.kubeconfig(), namespace, schedule={"every": "10m"})
+
+    async def story(reports: list[PassReport]) -> None:
+        await come_true(lambda: len(reports) > 0, 30, "a first pass")
+        await asyncio.sleep(2)
+        await asyncio.to_thread(plane.stop_apiserver)
+        await asyncio.sleep(1)
+        await asyncio.to_thread(plane.start_apiserver)
+        await asyncio.to_thread(ended_pod, plane.api, namespace, "goes", annotations={"gpukeeper.io/ttl": "0s"})
+        await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 60, "what is due goes")
+
+    serve(bench, story)
+    assert timedelta(minutes=10) == bench.book.policy.schedule.every
