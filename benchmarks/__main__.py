@@ -17,6 +17,7 @@ NAMES = (
     "docker-idle",
     "docker-outcome",
     "kubernetes-scan",
+    "kubernetes-lag",
 )
 
 

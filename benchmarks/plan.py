@@ -21,6 +21,7 @@ from gpukeeper.engine.reclaim import PassReport, look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Guard, NothingToCapture, Refused, Snapshot, Step
+from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
@@ -64,6 +65,7 @@ class PagedPlatform:
 
     name = "docker"
     place = "large"
+    precise = tidies = False
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(self, workloads: int) -> None:
@@ -90,6 +92,12 @@ class PagedPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
         """A stop here is one command: nothing is changed on the way."""

@@ -83,6 +83,10 @@ class Platform(Protocol):
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
         ...
 
+    async def parts(self, words: str) -> Sequence[Ref]:
+        """Parts of workloads that are called so. Only whole workloads are observed; parts are for who asks for one."""
+        ...
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """What it is part of and made of, and what keeps it there. Looks only."""
         ...

@@ -24,7 +24,7 @@ from gpukeeper.model.event import Closed, Event, Held, Paused, Released, Restore
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
@@ -112,6 +112,8 @@ async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
     # Whoever gives a thing the uid of another as its name must not keep that one from being named.
     matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
     if not matches:
+        matches = [one for platform in keeper.platforms for one in await _find_parts(keeper, platform, book, words)]
+    if not matches:
         unseen = f" Not everything could be seen: {'; '.join(silent)}." if silent else ""
         raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
@@ -129,6 +131,17 @@ async def _find_at(keeper: Keeper, platform: Platform, book: Rulebook, words: st
     return [Found(platform, view) for view in joined]
 
 
+async def _find_parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
+    """What is part of a workload: to be explained, never acted on by itself."""
+    try:
+        refs = await platform.parts(words)
+    except PlatformError:
+        return []
+    looked = [await platform.look(ref) for ref in refs]
+    parts = [one for one in looked if isinstance(one, Subject)]
+    return [Found(platform, view) for view in await views(keeper, platform, parts, book, [], keeper.clock.now())]
+
+
 async def hold(
     keeper: Keeper,
     book: Rulebook,
@@ -141,6 +154,8 @@ async def hold(
 ) -> tuple[Ref, Hold]:
     found = await find(keeper, book, words)
     now, subject = keeper.clock.now(), found.view.subject
+    if isinstance(subject.root, str):
+        raise UsageError(f"{subject.ref.path} is part of {subject.root}; hold that")
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
     granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
     if isinstance(granted, NotAllowed):

@@ -18,6 +18,7 @@ from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.model.event import Vanished
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import AtFinish
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
@@ -81,7 +82,8 @@ def one_of_each(plane: ControlPlane, namespace: str) -> None:
 
 
 def differences(bench: Bench) -> dict[str, dict[str, Any]]:
-    """By name: each field that a list and a look tell differently, but for the time of looking."""
+    """By name: each field that a list and a look tell differently, but for the time of looking. What a list does not
+    count, to stay small, is not known there: that is no contradiction."""
 
     async def story() -> dict[str, dict[str, Any]]:
         listed = [
@@ -93,6 +95,9 @@ def differences(bench: Bench) -> dict[str, dict[str, Any]]:
             assert isinstance(looked, Subject), looked
             looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
             for name in one.__struct_fields__:
+                if name == "dead_children" and isinstance(one.dead_children, Unknown):
+                    assert bench.book.policy.at_finish is not AtFinish.ALL, one.dead_children
+                    continue
                 if getattr(one, name) != getattr(looked, name):
                     where = found[f"{one.ref.kind}/{one.ref.name}"]
                     where[name] = f"listed {getattr(one, name)!r}, looked at {getattr(looked, name)!r}"
@@ -116,7 +121,7 @@ def test_a_list_and_a_look_say_the_same(
         while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
             time.sleep(1)
             found = differences(bench)
-        assert KINDS <= found.keys(), KINDS - found.keys()
+        assert found.keys() >= KINDS, KINDS - found.keys()
         assert {name: fields for name, fields in found.items() if fields} == {}
     finally:
         plane.remove_node(node)
@@ -243,7 +248,7 @@ def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, nam
     bench = Bench(plane.kubeconfig(), namespace)
 
     async def story(ears: Ears) -> None:
-        await asyncio.to_thread(plane.restart_apiserver)
+        plane.restart_apiserver()  # from this thread: it ends with the one that started it
         await asyncio.sleep(8)  # the first tries may come too soon: after 1 and 5 more seconds
         ears.heard.clear()
         await asyncio.to_thread(ended_pod, plane.api, namespace, "late")
@@ -274,8 +279,7 @@ def test_hints_come_through_watches_that_break(plane: ControlPlane, namespace: s
             if isinstance(fault, Jumble):
                 await ears.until("pod/one")
             else:
-                while None not in ears.heard:
-                    await asyncio.sleep(0.05)
+                await come_true(lambda: None in ears.heard, 20, "a hint to look at everything")
             await asyncio.sleep(1)
             await asyncio.to_thread(ended_pod, plane.api, namespace, "three")
             await asyncio.to_thread(ended_pod, plane.api, namespace, "four")
@@ -302,11 +306,7 @@ def test_a_server_that_always_says_410_is_not_asked_without_end(plane: ControlPl
 def test_watches_that_end_at_once_are_not_begun_without_end(plane: ControlPlane, namespace: str) -> None:
     """A balancer that closes what is idle, properly: no error, no event."""
 
-    def rule(asked: Asked) -> Fault | None:
-        return Empty if asked.is_watch else None
-
-    Empty = Say(200, "")  # noqa: N806
-    with proxy(plane, rule) as one:
+    with proxy(plane, lambda asked: Say(200) if asked.is_watch else None) as one:
         bench = Bench(plane.kubeconfig(server=one.address), namespace)
 
         async def story(ears: Ears) -> None:
@@ -371,14 +371,13 @@ def test_what_finishes_goes_after_its_ttl_without_a_look_at_everything(plane: Co
             await asyncio.to_thread(plane.finish_pod, namespace, "bare")
             left = lambda: not plane.api.list("jobs", namespace) and not plane.api.list("pods", namespace)  # noqa: E731
             seconds = await come_true(left, 30, "all of them are gone")
-            assert 3 <= seconds + 1, "not before its time"
+            assert seconds + 1 >= 3, "not before its time"
             await come_true(lambda: sum(len(one.reclaimed) for one in reports) == 3, 10, "all three are told of")
             assert (whole_looks(between), all(not one.survey.whole for one in reports)) == (0, True)
 
         serve(bench, story)
     everything = [asked for asked in between.lists() if "labelSelector" not in asked.query]
     assert {asked.path.rpartition("/")[2] for asked in everything} <= {"events"}, [one.path for one in everything]
-    assert isinstance(bench.platform.precise, bool)
 
 
 def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespace: str) -> None:
@@ -389,9 +388,9 @@ def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespac
     async def story(reports: list[PassReport]) -> None:
         await come_true(lambda: len(reports) > 0, 30, "a first pass")
         await asyncio.sleep(2)
-        await asyncio.to_thread(plane.stop_apiserver)
+        plane.stop_apiserver()
         await asyncio.sleep(1)
-        await asyncio.to_thread(plane.start_apiserver)
+        plane.start_apiserver()  # from this thread: it ends with the one that started it
         await asyncio.to_thread(ended_pod, plane.api, namespace, "goes", annotations={"gpukeeper.io/ttl": "0s"})
         await come_true(lambda: plane.api.names("pods", namespace) == {"stays"}, 60, "what is due goes")
 

@@ -98,6 +98,7 @@ def text_of(at: datetime) -> str:
 def test_a_finalizer_whose_controller_is_switched_off(
     plane: ControlPlane, api: Api, namespace: str, stand_in: Any
 ) -> None:
+    """C7.1"""
     plane.install_crds("kuberay")
     plane.stop("kuberay")
     cluster_spec = objects.ray_cluster("unused")["spec"]
@@ -230,6 +231,7 @@ def test_the_foreground_loop_of_v23_is_proven_and_ends_without_its_finalizer(
 def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
     plane: ControlPlane, api: Api, namespace: str, stand_in: Any
 ) -> None:
+    """C7.1"""
     api.create(objects.training_runtime("torch", ttl=2), namespace)
     api.create(objects.train_job("run-7", "torch"), namespace)
     (pod,) = api.wait_pods(namespace, 1, timeout=40)
@@ -276,6 +278,7 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
 def test_conflicts_in_the_controllers_log_and_events_are_read(
     plane: ControlPlane, api: Api, namespace: str, stand_in: Any
 ) -> None:
+    """C7.2"""
     one = failing(api, namespace)
     stand_in(TRAINER, TRAINER_IMAGE.format("v2.3.0"), replicas=1)
     (manager,) = api.wait_pods(namespace, 1, labels=f"app={TRAINER}")

@@ -126,6 +126,7 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
 
 @pytest.mark.parametrize("release", ["trainer-v2.1.0", "trainer-v2.3.0"])
 def test_finished_trainjobs_go_as_a_whole(plane: ControlPlane, namespace: str, release: str) -> None:
+    """C5.5"""
     plane.need(release)
     for name, ends in ((GOOD, SUCCEEDS), (BAD, FAILS)):
         plane.api.create(objects.training_runtime(name, annotations=ends), namespace)
@@ -158,7 +159,7 @@ def test_kubeflow_system_is_a_namespace_like_others(trainer_v23: ControlPlane, k
 
 
 def test_what_a_trainjob_owns_is_neither_target_nor_subject(trainer_v23: ControlPlane, namespace: str) -> None:
-    """Its JobSet and Job are Completed, too; and deleting them would train again."""
+    """C5.5. Its JobSet and Job are Completed, too; and deleting them would train again."""
     api = trainer_v23.api
     api.create(objects.training_runtime("torch", annotations=SUCCEEDS), namespace)
     api.create(objects.train_job("run", "torch"), namespace)
@@ -184,7 +185,7 @@ def old_set(kind: str, name: str) -> Object:
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
 def test_a_set_of_an_old_acceptance_run_goes_by_label_and_age(plane: ControlPlane, namespace: str, kind: str) -> None:
-    """After a day it counts as stopped; and a set of the same age without the label is left alone."""
+    """C6.8. After a day it counts as stopped; and a set of the same age without the label is left alone."""
     api, plural = plane.api, f"{kind.lower()}s"
     api.create(old_set(kind, "old"), namespace)
     service = old_set(kind, "service")
@@ -228,6 +229,7 @@ def finished_job(plane: ControlPlane, namespace: str, made: Object | None = None
 def test_the_label_of_a_namespace_says_which_retention(
     plane: ControlPlane, namespace: str, environment: str | None, hours: float
 ) -> None:
+    """C5.1"""
     if environment:
         plane.api.patch(
             "namespaces", None, namespace, {"metadata": {"labels": {"gpukeeper.io/environment": environment}}}
@@ -246,7 +248,7 @@ def test_the_label_of_a_namespace_says_which_retention(
 def test_a_workload_says_its_own_ttl(
     plane: ControlPlane, namespace: str, ttl: str, before: float, after: float
 ) -> None:
-    """Shorter or longer than the policy's hour."""
+    """C5.2. Shorter or longer than the policy's hour."""
     finished_job(plane, namespace, marked(objects.job("train"), ttl=ttl))
     bench = Bench(plane.kubeconfig(), namespace)
     bench.later(minutes=before)
@@ -296,6 +298,7 @@ def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: Co
 
 
 def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, namespace: str) -> None:
+    """C5.2"""
     finished_job(plane, namespace, objects.job("train", ttl=3))
     bench = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
     decision = bench.decisions()["job/train"]

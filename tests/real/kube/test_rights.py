@@ -182,7 +182,7 @@ def test_without_the_right_to_delete_it_is_refused_by_name(plane: ControlPlane, 
 
 @pytest.mark.usefixtures("kwok_node")
 def test_without_a_right_on_logs_it_is_kept(plane: ControlPlane, namespace: str) -> None:
-    """Nobody gets a log back."""
+    """C5.4. Nobody gets a log back."""
     finished_job(plane, namespace)
     user = plane.new_user(without(ALL, "pods/log"), namespace=namespace)
     bench = bench_of(plane, user, namespace)
@@ -228,6 +228,7 @@ def test_without_a_right_on_its_namespace_only_what_that_says_is_unknown(plane: 
 
 
 def test_without_any_right_everything_is_unseen(plane: ControlPlane, namespace: str) -> None:
+    """C6.2"""
     ended_pod(plane.api, namespace, "run")
     bench = bench_of(plane, plane.new_user(), namespace)
     bench.later(minutes=61)

@@ -120,7 +120,7 @@ def removed_in_the_foreground(plane: ControlPlane, namespace: str) -> Object | N
 def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(
     trainer_v23: ControlPlane, namespace: str, new_namespace: Callable[[], str]
 ) -> None:
-    """Somebody's kubectl did that. The one finalizer goes, when the policy allows it, and then everything."""
+    """C7.3. Somebody's kubectl did that. The one finalizer goes, when the policy allows it, and then everything."""
     place, collector = namespace, trainer_v23.programs["kube-controller-manager"]
     try:
         for place in (namespace, new_namespace(), new_namespace()):

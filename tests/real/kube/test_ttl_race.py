@@ -4,9 +4,10 @@ gone when its TTL is over. And its failing twin, minute by minute. Real time, th
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -90,24 +91,28 @@ def run_of(name: str, exit_code: int, ttl: int, placement: Object) -> tuple[Obje
 @contextmanager
 def keeping(bench: Bench) -> Iterator[None]:
     """`serve` in a thread: watches, timers and passes, by the real clock."""
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
     problems: list[BaseException] = []
+    ends: queue.Queue[Callable[[], object]] = queue.Queue()
 
-    def serve() -> None:
+    async def serve() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        ends.put(lambda: loop.call_soon_threadsafe(stop.set))
+        await watch(Watch(bench.keeper, lambda: bench.book, stop))
+
+    def run() -> None:
         try:
-            loop.run_until_complete(watch(Watch(bench.keeper, lambda: bench.book, stop)))
+            asyncio.run(serve())
         except BaseException as problem:  # told to the test, which cannot see into a thread
             problems.append(problem)
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        ends.get(timeout=10)()
         thread.join(60)
         assert not thread.is_alive()
-        loop.close()
         assert not problems, problems
 
 
@@ -152,6 +157,7 @@ def gone_after(race: Race, name: str) -> float:
 
 
 def test_it_is_there_until_its_ttl_is_over_and_then_all_of_it_is_gone(race: Race) -> None:
+    """C17.3"""
     story = race.stories[RACE]
     seen = [(one.there, one.over) for one in story.moments]
     assert (ALL, "") in seen, "it ran"
@@ -169,7 +175,7 @@ def test_its_log_was_taken_from_the_real_pod_before(race: Race) -> None:
 
 
 def test_the_failing_twin_phase_by_phase(race: Race) -> None:
-    """Expected against seen. The TrainJob of this release forgets its failure only when its JobSet goes first."""
+    """C17.4, expected against seen. A TrainJob of this release forgets its failure only when its JobSet goes first."""
     story = race.stories[TWIN]
     rows = [
         ("0-10 s", "runs, then Failed", story.in_phase(0, 10)),

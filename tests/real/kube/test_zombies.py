@@ -41,6 +41,7 @@ def zombie(plane: ControlPlane, namespace: str) -> None:
 
 
 def test_living_workers_are_reported_where_nothing_is_said(training_operator: ControlPlane, namespace: str) -> None:
+    """C5.3"""
     zombie(training_operator, namespace)
     bench = Bench(training_operator.kubeconfig(), namespace)
     bench.later(minutes=30)
@@ -53,6 +54,7 @@ def test_living_workers_are_reported_where_nothing_is_said(training_operator: Co
 
 
 def test_living_workers_are_trimmed_and_master_and_job_stay(training_operator: ControlPlane, namespace: str) -> None:
+    """C5.3"""
     zombie(training_operator, namespace)
     before = uid(training_operator.api, "pytorchjobs", namespace, RUN)
     bench = Bench(training_operator.kubeconfig(), namespace, at_finish="Running")
@@ -230,6 +232,7 @@ def test_a_borrowed_cluster_is_never_touched_for_its_borrower(
 def test_at_finish_all_takes_the_ended_pods_and_keeps_the_job(
     plane: ControlPlane, namespace: str, ends: dict[str, str]
 ) -> None:
+    """C5.3"""
     plane.api.create(objects.job(RUN, parallelism=2, annotations=ends), namespace)
     plane.api.wait_condition("jobs", namespace, RUN, "Complete" if ends == SUCCEEDS else "Failed")
     job = uid(plane.api, "jobs", namespace, RUN)

@@ -223,6 +223,9 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
 
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""
         return Diagnosis()

@@ -106,6 +106,9 @@ class HostPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine
 
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""
         return Diagnosis()

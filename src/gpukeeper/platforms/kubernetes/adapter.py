@@ -224,6 +224,23 @@ class KubernetesPlatform:
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
         return False
 
+    async def parts(self, words: str) -> Sequence[Ref]:
+        """By kind and name, as in jobset/run-7, in the namespaces of the policy."""
+        kind_name, _, name = words.strip("/").rpartition("/")
+        kind, scope = BY_NAME.get(kind_name.rpartition("/")[2].lower()), self._policy.scope.get(self.name)
+        if kind is None or scope is None or not name:
+            return ()
+        wanted, found = self._wanted(scope), []
+        async with self._cluster.opened():
+            version = await self._discovery.served(kind)
+            if not isinstance(version, str):
+                return ()
+            for namespace in wanted.named or (None,):
+                path, asked = kind.path(version, namespace), f"metadata.name={name}"
+                async for page in self._cluster.pages(path, Namespace, fieldSelector=asked):
+                    found += [self._at().ref(kind, one.metadata) for one in page.items]
+        return [ref for ref in found if wanted.wants(ref.namespace) and ref.ends_with(words)]
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         async with self._cluster.opened():
             try:
@@ -279,7 +296,7 @@ class KubernetesPlatform:
             )
         if self._is_stuck(source):
             subject = await self._with_block(subject, source, above)
-        subject = self._by_our_clock(msgspec.structs.replace(subject, goes_when_stopped=kind is POD))
+        subject = self._by_our_clock(subject)
         if tally.pods:
             self._holders[ref.uid] = tally.pods
         self._remember(Looked(subject, source, tuple(below.pods())))

@@ -17,6 +17,7 @@ class Tally(msgspec.Struct):
     holding: int = 0  # of them, pods that were given a node and asked for GPUs: they hold them
     pending: int = 0  # of the living: not given a node yet
     dead: int = 0  # pods that ended and are still there
+    dead_counted: bool = True  # False: nobody counted them
     devices: list[str] = msgspec.field(default_factory=list)  # one name per GPU or slice held: "<pod>/<index>"
     slices: list[str] = msgspec.field(default_factory=list)  # which of them are slices
     pods: list[tuple[str, str, str | None]] = msgspec.field(default_factory=list)  # that hold them: name, uid, start

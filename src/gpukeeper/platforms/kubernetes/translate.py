@@ -40,6 +40,7 @@ ONLY_RUN = "1"  # the incarnation of what never starts anew under its uid
 STOPPED = "gpukeeper.io/stopped"  # annotation: what the lever said before we moved it, as JSON
 IMAGE = "image"
 NOT_MEASURED = Unknown("not measured")
+NOT_COUNTED = Unknown("ended children are counted only where at_finish is All, or by a look at their root")
 SHOWN = 80  # characters of somebody's words in a sentence of ours
 
 
@@ -106,7 +107,7 @@ def root_subject(
         devices=unclear if unclear is not None else tuple(tally.devices),
         slices=tuple(tally.slices),
         live_children=(unclear if unclear is not None else tally.holding) if over else 0,
-        dead_children=(unclear if unclear is not None else tally.dead) if over else 0,
+        dead_children=_dead(tally, unclear) if over else 0,
         size=NOT_MEASURED,
         evidence=(*owned.evidence, *_evidence(kind, root, tally, namespace, ending)),
         findings=(*owned.findings, *said, *notes, *_findings(kind, ending, tally)),
@@ -149,6 +150,7 @@ def pod_subject(
         devices=devices,
         slices=tuple(held_slices(meta.name, asked)) if holds else (),
         size=NOT_MEASURED,
+        goes_when_stopped=True,  # it is evicted
         evidence=(*owned.evidence, *_held_evidence(None if over else pods_hold)),
         findings=(*owned.findings, *notes, *_findings(POD, ending, Tally())),
         marks=found,
@@ -276,6 +278,12 @@ def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
     if not isinstance(owner, str) or claim is None or claim == owner:
         return ()
     return (f"{marks.OWNER} claims {claim[:SHOWN]}, yet its namespace is {owner[:SHOWN]}'s",)
+
+
+def _dead(tally: Tally, unclear: Unknown | None) -> int | Unknown:
+    if unclear is not None:
+        return unclear
+    return tally.dead if tally.dead_counted else NOT_COUNTED
 
 
 def _root(meta: Meta) -> Unknown | None:

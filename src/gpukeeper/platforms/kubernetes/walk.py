@@ -186,6 +186,7 @@ class Walk:
         if not self._matters(kind, root, tally):
             return None
         tally.unclear = tally.unclear or self._blindness(kind)
+        tally.dead_counted = self._wanted.count_dead
         if tally.pods:
             self.holders[meta.uid] = tally.pods
         return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._wanted.reading, part_of)

@@ -6,6 +6,7 @@ A hint names a root. What changed below a root changes its status too, so pods m
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 
@@ -29,6 +30,7 @@ from gpukeeper.platforms.kubernetes.wire import Condition, Meta, Owner, Wire
 
 RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries
 AGAIN = 600.0  # seconds after which a kind that was not installed is looked for again
+SHORT = 5.0  # seconds; a watch that ends sooner was none, and the next one waits
 _NOT_WATCHED = (REPLICASET, DAEMONSET, DEPLOYMENT, STATEFULSET)  # change all the time; the regular look finds them
 ENDS = frozenset({"Complete", "Completed", "Failed", "Succeeded"})
 
@@ -76,24 +78,28 @@ class Watches:
             if kind not in _NOT_WATCHED
             for namespace in wanted.named or (None,)
         ]
+        waiting: asyncio.Task[Ref | None] | None = None
         try:
             while True:
-                waiting = asyncio.ensure_future(queue.get())
+                waiting = asyncio.create_task(queue.get())
                 done, _ = await asyncio.wait({waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {waiting}:
                     task.result()  # they never end by themselves: an error is a bug and must be seen
                 yield await waiting
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            begun = [*tasks] if waiting is None else [*tasks, waiting]
+            for one in begun:
+                one.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
 
     async def _follow(
         self, kind: Kind, namespace: str | None, wanted: Wanted, queue: asyncio.Queue[Ref | None]
     ) -> None:
-        """For ever. After every gap in what was heard everything is looked at."""
+        """For ever. After every gap in what was heard everything is looked at. What could be watched for a while was
+        no failure: the next try comes soon."""
         tries, begun = 0, False
         while True:
+            watched: float | None = None
             try:
                 version = await self._discovery.served(kind)
                 if version is None:
@@ -104,14 +110,17 @@ class Watches:
                     at = await self._newest(path)
                     if begun:
                         await queue.put(None)
-                    begun = True
+                    begun, watched = True, time.monotonic()
                     await self._hear(kind, path, at, wanted, queue)
-                    tries = 0
-                    continue
             except PlatformError:
                 pass  # a whole look says what is wrong
-            await asyncio.sleep(self._pauses[min(tries, len(self._pauses) - 1)])
+            if watched is not None and time.monotonic() - watched >= SHORT:
+                tries = 0
+            await self._pause(tries)
             tries += 1
+
+    async def _pause(self, tries: int) -> None:
+        await asyncio.sleep(self._pauses[min(tries, len(self._pauses) - 1)])
 
     async def _newest(self, path: str) -> str:
         async with aclosing(self._cluster.pages(path, Namespace, limit=1)) as pages:
@@ -122,8 +131,11 @@ class Watches:
     async def _hear(
         self, kind: Kind, path: str, version: str, wanted: Wanted, queue: asyncio.Queue[Ref | None]
     ) -> None:
-        """Watches follow one another without a gap until the server has forgotten the version or a connection fails."""
+        """Watches follow one another without a gap until the server has forgotten the version or a connection fails.
+        One that ends as soon as it began tells nothing; the next ones wait, so that nobody is asked without end."""
+        short = 0
         while True:
+            began = time.monotonic()
             try:
                 async with aclosing(self._cluster.watch(path, version, Stirred)) as events:
                     async for event in events:
@@ -136,6 +148,9 @@ class Watches:
                 if error.expired:
                     return
                 raise
+            short = short + 1 if time.monotonic() - began < SHORT else 0
+            if short:
+                await self._pause(short - 1)
 
     def _hint(self, kind: Kind, what: str, seen: Stirred) -> Ref | None:
         meta = seen.metadata

@@ -239,13 +239,6 @@ class ListMeta(Wire, frozen=True):
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class Page(Wire, frozen=True, gc=True):
-    """One page of a list; items are decoded one by one only where one of them cannot be."""
-
-    metadata: ListMeta = ListMeta()
-    items: tuple[msgspec.Raw, ...] = ()
-
-
 def when(text: str | None) -> datetime | Unknown | None:
     """A time of the API. Absent: None. Year 1, before 1970 or garbled: Unknown."""
     if not text:

@@ -40,7 +40,6 @@ NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 class SimulatedPlatform:
     """One place of the world. It calls itself by the platform it plays."""
 
-    precise = tidies = False
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.LOOKED,
         Action.TRIM: Guard.ATOMIC,
@@ -58,6 +57,15 @@ class SimulatedPlatform:
     @property
     def place(self) -> str:
         return self._place.place
+
+    @property
+    def precise(self) -> bool:
+        """A cluster says what changed; the others only that something did."""
+        return self._place.platform == "kubernetes"
+
+    @property
+    def tidies(self) -> bool:
+        return self.precise
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         await self._call()
@@ -85,8 +93,17 @@ class SimulatedPlatform:
             await asyncio.sleep(HINTS_EVERY)
             if len(world.log) > seen:
                 fresh, seen = world.log[seen:], len(world.log)
-                if any(entry.kind == "person" and entry.place == self.place for entry in fresh):
+                stirred = [entry for entry in fresh if entry.kind == "person" and entry.place == self.place]
+                if stirred and not self.precise:
                     yield None
+                elif stirred:
+                    for ref in {self._ref(entry.uid) for entry in stirred}:
+                        yield ref
+
+    def _ref(self, uid: str) -> Ref | None:
+        """None: it is gone, and who knows what else changed."""
+        thing = next((one for one in self._world.things[self._place.key].values() if one.ref.uid == uid), None)
+        return None if thing is None else thing.ref
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         await self._call()
@@ -144,6 +161,9 @@ class SimulatedPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""

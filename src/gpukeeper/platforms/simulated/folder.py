@@ -116,6 +116,9 @@ class FolderPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""
         return Diagnosis()

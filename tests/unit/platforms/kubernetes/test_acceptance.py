@@ -57,6 +57,7 @@ def left(kind: Kind = DAEMONSET, pods: Tally | None = None, **parts: Any) -> Sub
     ],
 )
 def test_labels_of_runs(kind: Kind, labels: dict[str, str] | None, found: bool) -> None:
+    """C6.8"""
     assert is_run(kind, labels) is found
 
 

@@ -1,0 +1,80 @@
+"""The page about Kubernetes names every kind, mark, finalizer, tier and series that the code knows."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from gpukeeper.interfaces.operator.metrics import COUNTERS, GAUGES
+from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, lease, marks, namespaces, translate
+from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
+from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind
+from tests.docs.markdown import ROOT
+
+PAGE = (ROOT / "docs" / "reference" / "kubernetes.md").read_text()
+MARKS = (
+    *(marks.TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, namespaces.ENVIRONMENT),
+    *(acceptance.RUN_ENDED, translate.STOPPED, archive.RESTORED_FROM, archive.WAS_OWNED, archive.GATE),
+    *(marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL, marks.EXCLUDE, marks.EXCLUDE_UNTIL),
+    *(marks.MULTIKUEUE_ORIGIN, *(name for name, _value in marks.POD_HOLDS)),
+)
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no section {title}"
+    return found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_kind_is_named_with_its_group_and_its_ends(kind: Kind) -> None:
+    rows = [row for row in section("Kinds").splitlines() if re.search(rf"\b{kind.kind}s?\b", row)]
+    assert rows
+    if kind.succeeded:
+        assert any(all(f"`{end}`" in row for end in (*kind.succeeded, *kind.failed)) for row in rows)
+    if kind.group and kind.kind not in {"ReplicaSet", "DaemonSet"}:
+        assert any(f"{kind.group}/{kind.versions[0]}" in row for row in rows)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_every_mark_is_there(mark: str) -> None:
+    assert f"`{mark}" in section("Marks")
+
+
+@pytest.mark.parametrize("resource", sorted(gpus.WHOLE | gpus.SLICES | {f"{gpus.SLICE_PREFIX}*"}))
+def test_every_resource_that_is_a_gpu_is_there(resource: str) -> None:
+    assert f"`{resource}`" in section("Kinds")
+
+
+@pytest.mark.parametrize("label", sorted(acceptance.APPS))
+def test_every_label_of_an_acceptance_run_is_there(label: str) -> None:
+    assert f"`{label}`" in section("Acceptance runs")
+
+
+def test_the_finalizers_are_those_of_the_code() -> None:
+    rows = [row.split(" | ")[0] for row in section("Finalizers").splitlines() if row.startswith("| `")]
+    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(FINALIZERS)
+
+
+def test_the_series_are_those_of_the_code_in_the_same_words() -> None:
+    rows = re.findall(r"^\| `(gpukeeper_\w+)` \| (gauge|counter) \| [^|]*\| (.+) \|$", section("Metrics"), re.MULTILINE)
+    told = [(name, kind, words) for name, kind, words in rows]
+    assert told == [
+        *((name, "gauge", words) for name, words in GAUGES.items()),
+        *((name, "counter", words) for name, words in COUNTERS.items()),
+    ]
+
+
+def test_the_files_of_the_evidence_and_its_limits() -> None:
+    page = section("Evidence")
+    assert all(f"`{name}`" in page for name in (archive.MANIFEST, archive.TREE, archive.EVENTS))
+    assert f"{capture.LOG_BYTES >> 20} MiB and {capture.LOG_LINES[0]:,} lines" in page
+    assert f"All together {capture.ALL_BYTES >> 20} MiB" in page
+    assert f"{capture.PODS} of them" in page
+
+
+def test_the_numbers_of_the_lease() -> None:
+    shown = ", ".join(f"{one // timedelta(seconds=1)} s" for one in (lease.DURATION, lease.RENEW_DEADLINE, lease.RETRY))
+    assert shown in section("Numbers")
