@@ -1,4 +1,5 @@
-"""The page about Kubernetes names every kind, mark, finalizer, tier and series that the code knows."""
+"""The page about Kubernetes names every kind, mark, finalizer and series that the code knows; the policies of the how-to
+are valid."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from gpukeeper.config.load import load_text
 from gpukeeper.interfaces.operator.metrics import COUNTERS, GAUGES
 from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, lease, marks, namespaces, translate
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
@@ -14,6 +16,7 @@ from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "kubernetes.md").read_text()
+HOW_TO = (ROOT / "docs" / "how-to" / "keep-a-cluster-tidy.md").read_text()
 MARKS = (
     *(marks.TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, namespaces.ENVIRONMENT),
     *(acceptance.RUN_ENDED, translate.STOPPED, archive.RESTORED_FROM, archive.WAS_OWNED, archive.GATE),
@@ -78,3 +81,13 @@ def test_the_files_of_the_evidence_and_its_limits() -> None:
 def test_the_numbers_of_the_lease() -> None:
     shown = ", ".join(f"{one // timedelta(seconds=1)} s" for one in (lease.DURATION, lease.RENEW_DEADLINE, lease.RETRY))
     assert shown in section("Numbers")
+
+
+def test_the_policies_of_the_how_to_are_valid() -> None:
+    """The first is whole; the others are added to it."""
+    first, *more = re.findall(r"^```yaml\n(.*?)^```$", HOW_TO, re.MULTILINE | re.DOTALL)
+    assert len(more) == 3
+    for added in ("", *more):
+        loaded = load_text(first + added, "keep-a-cluster-tidy.md")
+        assert loaded.warnings == ()
+        assert "kubernetes" in loaded.policy.scope

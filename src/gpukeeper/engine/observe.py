@@ -171,7 +171,7 @@ async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
             found.gone.append(ref)
         elif isinstance(looked, Unknown):
             yield Snapshot(platform.name, platform.place, found.at, (), (Unseen(ref.path, looked.why),))
-        else:
+        elif not isinstance(looked.root, str):  # a part of something is no workload
             yield Snapshot(platform.name, platform.place, looked.seen.at, (looked,))
 
 

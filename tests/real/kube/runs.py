@@ -106,17 +106,19 @@ def is_true(seen: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(seen, kind) == "True"
 
 
-def passes(bench: Bench, most: int = 4) -> list[Closed]:
-    """Passes until one has nothing more to do or to follow; their outcomes."""
+def passes(bench: Bench, patience: float = 20) -> list[Closed]:
+    """Passes until one has nothing more to do or to follow; their outcomes. What only follows a removal may take as
+    long as the garbage collector does."""
     done: list[Closed] = []
-    for _ in range(most):
+    ends = time.monotonic() + patience
+    while True:
         report = bench.again()
         done += [*report.settled, *report.outcomes]
         unsettled = bench.run(bench.ledger.open_intents(bench.platform.name, bench.platform.place))
         if not report.outcomes and not report.warnings and not unsettled:
             return done
+        assert time.monotonic() < ends, f"it goes on and on: {[(one.result, one.reason) for one in done]}"
         time.sleep(0.3)
-    return done
 
 
 def reclaimed(outcomes: list[Closed]) -> dict[str, Action]:

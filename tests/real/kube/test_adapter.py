@@ -107,22 +107,21 @@ def differences(bench: Bench) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("at_finish", ["All", "Running"])
-def test_a_list_and_a_look_say_the_same(
-    trainer_v23: ControlPlane, training_operator: ControlPlane, kuberay: ControlPlane, namespace: str, at_finish: str
-) -> None:
+@pytest.mark.usefixtures("training_operator", "kuberay")
+def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
     plane = trainer_v23
     node = f"node-{namespace}"
     plane.gpu_node(node, gpus=64)
     try:
         one_of_each(plane, namespace)
-        bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
-        ends, found = time.monotonic() + 40, differences(bench)
-        while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
-            time.sleep(1)
-            found = differences(bench)
-        assert found.keys() >= KINDS, KINDS - found.keys()
-        assert {name: fields for name, fields in found.items() if fields} == {}
+        for at_finish in ("All", "Running"):
+            bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
+            ends, found = time.monotonic() + 40, differences(bench)
+            while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
+                time.sleep(1)
+                found = differences(bench)
+            assert found.keys() >= KINDS, KINDS - found.keys()
+            assert {name: fields for name, fields in found.items() if fields} == {}, at_finish
     finally:
         plane.remove_node(node)
 

@@ -212,7 +212,8 @@ def test_idle_work_is_warned_suspended_and_removed_after_its_retention(
     assert passes(bench) == [], "it can still be brought back"
     assert uid(api, plural, namespace, RUN)
     bench.later(minutes=6)
-    assert reclaimed(passes(bench)) == {name: Action.REMOVE}
+    done = passes(bench)
+    assert reclaimed(done) == {name: Action.REMOVE}, (done, bench.decisions()[name])
     plane.until(lambda: not left(api, namespace, plural, *HOLDERS), "nothing is left")
 
 

@@ -153,8 +153,14 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
     api.create(objects.pytorch_job(RUN, workers=2), namespace)
     api.wait_pods(namespace, 3, timeout=40)
     training_operator.finish_pod(namespace, f"{RUN}-master-0")
-    over = api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
-    assert over["status"]["replicaStatuses"]["Worker"].get("succeeded") == 2, "it says that they ended"
+    api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
+    api.wait_for(
+        "pytorchjobs",
+        namespace,
+        RUN,
+        lambda over: over and over["status"]["replicaStatuses"]["Worker"].get("succeeded") == 2,
+        words="it says that its workers succeeded",
+    )
     api.wait_pods(namespace, 2)
     stays_so(lambda: len(api.list("pods", namespace, fields="status.phase=Running")) == 2, "they ended", 1)
 

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from gpukeeper.engine.clockwatch import ClockWatch, behind_the_ledger
-from gpukeeper.engine.loop import Watch, may_act_now, watch
-from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.engine.loop import MANY, Watch, may_act_now, watch
+from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Passed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import State
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
@@ -35,6 +36,28 @@ class Quiet(SimulatedPlatform):
             yield None
         if self.breaks:
             raise PlatformError("the stream of hints broke")
+
+
+class Exact(Quiet):
+    """Names what changed, at the seconds it is told to. Counts how it was asked."""
+
+    precise = True  # type: ignore[assignment]
+    named: tuple[tuple[float, Ref], ...] = ()
+    whole = 0
+    blind = False
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        for seconds, ref in self.named:
+            await asyncio.sleep(seconds)
+            yield ref
+
+    async def observe(self, scope: Any) -> Any:
+        self.whole += 1
+        async for page in super().observe(scope):
+            yield page
+
+    async def look(self, ref: Ref) -> Any:
+        return Unknown("the platform did not answer") if self.blind else await super().look(ref)
 
 
 class Stuck(Quiet):
@@ -97,6 +120,66 @@ async def test_a_thing_that_will_be_due_has_a_pass_of_its_own(b: Bench) -> None:
     thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
     assert (await serve(b, 2 * MINUTE))[:2] == [0, 90]
     assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_an_exact_hint_looks_at_just_what_changed(b: Bench) -> None:
+    due, other = b.ended("eval", ago=HOUR / 2), b.running("train")
+    b.platform = Exact(b.world, HERE)
+    b.platform.named = ((100.0, due.ref),)
+    assert await serve(b, 4 * MINUTE) == [0, 100]
+    assert b.platform.whole == 1
+    assert b.world.find(other.ref) is not None
+
+
+@virtual
+async def test_what_falls_due_is_reclaimed_without_a_look_at_everything(b: Bench) -> None:
+    thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
+    b.platform = Exact(b.world, HERE)
+    assert await serve(b, 2 * MINUTE) == [0, 90]
+    assert b.world.find(thing.ref) is None
+    assert b.platform.whole == 1
+
+
+@virtual
+async def test_exact_hints_do_not_replace_the_regular_look(b: Bench) -> None:
+    b.platform = Exact(b.world, HERE)
+    b.platform.named = tuple((50.0, b.running("train").ref) for _ in range(10))
+    await serve(b, 11 * MINUTE)
+    assert b.platform.whole == 3
+
+
+@virtual
+async def test_what_a_narrow_look_could_not_see_brings_the_regular_one_forward(b: Bench) -> None:
+    thing = b.ended("eval", ago=HOUR - timedelta(seconds=90))
+    b.platform = Exact(b.world, HERE)
+    b.loop.call_later(80, lambda: setattr(b.platform, "blind", True))
+    b.loop.call_later(100, lambda: setattr(b.platform, "blind", False))
+    await serve(b, 2 * MINUTE)
+    assert b.platform.whole == 2
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_flood_of_exact_hints_is_one_look_at_everything(b: Bench) -> None:
+    b.platform = Exact(b.world, HERE)
+    refs = [msgspec.structs.replace(b.running("train").ref, uid=f"uid-{n}") for n in range(2 * MANY)]
+    b.platform.named = ((20.0, refs[0]), *((0.0, ref) for ref in refs[1:]))
+    await serve(b, MINUTE)
+    assert b.platform.whole == 2
+
+
+@virtual
+async def test_a_part_that_an_exact_hint_names_is_not_taken_for_a_workload(b: Bench) -> None:
+    part = b.running("worker")
+    part.root = b.running("train").ref
+    b.platform = Exact(b.world, HERE)
+    await watch_once(b, part.ref)
+    assert part.ref.key not in await b.ledger.present("docker", "node-3")
+
+
+async def watch_once(b: Bench, ref: Ref) -> None:
+    await reclaim(b.keeper, b.platform, b.book, only=[ref])
 
 
 @virtual
