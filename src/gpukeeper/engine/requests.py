@@ -154,8 +154,6 @@ async def hold(
 ) -> tuple[Ref, Hold]:
     found = await find(keeper, book, words)
     now, subject = keeper.clock.now(), found.view.subject
-    if isinstance(subject.root, str):
-        raise UsageError(f"{subject.ref.path} is part of {subject.root}; hold that")
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
     granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
     if isinstance(granted, NotAllowed):
