@@ -22,6 +22,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Meter, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import FolderEvidence
+from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import evidence_folder, ledger_path
 from gpukeeper.ledger.signals import SqliteSignals, open_signals
@@ -96,7 +97,8 @@ def open_session(
     gpus = LocalGpus()
     platforms, reaches = _platforms(loaded, clock, environ, gpus)
     # Of all platforms: however narrow the look, what is acted on is measured again first.
-    usage, meter = _meter(platforms, loaded, clock)
+    others = _cluster_meters(platforms, loaded, clock)
+    usage, meter = _meter(platforms, loaded, clock, others)
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
@@ -111,11 +113,12 @@ def open_session(
     keeper = Keeper(
         platforms=platforms,
         ledger=ledger,
-        signals=signals,
+        signals=signals if write else RecalledSignals(signals),
         evidence=evidence,
         notifier=Terminals(),
         clock=clock,
         meter=meter,
+        recall=Meters(*others) if others and loaded.policy.kubernetes.prometheus is not None else None,
         gpus=gpus if usage is not None else None,
     )
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
@@ -185,7 +188,9 @@ _NOT_FOUND = {
 }
 
 
-def _meter(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) -> tuple[GpuUsage | None, Meter | None]:
+def _meter(
+    platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock, others: list[Meter]
+) -> tuple[GpuUsage | None, Meter | None]:
     """What happens on this machine is measured here, with the driver kept open between readings."""
     if not any(isinstance(one, HostPlatform) for one in platforms):
         return None, None
@@ -196,20 +201,20 @@ def _meter(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) 
         if isinstance(one, DockerPlatform) and one.local:
             meters.append(CounterMeter("docker", clock, partial(docker_meter.count, records=one.records)))
             here.append("docker")
-        elif isinstance(one, KubernetesPlatform):
-            meters += _cluster_meter(one, loaded, clock)
-    return usage, Meters(GpuMeter(usage, clock, here), *meters)
+    return usage, Meters(GpuMeter(usage, clock, here), *meters, *others)
 
 
-def _cluster_meter(platform: KubernetesPlatform, loaded: Loaded, clock: SystemClock) -> list[Meter]:
-    """What others measure there; without a source idleness is not known, and so kept."""
+def _cluster_meters(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) -> list[Meter]:
+    """What others measure on a cluster; without a source idleness is not known there, and so kept."""
     settings = loaded.policy.kubernetes
     if settings.prometheus is None and not settings.exporters:
         return []
     source = None if settings.prometheus is None else Prometheus(settings.prometheus, os.environ)
     labels = dict(settings.prometheus_labels)
     return [
-        ClusterMeter(clock, prometheus=source, exporters=settings.exporters, pods=platform.running_pods, only=labels)
+        ClusterMeter(clock, prometheus=source, exporters=settings.exporters, pods=one.running_pods, only=labels)
+        for one in platforms
+        if isinstance(one, KubernetesPlatform)
     ]
 
 

@@ -1,5 +1,4 @@
-"""The page about Kubernetes names every kind, mark, finalizer and series that the code knows; the policies of the how-to
-are valid."""
+"""The page about Kubernetes names every kind, mark, finalizer and series of the code; policies of the how-to are valid."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ class Keeper:
     notifier: Notifier
     clock: Clock
     meter: Meter | None = None
+    recall: Meter | None = None  # knows the past too: asked by a look that no daemon measured for
     gpus: Gpus | None = None
     clock_watch: ClockWatch = field(init=False)
     budget_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # places act at once; the hour is theirs together

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
@@ -134,6 +135,7 @@ class _Look:
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
+        await _recall(keeper, [one for one in subjects if may_be_idle(one, book)])
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
@@ -149,6 +151,14 @@ class _Look:
             if self.narrow is None or self.narrow.fits(subject, now):
                 made.append(decision)
         return made
+
+
+async def _recall(keeper: Keeper, live: Sequence[Subject]) -> None:
+    """A single `plan` or `apply` has no minutes of its own to judge by; what others measured has."""
+    if keeper.recall is None or keeper.serving or not live:
+        return
+    with suppress(PlatformError):  # not measured is not idle
+        await keeper.signals.add(await keeper.recall.read(live))
 
 
 def _is_told(decision: Decision, soon: datetime) -> bool:

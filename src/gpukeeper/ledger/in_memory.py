@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
+from gpukeeper.engine.ports import Signals
 from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, remember
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.errors import LeaseHeld
@@ -179,6 +180,20 @@ class InMemorySignals:
                 *(Series(signal, "", start, (), missing=why) for signal, why in absent.items()),
             )
         return {key: series for key, series in found.items() if series}
+
+
+class RecalledSignals:
+    """What a session that must not write learns of the past, over what was measured before. Gone with the session."""
+
+    def __init__(self, stored: Signals) -> None:
+        self._stored, self._told = stored, InMemorySignals()
+
+    async def add(self, samples: Sequence[Sample]) -> None:
+        await self._told.add(sorted(samples, key=lambda one: one.at))
+
+    async def series(self, keys: Sequence[str], since: datetime, until: datetime) -> Mapping[str, tuple[Series, ...]]:
+        stored = await self._stored.series(keys, since, until)
+        return {**stored, **await self._told.series(keys, since, until)}
 
 
 class _Row:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed
+from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
 from tests.real.kube.bed import ControlPlane
@@ -119,6 +120,19 @@ def passes(bench: Bench, patience: float = 20) -> list[Closed]:
             return done
         assert time.monotonic() < ends, f"it goes on and on: {[(one.result, one.reason) for one in done]}"
         time.sleep(0.3)
+
+
+def the_end(outcomes: list[Closed]) -> Closed:
+    """The one line that says that it is done; before it there may be one that says that it is not over yet."""
+    (done,) = [one for one in outcomes if one.result is not Result.UNKNOWN]
+    return done
+
+
+def gave_back(line: Closed, gpus: int) -> bool:
+    """What was followed to its end by a later pass is not added up: then the line says so."""
+    if line.by == "gpukeeper":
+        return line.gpus_back == gpus
+    return isinstance(line.gpus_back, Unknown) and isinstance(line.gpu_hours, Unknown)
 
 
 def reclaimed(outcomes: list[Closed]) -> dict[str, Action]:

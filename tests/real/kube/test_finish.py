@@ -29,6 +29,7 @@ from tests.real.kube.runs import (
     passes,
     ray_job,
     reclaimed,
+    the_end,
     uid,
     v1_job,
 )
@@ -315,7 +316,7 @@ def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: Contr
     bench.later(minutes=10.5)
     assert passes(bench) == []
     bench.later(minutes=1)
-    (line,) = passes(bench)
+    line = the_end(passes(bench))
     assert line.result is Result.RECLAIMED
     assert "the platform itself has not removed it" in line.reason
     assert left(plane.api, namespace, *HOLDERS) == {}
@@ -377,7 +378,7 @@ def test_one_name_in_two_namespaces_and_of_two_kinds(
     before = [one() for one in look]
     bench = Bench(jobset.kubeconfig(), namespace, other)
     bench.later(minutes=61)
-    (line,) = passes(bench)
+    line = the_end(passes(bench))
     assert line.ref is not None
     assert (line.ref.kind, line.ref.namespace, line.ref.name) == ("job", namespace, "train")
     assert uid(api, "jobs", namespace, "train") is None

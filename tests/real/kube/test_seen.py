@@ -16,7 +16,19 @@ from tests.real.kube import objects
 from tests.real.kube.api import Object
 from tests.real.kube.bed import ControlPlane
 from tests.real.kube.bench import Bench
-from tests.real.kube.runs import CHAIN, HOLDERS, finish, is_true, left, passes, reclaimed, stays_so, uid
+from tests.real.kube.runs import (
+    CHAIN,
+    HOLDERS,
+    finish,
+    gave_back,
+    is_true,
+    left,
+    passes,
+    reclaimed,
+    stays_so,
+    the_end,
+    uid,
+)
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
 RUN = "run"
@@ -58,8 +70,8 @@ def test_1_v21_makes_the_jobset_of_a_complete_trainjob_anew(trainer_v21: Control
     first_pass = bench.again()
     assert len(first_pass.warnings) == 1
     assert first_pass.outcomes == []
-    (line,) = passes(bench)
-    assert (line.action, line.result, line.gpus_back) == (Action.REMOVE, Result.RECLAIMED, 1)
+    line = the_end(passes(bench))
+    assert (line.action, line.result, gave_back(line, 1)) == (Action.REMOVE, Result.RECLAIMED, True), line
     ends_well(trainer_v21, namespace, *CHAIN)
 
 
@@ -138,9 +150,9 @@ def test_4_v23_never_ends_a_foreground_removal_of_a_failed_trainjob(
         assert "kubernetes.release does not name foregroundDeletion" in decision.reason
         bench = Bench(trainer_v23.kubeconfig(), place, kubernetes={"release": [FOREGROUND]})
         bench.later(minutes=2)
-        (line,) = bench.again().outcomes
-        assert line.action is Action.RELEASE, line.reason
-        assert line.result is Result.RECLAIMED, line.reason
+        report = bench.again()
+        assert [line.action for line in report.outcomes] == [Action.RELEASE]
+        assert [line.result for line in report.outcomes] == [Result.RECLAIMED], report.outcomes
     finally:
         collector.resume()
     ends_well(trainer_v23, place, *CHAIN)
@@ -169,8 +181,8 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
     bench.later(minutes=61)
     assert len(bench.again().warnings) == 1
     api.wait_pods(namespace, 2)
-    (line,) = passes(bench)
-    assert (line.action, line.result, line.gpus_back) == (Action.REMOVE, Result.RECLAIMED, 2)
+    line = the_end(passes(bench))
+    assert (line.action, line.result, gave_back(line, 2)) == (Action.REMOVE, Result.RECLAIMED, True), line
     ends_well(training_operator, namespace, "pytorchjobs", *HOLDERS)
 
 

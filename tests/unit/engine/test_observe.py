@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from gpukeeper.engine.observe import changed_decisions, notice, survey
 from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Complaint, Decided, Noticed, Vanished
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.policy import ClassSettings, PlaceScope
-from gpukeeper.model.subject import Marks, Outcome, Shape, State
+from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
@@ -245,3 +248,42 @@ async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_co
     assert {d.seen.ref.name: d.verdict for d in found.decisions}["strange"] is Verdict.REPORT
     assert found.seen == 1
     assert [line.ref.name for line in found.lines if isinstance(line, Noticed) and line.ref] == ["left"]
+
+
+class Past:
+    """Knows what happened in the last forty minutes, as somebody else measured it."""
+
+    def __init__(self, b: Bench) -> None:
+        self.b, self.asked = b, 0
+
+    async def read(self, subjects: Sequence[Subject]) -> list[Sample]:
+        self.asked += 1
+        now = self.b.now()
+        read = ((Signal.GPU, "GPU-0"), (Signal.CPU, ""))
+        return [
+            Sample(one.ref.key, signal, device, now - minutes * MINUTE, 0.0)
+            for one in subjects
+            for signal, device in read
+            for minutes in range(40)
+        ]
+
+
+@virtual
+async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
+    thing = b.running("train")
+    assert (await b.decisions())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
+    b.keeper.recall = past = Past(b)
+    b.keeper.signals = RecalledSignals(b.signals)
+    found = (await b.decisions())[thing.ref.name]
+    assert (found.rule, found.action) == ("idle", Action.WARN)
+    assert past.asked == 1
+    assert await b.signals.series([thing.ref.key], b.now() - HOUR, b.now()) == {}, "nothing was written"
+
+
+@virtual
+async def test_a_daemon_measures_by_itself(b: Bench) -> None:
+    b.running("train")
+    b.keeper.recall = past = Past(b)
+    b.keeper.serving = True
+    await b.decisions()
+    assert past.asked == 0

@@ -124,6 +124,7 @@ class KubernetesPlatform:
                     if self._is_stuck(source) and stuck < STUCK_LOOKED_AT:
                         stuck += 1
                         subjects[number] = await self._with_block(subjects[number], source, None)
+                self._holders.update(walk.holders)  # whoever measures a page asks for them
                 yield self._page([self._by_our_clock(one) for one in subjects])
             yield self._page((), walk.unseen)
             self._watches.parts = walk.parts
