@@ -271,10 +271,10 @@ class Past:
 @virtual
 async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
     thing = b.running("train")
-    assert (await b.decisions())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
+    assert (await b.decide())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
     b.keeper.recall = past = Past(b)
     b.keeper.signals = RecalledSignals(b.signals)
-    found = (await b.decisions())[thing.ref.name]
+    found = (await b.decide())[thing.ref.name]
     assert (found.rule, found.action) == ("idle", Action.WARN)
     assert past.asked == 1
     assert await b.signals.series([thing.ref.key], b.now() - HOUR, b.now()) == {}, "nothing was written"
@@ -285,5 +285,5 @@ async def test_a_daemon_measures_by_itself(b: Bench) -> None:
     b.running("train")
     b.keeper.recall = past = Past(b)
     b.keeper.serving = True
-    await b.decisions()
+    await b.decide()
     assert past.asked == 0
