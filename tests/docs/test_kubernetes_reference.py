@@ -1,4 +1,4 @@
-"""The page about Kubernetes names every kind, mark, finalizer and series of the code; policies of the how-to are valid."""
+"""The page about Kubernetes names what the code knows; the how-to shows valid policies."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ async def _until_at_most(under_way: set[asyncio.Task[None]], number: int) -> Non
     while len(under_way) > number:
         done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         under_way -= done
-        for task in done:
-            task.result()
+        for failed in [task for task in done if task.exception() is not None]:
+            failed.result()
 
 
 async def _take_step(

@@ -195,9 +195,7 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
         fleet.listen()
     fleet.apply()
     fleet.check()
-    settled = [
-        line for line in fleet.lines() if line["type"] == "outcome" and "at a later look" in line["reason"]
-    ]
+    settled = [line for line in fleet.lines() if line["type"] == "outcome" and "at a later look" in line["reason"]]
     assert settled, "no kill came between an intent and its outcome, where it matters most"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from tests.real.kube.api import Api, path_of
@@ -21,6 +23,7 @@ class Removals:
         self._api, self._path = api, path_of(what, namespace)
         self._stream: http.client.HTTPResponse | None = None
         self._connection: http.client.HTTPSConnection | None = None
+        self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._hear, daemon=True)
 
     def __enter__(self) -> Removals:
@@ -29,6 +32,7 @@ class Removals:
         self._connection = http.client.HTTPSConnection(api.host, api.port, timeout=LONGEST, context=api._context)
         query = f"?watch=true&resourceVersion={newest}&timeoutSeconds={LONGEST}"
         self._connection.request("GET", self._path + query, headers={"Authorization": f"Bearer {api._token}"})
+        self._socket = self._connection.sock
         self._stream = self._connection.getresponse()
         assert self._stream.status == 200, self._stream.read()
         self._thread.start()
@@ -36,8 +40,10 @@ class Removals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._connection is not None
-        if self._connection.sock is not None:
-            self._connection.sock.close()
+        assert self._socket is not None
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread; a stream that is read cannot be closed
+        self._thread.join(10)
         self._connection.close()
 
     def wait(self, uids: set[str], deadline: float) -> bool:

@@ -34,98 +34,6 @@ KINDS = {
 }
 
 
-# A look and a list
-
-
-def one_of_each(plane: ControlPlane, namespace: str) -> None:
-    """Running, ended, waiting; with children, without, and with children that outlived it."""
-    done, failed = {"bed/exit-code": "0"}, {"bed/exit-code": "1"}
-    stateful = objects.deployment("runs", gpus=2)
-    stateful["kind"] = "StatefulSet"
-    stateful["spec"] |= {"serviceName": "runs"}
-    stateful["spec"]["selector"]["matchLabels"] = stateful["spec"]["template"]["metadata"]["labels"] = {"app": "set"}
-    suspended = objects.job("suspended")
-    suspended["spec"]["suspend"] = True
-    ray_job = {
-        "kind": "RayJob",
-        "metadata": {"name": "runs"},
-        "spec": {"entrypoint": "python train.py", "rayClusterSpec": objects.ray_cluster("unused")["spec"]},
-    }
-    for made in (
-        objects.pod("runs", gpus=2, annotations={"gpukeeper.io/owner": "ann"}, labels={"team": "a"}),
-        objects.pod("ended", annotations={**done, "gpukeeper.io/ttl": "3h"}),
-        objects.pod("waits", annotations={"bed/starts": "never"}),
-        objects.job("runs", parallelism=2),
-        objects.job("ended", annotations=done, ttl=3600),
-        objects.job("failed", annotations=failed),
-        suspended,
-        objects.deployment("runs", replicas=2),
-        stateful,
-        objects.jobset("runs", replicas=2),
-        objects.jobset("ended", annotations=done),
-        objects.training_runtime("torch"),
-        objects.train_job("runs", "torch", nodes=2),
-        objects.pytorch_job("runs"),
-        objects.pytorch_job("zombie"),
-        objects.ray_cluster("runs"),
-        ray_job,
-    ):
-        plane.api.create(made, namespace)
-    api = plane.api
-    api.wait_condition("jobs", namespace, "ended", "Complete", timeout=60)
-    api.wait_condition("jobs", namespace, "failed", "Failed", timeout=60)
-    api.wait_condition("jobsets", namespace, "ended", "Completed", timeout=60)
-    api.wait_for("pods", namespace, "zombie-master-0", lambda pod: pod and pod["status"].get("podIP"), 60)
-    plane.finish_pod(namespace, "zombie-master-0")
-    api.wait_condition("pytorchjobs", namespace, "zombie", "Succeeded", timeout=60)
-    api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"), 60)
-
-
-def differences(bench: Bench) -> dict[str, dict[str, Any]]:
-    """By name: each field that a list and a look tell differently, but for the time of looking. What a list does not
-    count, to stay small, is not known there: that is no contradiction."""
-
-    async def story() -> dict[str, dict[str, Any]]:
-        listed = [
-            one async for page in bench.platform.observe(bench.book.policy.scope["kubernetes"]) for one in page.subjects
-        ]
-        found: dict[str, dict[str, Any]] = {f"{one.ref.kind}/{one.ref.name}": {} for one in listed}
-        for one in listed:
-            looked = await bench.platform.look(one.ref)
-            assert isinstance(looked, Subject), looked
-            looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
-            for name in one.__struct_fields__:
-                if name == "dead_children" and isinstance(one.dead_children, Unknown):
-                    assert bench.book.policy.at_finish is not AtFinish.ALL, one.dead_children
-                    continue
-                if getattr(one, name) != getattr(looked, name):
-                    where = found[f"{one.ref.kind}/{one.ref.name}"]
-                    where[name] = f"listed {getattr(one, name)!r}, looked at {getattr(looked, name)!r}"
-        return found
-
-    return bench.run(story())
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.usefixtures("training_operator", "kuberay")
-def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
-    plane = trainer_v23
-    node = f"node-{namespace}"
-    plane.gpu_node(node, gpus=64)
-    try:
-        one_of_each(plane, namespace)
-        for at_finish in ("All", "Running"):
-            bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
-            ends, found = time.monotonic() + 40, differences(bench)
-            while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
-                time.sleep(1)
-                found = differences(bench)
-            assert found.keys() >= KINDS, KINDS - found.keys()
-            assert {name: fields for name, fields in found.items() if fields} == {}, at_finish
-    finally:
-        plane.remove_node(node)
-
-
 # What vanished
 
 
@@ -395,3 +303,95 @@ def test_after_a_gap_everything_is_looked_at_again(plane: ControlPlane, namespac
 
     serve(bench, story)
     assert timedelta(minutes=10) == bench.book.policy.schedule.every
+
+
+# A look and a list. Last: a server with many kinds takes long to start again.
+
+
+def one_of_each(plane: ControlPlane, namespace: str) -> None:
+    """Running, ended, waiting; with children, without, and with children that outlived it."""
+    done, failed = {"bed/exit-code": "0"}, {"bed/exit-code": "1"}
+    stateful = objects.deployment("runs", gpus=2)
+    stateful["kind"] = "StatefulSet"
+    stateful["spec"] |= {"serviceName": "runs"}
+    stateful["spec"]["selector"]["matchLabels"] = stateful["spec"]["template"]["metadata"]["labels"] = {"app": "set"}
+    suspended = objects.job("suspended")
+    suspended["spec"]["suspend"] = True
+    ray_job = {
+        "kind": "RayJob",
+        "metadata": {"name": "runs"},
+        "spec": {"entrypoint": "python train.py", "rayClusterSpec": objects.ray_cluster("unused")["spec"]},
+    }
+    for made in (
+        objects.pod("runs", gpus=2, annotations={"gpukeeper.io/owner": "ann"}, labels={"team": "a"}),
+        objects.pod("ended", annotations={**done, "gpukeeper.io/ttl": "3h"}),
+        objects.pod("waits", annotations={"bed/starts": "never"}),
+        objects.job("runs", parallelism=2),
+        objects.job("ended", annotations=done, ttl=3600),
+        objects.job("failed", annotations=failed),
+        suspended,
+        objects.deployment("runs", replicas=2),
+        stateful,
+        objects.jobset("runs", replicas=2),
+        objects.jobset("ended", annotations=done),
+        objects.training_runtime("torch"),
+        objects.train_job("runs", "torch", nodes=2),
+        objects.pytorch_job("runs"),
+        objects.pytorch_job("zombie"),
+        objects.ray_cluster("runs"),
+        ray_job,
+    ):
+        plane.api.create(made, namespace)
+    api = plane.api
+    api.wait_condition("jobs", namespace, "ended", "Complete", timeout=60)
+    api.wait_condition("jobs", namespace, "failed", "Failed", timeout=60)
+    api.wait_condition("jobsets", namespace, "ended", "Completed", timeout=60)
+    api.wait_for("pods", namespace, "zombie-master-0", lambda pod: pod and pod["status"].get("podIP"), 60)
+    plane.finish_pod(namespace, "zombie-master-0")
+    api.wait_condition("pytorchjobs", namespace, "zombie", "Succeeded", timeout=60)
+    api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"), 60)
+
+
+def differences(bench: Bench) -> dict[str, dict[str, Any]]:
+    """By name: each field that a list and a look tell differently, but for the time of looking. What a list does not
+    count, to stay small, is not known there: that is no contradiction."""
+
+    async def story() -> dict[str, dict[str, Any]]:
+        listed = [
+            one async for page in bench.platform.observe(bench.book.policy.scope["kubernetes"]) for one in page.subjects
+        ]
+        found: dict[str, dict[str, Any]] = {f"{one.ref.kind}/{one.ref.name}": {} for one in listed}
+        for one in listed:
+            looked = await bench.platform.look(one.ref)
+            assert isinstance(looked, Subject), looked
+            looked = msgspec.structs.replace(looked, seen=msgspec.structs.replace(looked.seen, at=one.seen.at))
+            for name in one.__struct_fields__:
+                if name == "dead_children" and isinstance(one.dead_children, Unknown):
+                    assert bench.book.policy.at_finish is not AtFinish.ALL, one.dead_children
+                    continue
+                if getattr(one, name) != getattr(looked, name):
+                    where = found[f"{one.ref.kind}/{one.ref.name}"]
+                    where[name] = f"listed {getattr(one, name)!r}, looked at {getattr(looked, name)!r}"
+        return found
+
+    return bench.run(story())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("training_operator", "kuberay")
+def test_a_list_and_a_look_say_the_same(trainer_v23: ControlPlane, namespace: str) -> None:
+    plane = trainer_v23
+    node = f"node-{namespace}"
+    plane.gpu_node(node, gpus=64)
+    try:
+        one_of_each(plane, namespace)
+        for at_finish in ("All", "Running"):
+            bench = Bench(plane.kubeconfig(), namespace, at_finish=at_finish)
+            ends, found = time.monotonic() + 40, differences(bench)
+            while any(found.values()) and time.monotonic() < ends:  # controllers write while we look
+                time.sleep(1)
+                found = differences(bench)
+            assert found.keys() >= KINDS, KINDS - found.keys()
+            assert {name: fields for name, fields in found.items() if fields} == {}, at_finish
+    finally:
+        plane.remove_node(node)

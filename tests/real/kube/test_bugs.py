@@ -566,7 +566,7 @@ def test_memory_follows_the_page(plane: ControlPlane, crowd: str, namespace: str
 
 @pytest.mark.usefixtures("kwok_node")
 def test_a_third_of_what_runs_is_due_at_once(plane: ControlPlane, namespace: str) -> None:
-    """Cap ignored: 30 % of *running* work due at once → breaker, nothing done, exit 12."""
+    """Cap ignored: 30 % of *running* work due at once → breaker, nothing done (exit 12 is in tests/cli)."""
     more = f"more-{namespace}"
     plane.gpu_node(more)
     try:
@@ -582,7 +582,7 @@ def test_a_third_of_what_runs_is_due_at_once(plane: ControlPlane, namespace: str
         assert len(bench.run(_warned(bench))) == 3
         assert report.plan.breaker is not None, [one.decision.reason for one in report.plan.steps]
         assert "3 of 10" in report.plan.breaker
-        assert (report.outcomes, bench.cluster.asked["POST"]) == ([], bench.cluster.asked["POST"])
+        assert report.outcomes == []
         assert not [line for line in bench.ledger.lines if isinstance(line, Intended)]
         plane.api.wait_pods(namespace, 10)
     finally:
