@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
+from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.model import errors
 from tests.docs import generate
 from tests.docs.markdown import ROOT
 from tests.simulation.planted import PLANTED
-
-from gpukeeper.lifecycle.decide import RULES
-from gpukeeper.model import errors
 
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 # Every code there is; that of each error class comes from the class itself.

@@ -17,7 +17,7 @@ from tests import engines
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
-TIERS = ("observe", "reclaim", "stop", "finalizers")
+TIERS = ("observe", "reclaim", "stop", "finalizers", "sets", "restore")
 Right = tuple[str, str, str]  # verb, group, plural
 # What makes itself anew is no root: it goes with what owns it.
 NEVER_REMOVED = {"ReplicaSet", "RayService", "Deployment", "StatefulSet", "DaemonSet"}
@@ -62,7 +62,7 @@ def test_the_policies_in_config_maps_are_valid() -> None:
 
 def test_nobody_gets_everything() -> None:
     roles = [one for kind in ("Role", "ClusterRole") for _, one in objects(kind)]
-    assert len(roles) == 4 + 1 + 4
+    assert len(roles) == len(TIERS) + 1 + 4
     for role in roles:
         assert not [right for right in rights(role) if "*" in "".join(right)]
         assert not [
@@ -95,6 +95,16 @@ def test_finalizers_is_a_tier_of_its_own() -> None:
         ("patch", "batch", "jobs"),
         ("patch", "trainer.kubeflow.org", "trainjobs"),
     }
+
+
+def test_sets_are_removed_by_a_tier_of_their_own() -> None:
+    assert of_tier("sets") == {("delete", "apps", name) for name in ("deployments", "statefulsets", "daemonsets")}
+
+
+def test_restore_makes_what_reclaim_and_sets_remove() -> None:
+    """But for a DaemonSet: it is made again by whoever runs the acceptance."""
+    removed = {right[1:] for right in of_tier("reclaim") | of_tier("sets") if right[0] == "delete"}
+    assert {("create", *what) for what in removed - {("apps", "daemonsets")}} == of_tier("restore")
 
 
 def test_the_namespaced_variant_has_no_rights_on_the_cluster() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
 from tests.docs import markdown
 from tests.docs.markdown import ROOT
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.docs import markdown
 from tests.docs.markdown import ROOT
 

@@ -157,7 +157,8 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
         await _complain(w, f"the pass on {place} did not happen: {problem}")
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
-    w.wall[place] = now  # only a pass that happened uses up the moment of a schedule
+    if only is None:
+        w.wall[place] = now  # only a look at everything that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
     w.missed.discard(place)
     if only is None:

@@ -67,8 +67,8 @@ class Survey:
     def due(self) -> list[Decision]:
         return [d for d in self.decisions if d.action is not Action.KEEP]
 
-    def fleet(self, acts_last_hour: int, clock: str | None) -> Fleet:
-        return Fleet(self.seen, self.running, self.before, self.vanished, acts_last_hour, clock)
+    def fleet(self, acts_last_hour: int, clock: str | None, broken: str | None = None) -> Fleet:
+        return Fleet(self.seen, self.running, self.before, self.vanished, acts_last_hour, clock, broken)
 
 
 async def survey(

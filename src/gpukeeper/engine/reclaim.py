@@ -94,6 +94,8 @@ async def reclaim(
 
         found = await survey(keeper, platform, book, narrow, only, record)
         plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
+        if only is None and narrow is None and allow is None:
+            _remember_breaker(keeper, found, plan)
         if only is None:
             await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
         elif found.gone:
@@ -117,7 +119,20 @@ async def _plan(
 ) -> Plan:
     now = keeper.clock.now()
     acts = await keeper.ledger.acts_since(now - HOUR)
-    return make_plan(found.due, book.policy, found.fleet(acts, clock), now, pass_id=pass_id, allow=allow)
+    broken = None if found.whole else keeper.broken.get(_place(found))
+    return make_plan(found.due, book.policy, found.fleet(acts, clock, broken), now, pass_id=pass_id, allow=allow)
+
+
+def _remember_breaker(keeper: Keeper, found: Survey, plan: Plan) -> None:
+    """Hints come one by one, and of one thing at a time never too much is due: what a whole look found stands until
+    the next one."""
+    keeper.broken.pop(_place(found), None)
+    if plan.breaker is not None:
+        keeper.broken[_place(found)] = plan.breaker
+
+
+def _place(found: Survey) -> tuple[str, str]:
+    return found.platform.name, found.platform.place
 
 
 async def _take_steps(

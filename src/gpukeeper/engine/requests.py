@@ -88,8 +88,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             ref, undone = await restore(keeper, book, request.workload, who)
             hold_it = f"keep it: gpukeeper workload hold {ref.path}"
             if undone is Action.REMOVE:
-                made = "was made again from what was captured, without what was written inside it, and is not started"
-                return f"{ref.path} {made}. Start it soon, or it goes again; or {hold_it}"
+                made = "is back from what was captured, without what was written inside it"
+                start = "If it does not run yet, start it soon; once more `gpukeeper restore` does that on a cluster"
+                return f"{ref.path} {made}. {start}. It may go again: {hold_it}"
             return f"{ref.path} was restored. It may be due again soon; {hold_it}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')

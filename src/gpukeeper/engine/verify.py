@@ -42,7 +42,7 @@ def as_found(
         return Result.UNKNOWN, f"it could not be looked at afterwards ({found.why})"
     if isinstance(found, Gone):
         return Result.RECLAIMED, "seen to be gone"
-    if action in _ENDS_IT:
+    if action in _ENDS_IT or (action is Action.STOP and found.state is State.REMOVING):  # what is evicted goes, too
         if found.state is not State.REMOVING:
             return Result.STILL_THERE, "it is still there"
         if found.blocked is None:

@@ -23,6 +23,7 @@ class Fleet(msgspec.Struct, frozen=True):
     vanished: int  # of those, missing now
     acts_last_hour: int
     clock: str | None = None  # why the clock is not to be trusted
+    broken: str | None = None  # what the last look at everything found, where this one looked at a part only
 
 
 def make_plan(
@@ -55,7 +56,9 @@ def doubted_clock(fleet: Fleet) -> str | None:
 
 
 def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> str | None:
-    """A sentence when the world looks broken, else None."""
+    """A sentence when the world looks broken, else None. A part of it cannot look whole again by itself."""
+    if fleet.broken is not None:
+        return fleet.broken
     due = _stopped_at_once([decision for decision in acting if decision.running])
     if due > max(policy.breaker.floor, int(fleet.running * policy.breaker.running)):
         return (

@@ -20,6 +20,7 @@ from gpukeeper.model.event import (
     Quarantined,
     Released,
     ResetTried,
+    Restored,
     Returned,
     Vanished,
     WarningSent,
@@ -53,6 +54,8 @@ def remember(memory: Memory, line: Event) -> Memory | None:
             return msgspec.structs.replace(memory, stopped=stopped)
         case Closed(action=Action.REMOVE, result=Result.RECLAIMED):
             return None
+        case Restored(result="restored"):
+            return msgspec.structs.replace(memory, stopped=None)
         case GpuChecked() | BaselineSeen() | Quarantined() | Returned() | ResetTried():
             return msgspec.structs.replace(memory, gpu=_of_gpu(memory.gpu or GpuMemory(), line))
         case _:
@@ -108,7 +111,12 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
     if memory.started is None and line.started is not None and memory.incarnation != line.incarnation:
         memory = msgspec.structs.replace(memory, started=line.started, first_start=memory.first_start or line.started)
     memory = _add_run(memory, line.ended)
-    ours = memory.stopped is not None and memory.stopped.incarnation == line.incarnation
+    # What is suspended does not end by itself: somebody resumed it, and that run is not the one that we stopped.
+    ours = (
+        memory.stopped is not None
+        and memory.stopped.incarnation == line.incarnation
+        and memory.state != State.SUSPENDED
+    )
     stopped = memory.stopped if ours else None
     if not ours and line.outcome is Outcome.STOPPED:
         # No journalled intent of ours stopped this incarnation, so a person did: the lenient reading.

@@ -135,7 +135,7 @@ def _fits(match: Match, subject: Subject) -> bool:
     asked = (
         (match.platform, ref.platform),
         (match.namespace, ref.namespace),
-        (match.kind, ref.kind),
+        (match.kind and match.kind.lower(), ref.kind),  # people write TrainJob, too
         (match.name, ref.name),
         (match.owner, owner),
         (match.image, subject.labels.get("image")),

@@ -83,6 +83,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
     dead_children: int | Unknown = 0  # descendants that ended and are still kept
+    children_go_with_it: bool = False  # nothing but its own removal ends them
     blocked: Blocked | None = None  # being removed, and something keeps that from ending
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree

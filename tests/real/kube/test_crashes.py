@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -204,12 +204,13 @@ class Crowd:
 @pytest.fixture
 def crowd(
     plane: ControlPlane, namespace: str, kwok_node: str, new_namespace: Callable[[], str], tmp_path: Path
-) -> Iterator[Crowd]:
+) -> Crowd:
     made = Crowd(plane, namespace, new_namespace(), tmp_path)
     made.keep_some()
-    yield made
+    return made
 
 
+@pytest.mark.timeout(900)
 def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd: Crowd) -> None:
     """Each run settles what the killed one before it left open, and may be killed while it does."""
     rng = random.Random(SEED)

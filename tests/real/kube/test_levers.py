@@ -24,11 +24,6 @@ pytestmark = pytest.mark.usefixtures("kwok_node")
 RUN = "run"
 STOPPED = "gpukeeper.io/stopped"
 STOPS: dict[str, Any] = {"cluster": {"idle": "30m", "on_idle": "stop", "start_grace": "0s"}}
-# A suspension by its user must not count as ours only because nobody looked while it ran in between.
-NOT_TOLD_APART = pytest.mark.xfail(
-    strict=True,
-    reason="lifecycle/rules/idle.py, _after_stop: what is suspended counts as ours whatever its incarnation is",
-)
 
 
 def stateful_set(name: str, **spec: Any) -> Object:
@@ -278,9 +273,7 @@ def suspend(plane: ControlPlane, namespace: str, kind: str = "job", *, yes: bool
 
 
 @pytest.mark.parametrize("kind", ["job", "deployment", "raycluster"])
-@pytest.mark.parametrize(
-    "looked", [True, pytest.param(False, marks=NOT_TOLD_APART)], ids=["seen running", "not seen running"]
-)
+@pytest.mark.parametrize("looked", [True, False], ids=["seen running", "not seen running"])
 def test_a_user_who_resumes_and_suspends_is_not_fought(
     plane: ControlPlane, namespace: str, kind: str, looked: bool
 ) -> None:

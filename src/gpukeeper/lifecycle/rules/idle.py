@@ -138,8 +138,8 @@ def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
     if stopped is None or stopped.by != "gpukeeper" or stopped.rule != NAME:
         return _NOT_RUNNING
     suspended = view.subject.state is State.SUSPENDED
-    if stopped.incarnation != view.subject.seen.incarnation and not suspended:
-        return _NOT_RUNNING
+    if stopped.incarnation != view.subject.seen.incarnation:
+        return _NOT_RUNNING  # somebody set it going since, and whoever ended that run was not us
     if isinstance(limits, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, limits.why)
     if limits.after_idle is AfterIdle.KEEP:

@@ -35,6 +35,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     condition = f"finished {in_words(now - ended)} ago, yet {subject.live_children} of its children run and hold GPUs"
     if settings.policy.at_finish is AtFinish.NONE:
         return Answer(NAME, Verdict.REPORT, condition + "; at_finish is None, so they are reported only", since=ended)
+    if subject.children_go_with_it:
+        return Answer(NAME, Verdict.REPORT, condition + "; they go when it is removed", since=ended)
     due = ended + SETTLE
     if now < due:
         return Answer(NAME, Verdict.WAIT, condition, due=due)
@@ -44,7 +46,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
 def _dead_ones(view: View, settings: Settings, now: datetime) -> Answer:
     """Children that ended are kept with their root, unless at_finish is All."""
     dead = view.subject.dead_children
-    if settings.policy.at_finish is not AtFinish.ALL or dead == 0:
+    if settings.policy.at_finish is not AtFinish.ALL or dead == 0 or view.subject.children_go_with_it:
         return _NONE
     if isinstance(dead, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"whether ended children are still kept is not known ({dead.why})")

@@ -38,7 +38,7 @@ from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
 Answer: TypeAlias = Accepted | Changed | Refused | Unknown
 Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
-LookAgain: TypeAlias = Callable[[], Awaitable[Subject | Gone | Unknown]]
+LookAgain: TypeAlias = Callable[[], Awaitable[Subject | Gone | Changed | Unknown]]
 Send: TypeAlias = Callable[[Mapping[str, str]], Awaitable[bytes]]
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -515,9 +515,9 @@ def answer_to(error: ApiError, right: str, namespace: str) -> Changed | Refused 
     return Unknown(str(error))
 
 
-def _unchanged(fresh: Subject, again: Subject | Gone | Unknown) -> Subject | Answer:
+def _unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subject | Answer:
     """The new look, when everything that was decided on is as it was."""
-    if isinstance(again, Unknown):
+    if isinstance(again, Unknown | Changed):
         return again
     if isinstance(again, Gone):
         return Changed("it is gone already")

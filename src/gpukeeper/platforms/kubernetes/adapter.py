@@ -207,11 +207,11 @@ class KubernetesPlatform:
             case Action.REMOVE:
                 self._remember_removal(fresh, living)
                 lost = any(one.status.phase == "Unknown" for one in living)
-                return await self._acts.remove(kind, fresh, not living, lost, lambda: self.look(fresh.ref))
+                return await self._acts.remove(kind, fresh, not living, lost, lambda: self._look_again(fresh, looked))
             case Action.STOP:
                 if kind is POD:
                     self._remember_removal(fresh, living)
-                return await self._acts.stop(kind, fresh, looked.source, lambda: self.look(fresh.ref))
+                return await self._acts.stop(kind, fresh, looked.source, lambda: self._look_again(fresh, looked))
             case Action.TRIM if isinstance(looked.source, Root):
                 everything = self._policy.at_finish is AtFinish.ALL
                 return await self._acts.trim(kind, fresh, looked.source, looked.pods, everything=everything)
@@ -219,6 +219,15 @@ class KubernetesPlatform:
                 return await self._acts.release(kind, fresh, looked.source, fresh.blocked.by)
             case _:
                 return Refused(f"a {kind.kind} offers no {action}")
+
+    async def _look_again(self, fresh: Subject, before: Looked) -> Subject | Gone | Changed | Unknown:
+        """After a conflict. Another generation is another wish, though nothing came of it yet that a look shows."""
+        found = await self.look(fresh.ref)
+        now = self._looked.get(fresh.ref.uid)
+        if not isinstance(found, Subject) or now is None:
+            return found
+        same = now.source.metadata.generation == before.source.metadata.generation
+        return found if same else Changed("somebody changed what it wishes for")
 
     async def tell(self, subject: Subject, message: str) -> bool:
         """An Event on the object. Nobody is known to read it, so it does not count as told."""
@@ -287,9 +296,11 @@ class KubernetesPlatform:
         if isinstance(source, Pod):
             subject = translate.pod_subject(source, namespace, self._at(), self._reading, part_of(above, ref))
         else:
-            below = await descendants(self._cluster, self._discovery.served, kind, source.metadata, narrow=True)
+            served = self._discovery.served
+            below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
             for pod in below.pods():
                 tally.add_pod(pod, gpus.asked(pod.spec))
+            tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
             if below.unseen:
                 tally.unclear = below.unseen[0]
             subject = translate.root_subject(
@@ -357,7 +368,9 @@ class KubernetesPlatform:
                     await waiting.wait()
             except TimeoutError:
                 self._telling.pop(ref.uid, None)
-        return ref.uid in self._gone
+        heard = self._gone.get(ref.uid)
+        # Not for ever: a cluster that is set back to a backup has it again.
+        return heard is not None and time.monotonic() - heard < DAYS.total_seconds()
 
     def _is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)
@@ -435,9 +448,12 @@ class KubernetesPlatform:
         skew = self._cluster.skew or timedelta()
         seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
         late = max(-skew, timedelta()) if abs(skew) > SLIGHT else timedelta()
-        if not late or not isinstance(subject.ended, datetime):
-            return msgspec.structs.replace(subject, seen=seen)
-        return msgspec.structs.replace(subject, seen=seen, ended=subject.ended + late)
+        ended, created = subject.ended, subject.created
+        if late and isinstance(ended, datetime):
+            ended += late
+        if late and isinstance(created, datetime):
+            created += late
+        return msgspec.structs.replace(subject, seen=seen, ended=ended, created=created)
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self.place, self._clock.now(), tuple(subjects), tuple(unseen))

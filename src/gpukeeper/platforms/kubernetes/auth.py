@@ -502,5 +502,6 @@ def _in_words(error: Exception) -> str:
 
 
 def _last_line(said: bytes) -> str:
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    """The last one with a word in it: what is printed as a structure ends with its brackets."""
+    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if re.search(r"\w", line)]
     return lines[-1][:200] if lines else ""

@@ -317,8 +317,9 @@ def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
         yield Cause(words, "gpukeeper counts from when it first saw it ended")
     if facts.top.kind is not POD and tally.living:
         gpus = f", with {_count(len(tally.devices), 'GPU')}" if tally.devices else ""
-        words = f"it has finished, and {_count(tally.living, 'pod')} below it still there{gpus}"
-        yield Cause(words, "The rule live_children takes them (at_finish); or remove it now: gpukeeper workload remove")
+        words = f"it has finished, and {_count(tally.living, 'pod')} below it {_are(tally.living)} still there{gpus}"
+        now = f"gpukeeper workload remove {facts.top.meta.namespace}/{facts.top.words}"
+        yield Cause(words, f"The rule live_children takes them, if at_finish says so; or remove it now: {now}")
     if facts.top.meta.deletion_timestamp is None:
         yield from _ttl(facts, ending)
 
@@ -433,7 +434,7 @@ def _waits_for(facts: Facts) -> str:
     if tally.pending:
         return f"{tally.pending} of {_count(tally.living, 'pod')} without a node yet"
     if tally.living:
-        return f"{_count(tally.living, 'pod')} of it not ended yet"
+        return f"{_count(tally.living, 'pod')} of it {_have(tally.living)} not ended yet"
     if tally.dead:
         return f"all of its pods ({tally.dead}) have ended, so that its controller should say so soon"
     return "it has no pods, so that its controller has to begin" if facts.below.complete else "its pods are not known"

@@ -9,6 +9,7 @@ from gpukeeper.model.errors import PlatformError
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY = 401, 403, 404, 409, 410, 422, 429
 # What the server says when a JSON Patch does not fit the object any more: the same words for a failed `test` and for a
 # path that is not there. A refused value has causes and the object's name instead.
+_OF_ALL = "at the cluster scope"
 _PATCH_DOES_NOT_FIT = "the server rejected our request due to an error in our request"
 
 
@@ -26,7 +27,7 @@ class ApiError(PlatformError):
         name: str = "",
         causes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(f"the cluster answered {status}: {words}{_hint(status, reason)}")
+        super().__init__(f"the cluster answered {status}: {words}{_hint(status, reason, words)}")
         self.status, self.reason, self.words = status, reason, words
         self.retry_after, self.continue_ = retry_after, continue_
         self.name, self.causes = name, causes  # of the object the answer is about; why, one by one
@@ -120,9 +121,10 @@ def cannot_connect(place: str, address: str, why: str) -> ClusterSilent:
     return ClusterSilent(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
 
 
-def _hint(status: int, reason: str) -> str:
+def _hint(status: int, reason: str, words: str) -> str:
     if status == UNAUTHORIZED:
         return "; our credentials are not, or no longer, accepted: log in again, or mend the kubeconfig's user"
     if status == FORBIDDEN and reason == "Forbidden":
-        return "; `kubectl auth can-i --list` shows what we may do"
+        only = ", and a scope that names namespaces without patterns asks for those only" if _OF_ALL in words else ""
+        return f"; `kubectl auth can-i --list` shows what we may do{only}"
     return ""

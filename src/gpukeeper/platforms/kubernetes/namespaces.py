@@ -41,6 +41,6 @@ def facts_of(meta: Meta, environments: Mapping[str, str], now: datetime) -> Name
 
 
 def unreadable(name: str, why: str) -> NamespaceFacts:
-    """Its label may name any environment, and its profile any owner."""
+    """Its label may name any environment, its profile any owner, and its mark may hold what runs in it."""
     unknown = Unknown(f"namespace {name} could not be read: {why}")
-    return NamespaceFacts(environment=unknown, owner=unknown)
+    return NamespaceFacts(environment=unknown, owner=unknown, held=unknown.why)

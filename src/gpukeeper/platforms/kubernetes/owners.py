@@ -38,6 +38,7 @@ HIGHEST = 8  # owners above one another; the longest chain that we know has four
 MOST_UIDS = 40  # in one label selector: it travels in the address
 LONGEST_LABEL = 63  # a longer name is in no label
 PAGE = 500
+JOB_UID = "batch.kubernetes.io/controller-uid"
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -158,15 +159,23 @@ class Descendants(msgspec.Struct, frozen=True):
 
 
 async def descendants(
-    cluster: Cluster, served: Served, kind: Kind, meta: Meta, *, narrow: bool = False, page: int = PAGE
+    cluster: Cluster,
+    served: Served,
+    kind: Kind,
+    meta: Meta,
+    *,
+    narrow: bool = False,
+    page: int = PAGE,
+    seen: Root | None = None,
 ) -> Descendants:
     """What is below it, of the kinds that its kind makes, found by owner uid in its namespace, page by page.
 
     `narrow` asks the API for less by the labels that controllers put on what they make: fit for looking at one of ten
-    thousand, not for proving that nothing is left. Either way only what names the owner's uid counts.
+    thousand, not for proving that nothing is left. Either way only what names the owner's uid counts. `seen`: the whole
+    object, where it was just read.
     """
     below: dict[str, list[Node]] = {}
-    owners: dict[str, Node] = {meta.uid: Node(kind, Root(metadata=meta))}
+    owners: dict[str, Node] = {meta.uid: Node(kind, seen or Root(metadata=meta))}
     unseen: list[str] = []
     for child in _below(kind):
         makers = [node for node in owners.values() if child.name in node.kind.children]
@@ -248,10 +257,18 @@ def _query(child: Kind, maker: Kind, nodes: list[Node]) -> dict[str, str] | None
     if child is JOB and maker is JOBSET:
         return {"labelSelector": f"jobset.sigs.k8s.io/jobset-name in ({names})"}
     if child is POD and maker is JOB:
+        if not all(_labels_its_pods(node) for node in nodes):
+            return None
         uids = ",".join(sorted(node.meta.uid for node in nodes))
-        return {"labelSelector": f"batch.kubernetes.io/controller-uid in ({uids})"}  # its own selector, from 1.27 on
+        return {"labelSelector": f"{JOB_UID} in ({uids})"}
     if child is POD and maker is RAYCLUSTER:
         return {"labelSelector": f"ray.io/cluster in ({names})"}
     if child is POD and maker in V1_KINDS:
         return {"labelSelector": f"training.kubeflow.org/job-name in ({names})"}
     return None
+
+
+def _labels_its_pods(job: Node) -> bool:
+    """By its own selector. One that was made before 1.27 has an older label, and whoever sets `manualSelector` any."""
+    selector = job.seen.spec.selector if isinstance(job.seen, Root) else None
+    return selector is None or JOB_UID in (selector.match_labels or {})

@@ -17,6 +17,7 @@ class Tally(msgspec.Struct):
     holding: int = 0  # of them, pods that were given a node and asked for GPUs: they hold them
     pending: int = 0  # of the living: not given a node yet
     dead: int = 0  # pods that ended and are still there
+    ran: bool = False  # a child says that some of its pods ran; they may be gone
     dead_counted: bool = True  # False: nobody counted them
     devices: list[str] = msgspec.field(default_factory=list)  # one name per GPU or slice held: "<pod>/<index>"
     slices: list[str] = msgspec.field(default_factory=list)  # which of them are slices
@@ -32,6 +33,7 @@ class Tally(msgspec.Struct):
         self.holding += other.holding
         self.pending += other.pending
         self.dead += other.dead
+        self.ran = self.ran or other.ran
         self.devices += other.devices
         self.slices += other.slices
         self.pods += other.pods

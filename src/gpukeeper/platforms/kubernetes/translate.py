@@ -28,7 +28,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
 )
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
 PLATFORM = "kubernetes"
 CLUSTER, INFRASTRUCTURE, SERVING = "cluster", "infrastructure", "serving"
@@ -106,8 +106,9 @@ def root_subject(
         outcome=ending.outcome if over else None,
         devices=unclear if unclear is not None else tuple(tally.devices),
         slices=tuple(tally.slices),
-        live_children=(unclear if unclear is not None else tally.holding) if over else 0,
+        live_children=(unclear if unclear is not None else _alive(kind, tally)) if over else 0,
         dead_children=_dead(tally, unclear) if over else 0,
+        children_go_with_it=kind.name in acceptance.NEVER_END,
         size=NOT_MEASURED,
         evidence=(*owned.evidence, *_evidence(kind, root, tally, namespace, ending)),
         findings=(*owned.findings, *said, *notes, *_findings(kind, ending, tally)),
@@ -168,17 +169,24 @@ class Stopped(Wire, frozen=True):
 def incarnation_of(kind: Kind, root: Root) -> str:
     """A resumed Job writes its start anew; most kinds have no such mark, and their states tell. What we stopped, and
     nobody changed since, is still the run that we stopped."""
-    note = (root.metadata.annotations or {}).get(STOPPED)
-    if note is not None and is_suspended(kind, root.spec):
-        try:
-            ours = msgspec.json.decode(note, type=Stopped)
-        except msgspec.DecodeError:
-            ours = Stopped()
-        if ours.generation == root.metadata.generation and ours.incarnation:
-            return ours.incarnation
-        if ours.generation >= 0:  # somebody resumed it, and it was suspended again: no longer the run that we stopped
-            return f"{root.status.start_time or ONLY_RUN}@{root.metadata.generation}"
-    return root.status.start_time or ONLY_RUN
+    begun, generation = root.status.start_time or ONLY_RUN, root.metadata.generation
+    ours = _our_stop(root.metadata)
+    if ours is None or generation < ours.generation:  # a stop that left its note and came no further
+        return begun
+    if is_suspended(kind, root.spec):
+        # Of another generation: somebody resumed it, and it was suspended again; no longer the run that we stopped.
+        return ours.incarnation if generation == ours.generation else f"{begun}@{generation}"
+    # Somebody resumed it. Where its kind writes no new start, only our note tells this run from the one before.
+    return f"{ours.incarnation}+" if ours.incarnation.rstrip("+") == begun else begun
+
+
+def _our_stop(meta: Meta) -> Stopped | None:
+    note = (meta.annotations or {}).get(STOPPED)
+    try:
+        ours = None if note is None else msgspec.json.decode(note, type=Stopped)
+    except msgspec.DecodeError:
+        return None
+    return ours if ours is not None and ours.incarnation and ours.generation >= 0 else None
 
 
 def ending_of(kind: Kind, root: Root, now: datetime) -> tuple[Ending, tuple[str, ...]]:
@@ -206,9 +214,14 @@ def state_of(kind: Kind, root: Root, tally: Tally, ending: Ending) -> State | Un
 
 def _has_run(kind: Kind, root: Root, tally: Tally) -> bool:
     """A set or a service whose pods wait for a node may have run for months; nothing in it says "never"."""
-    status = root.status
-    ended = (status.failed or 0) + sum(one.succeeded + one.failed for one in status.jobs_status or ())
-    return kind.runs or when(status.start_time) is not None or tally.dead > 0 or ended > 0
+    return kind.runs or when(root.status.start_time) is not None or tally.dead > 0 or tally.ran or ran(root.status)
+
+
+def ran(status: Status) -> bool:
+    """Something of it got as far as a node, whatever waits for one now."""
+    parts = (*(status.jobs_status or ()), *(status.replicated_jobs_status or ()))
+    counts = (status.failed, status.succeeded, status.ready, status.restarts)
+    return any(counts) or any(one.succeeded or one.failed or one.ready for one in parts)
 
 
 def state_of_pod(pod: Pod, ending: Ending) -> State | Unknown:
@@ -278,6 +291,11 @@ def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
     if not isinstance(owner, str) or claim is None or claim == owner:
         return ()
     return (f"{marks.OWNER} claims {claim[:SHOWN]}, yet its namespace is {owner[:SHOWN]}'s",)
+
+
+def _alive(kind: Kind, tally: Tally) -> int:
+    """Those that hold GPUs. Of a set that only a label calls over, all: nobody but us says that its work is."""
+    return tally.living if kind.name in acceptance.NEVER_END else tally.holding
 
 
 def _dead(tally: Tally, unclear: Unknown | None) -> int | Unknown:

@@ -33,7 +33,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
 )
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import At, Reading, pod_subject, root_subject
+from gpukeeper.platforms.kubernetes.translate import At, Reading, pod_subject, ran, root_subject
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
 
 _SETS = (DEPLOYMENT, STATEFULSET)
@@ -79,6 +79,7 @@ class Walk:
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
         self._facts: dict[str, NamespaceFacts] = {}
         self._below: dict[str, Below] = {}  # by uid of the owner
+        self._ran: set[str] = set()  # uids of owners, of which a child says that some of it ran
         self._blind: dict[str, str] = {}  # by kind: why not all of it was listed
 
     async def pages(self) -> AsyncIterator[tuple[list[Subject], list[Root | Pod]]]:
@@ -176,11 +177,12 @@ class Walk:
         meta = root.metadata
         below = self._below.pop(meta.uid, None)
         tally = below.tally if below is not None else Tally()
+        tally.ran = meta.uid in self._ran
         owner = meta.owner
         part_of: Unknown | None = None
         if owner is not None and not makes_runs(owner.api_version, owner.kind):
             if known_owner(owner.api_version, owner.kind) is not None:
-                self._hand_up(meta, owner, below)
+                self._hand_up(root, owner, below)
                 return None
             part_of = _unknown_owner(owner)
         if not self._matters(kind, root, tally):
@@ -191,8 +193,10 @@ class Walk:
             self.holders[meta.uid] = tally.pods
         return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._wanted.reading, part_of)
 
-    def _hand_up(self, meta: Meta, owner: Owner, below: Below | None) -> None:
-        self.parts[meta.uid] = owner
+    def _hand_up(self, part: Root, owner: Owner, below: Below | None) -> None:
+        self.parts[part.metadata.uid] = owner
+        if part.metadata.uid in self._ran or ran(part.status):
+            self._ran.add(owner.uid)
         if below is not None:
             above = self._below.setdefault(owner.uid, Below(Tally(), owner))
             above.tally.add(below.tally)

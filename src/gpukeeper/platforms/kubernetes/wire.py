@@ -174,6 +174,10 @@ class ClaimRetention(Wire, frozen=True):
     when_deleted: str = ""
 
 
+class Selector(Wire, frozen=True):
+    match_labels: Mapping[str, str] | None = None
+
+
 class Spec(Wire, frozen=True):
     """Of every root kind together: names mean the same in all of them."""
 
@@ -183,7 +187,8 @@ class Spec(Wire, frozen=True):
     active_deadline_seconds: int | None = None
     replicas: int | None = None
     parallelism: int | None = None
-    template: Template | None = None  # Job, Deployment, StatefulSet, DaemonSet
+    selector: Selector | None = None  # Job, Deployment, StatefulSet, DaemonSet: which pods are its
+    template: Template | None = None  # the same
     run_policy: RunPolicy | None = None
     clean_pod_policy: str | None = None  # a second one, of MPIJob
     replicated_jobs: tuple[ReplicatedJob, ...] | None = None  # JobSet
@@ -205,6 +210,7 @@ class Spec(Wire, frozen=True):
 class JobCount(Wire, frozen=True):
     name: str = ""
     active: int = 0
+    ready: int = 0
     succeeded: int = 0
     failed: int = 0
 
@@ -219,7 +225,11 @@ class Status(Wire, frozen=True):
     ray_cluster_name: str = ""
     state: str = ""  # RayCluster
     active: int | None = None
+    ready: int | None = None  # Job: pods
+    succeeded: int | None = None
     failed: int | None = None
+    restarts: int | None = None  # JobSet
+    replicated_jobs_status: tuple[JobCount, ...] | None = None  # JobSet
     jobs_status: tuple[JobCount, ...] | None = None  # TrainJob
     replicas: int | None = None
 

@@ -88,7 +88,7 @@ def decided(subject: Subject, memory: Memory = EMPTY, at_finish: AtFinish = AtFi
 def test_who_it_is() -> None:
     subject = subject_of(TRAINJOB, generation=4, resourceVersion="99")
     assert subject.ref == Ref("kubernetes", "lab", "trainjob", "run-7", UID, "team-a")
-    assert (subject.seen.incarnation, subject.seen.version, subject.seen.at) == ("4", "99", NOW)
+    assert (subject.seen.incarnation, subject.seen.version, subject.seen.at) == ("1", "99", NOW)
     assert pod_of(generation=2).seen.incarnation == "1"
 
 
