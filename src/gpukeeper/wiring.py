@@ -103,7 +103,8 @@ def open_session(
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
             known = ", ".join(f"{r.platform}/{r.place}" for r in reaches if r.reachable)
-            raise UsageError(f'"{only}" is not a platform that can be reached from here. Reachable: {known}')
+            why = "".join(f" ({r.why})" for r in reaches if r.platform == only.partition("/")[0] and not r.reachable)
+            raise UsageError(f'"{only}" is not a platform that can be reached from here{why}. Reachable: {known}')
     path = ledger_path(environ)
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import may_be_idle, views
 from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.verify import verify
+from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.decide import REQUEST, still_holds
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
@@ -66,6 +66,10 @@ async def take(
         case Accepted() | Unknown():
             # Unknown: the command may have arrived. Only a second look can tell.
             result, words = await verify(keeper, platform, step)
+            # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
+            if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
+                back = _bytes_back(step.decision.action, answer)
+                keeper.followed[step.id] = (_gpus_back(fresh.subject), back)
             return await _close(keeper, step, result, words, fresh.subject, answer)
 
 
@@ -222,13 +226,6 @@ async def _close(
     )
     await keeper.ledger.append([line])
     return line
-
-
-def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> float | Unknown:
-    """GPUs times the hours they were held from the beginning of the condition until it was seen to be over."""
-    if isinstance(gpus, Unknown) or gpus == 0 or since is None:
-        return gpus if isinstance(gpus, Unknown) else 0.0
-    return gpus * max((now - since).total_seconds(), 0.0) / 3600
 
 
 def _gpus_back(subject: Subject) -> int | Unknown:

@@ -13,6 +13,7 @@ from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, No
 from gpukeeper.model.decision import Action, Guard
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
 
 IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM, Action.RELEASE})
 
@@ -41,6 +42,7 @@ class Keeper:
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
+    followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
 
     def __post_init__(self) -> None:

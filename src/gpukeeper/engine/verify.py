@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
@@ -94,19 +95,31 @@ def evidence_of(lines: Sequence[Event], step: str) -> str:
     return next((one.evidence for one in lines if isinstance(one, Captured) and one.step == step), "")
 
 
+def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> float | Unknown:
+    """GPUs times the hours they were held from the beginning of the condition until it was seen to be over."""
+    if isinstance(gpus, Unknown) or gpus == 0 or since is None:
+        return gpus if isinstance(gpus, Unknown) else 0.0
+    return gpus * max((now - since).total_seconds(), 0.0) / 3600
+
+
 def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:
+    """What the platform took from us in this very process, and what then needed its time, came back by us. After an
+    interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
+    now, later = keeper.clock.now(), Unknown("settled at a later look")
+    ours = keeper.followed.pop(intent.step, None)
+    gpus, size = ours if ours is not None and result is Result.RECLAIMED else (later, later)
     return Closed(
-        at=keeper.clock.now(),
+        at=now,
         ref=intent.ref,
         owner=intent.owner,
-        by="somebody",  # the command may never have been given: the lenient reading
+        by="somebody" if ours is None else "gpukeeper",
         step=intent.step,
         action=intent.action,
         rule=intent.rule,
         result=result,
         reason=f"{intent.reason}; {words}",
         incarnation=intent.incarnation,
-        gpus_back=Unknown("settled at a later look"),
-        gpu_hours=Unknown("settled at a later look"),
-        bytes_back=Unknown("settled at a later look"),
+        gpus_back=gpus,
+        gpu_hours=gpu_hours(gpus, intent.since, now),
+        bytes_back=size,
     )

@@ -105,10 +105,6 @@ def test_a_root_with_living_workers_goes_after_a_warning(training_operator: Cont
     assert told, "the warning is on the object, for whoever asks kubectl"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="engine/verify.py, settle: a removal that outlasts a second is somebody's and its GPU-hours not measured",
-)
 def test_gpus_of_workers_that_end_slowly_are_added_up(training_operator: ControlPlane, namespace: str) -> None:
     """Most pods need more than a second to end. Whose work it was, and what it gave back, is known all the same."""
     slow = {"bed/end-after": "3s"}

@@ -130,7 +130,7 @@ async def test_a_hint_does_not_use_up_the_moment_of_a_schedule(b: Bench) -> None
     thing, other = b.ended("eval"), b.running("train")
     b.platform = Exact(b.world, HERE)
     b.platform.named = tuple((30.0, other.ref) for _ in range(60))
-    moment = (b.now() + 20 * MINUTE).astimezone()
+    moment = (b.now() + 22 * MINUTE).astimezone()
     b.set_policy(schedule=Schedule(at=f"{moment.minute} {moment.hour} * * *"))
     await serve(b, 27 * MINUTE)
     assert b.world.find(thing.ref) is None

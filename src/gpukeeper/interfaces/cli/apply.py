@@ -38,7 +38,7 @@ def apply(
     quiet: o.Quiet = False,
 ) -> None:
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
-    from gpukeeper.interfaces.terminal.session import narrowed, opened
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
@@ -46,7 +46,8 @@ def apply(
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
         reports = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
         _print(session, reports, json=json, quiet=quiet)
-    raise typer.Exit(_exit_code(reports))
+        out_of_reach = platform is None and blind(session)
+    raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -157,8 +158,8 @@ def _place(report: PassReport) -> dict[str, object]:
     }
 
 
-def _exit_code(reports: list[PassReport]) -> int:
+def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:
     if any(report.plan.breaker for report in reports):
         return 12
-    partly = any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)
+    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)
     return 3 if partly else 0

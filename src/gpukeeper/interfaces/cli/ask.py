@@ -59,13 +59,16 @@ def _through_daemon(request: Request) -> Reply | None:
 
 
 def _directly(request: Request, policy: Path | None) -> Reply:
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.session import opened, say, say_out_of_reach
 
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
             # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
             say(f"No daemon runs here, so this counts only for passes that use your own ledger, {ledger_path()}.")
-        return asyncio.run(fulfil(session.keeper, session.book, session.user, request))
+        reply = asyncio.run(fulfil(session.keeper, session.book, session.user, request))
+        if not reply.done and reply.exit_code == UsageError.exit_code:  # what was asked for may be out of reach
+            say_out_of_reach(session)
+        return reply
 
 
 def _failed(reply: Reply) -> KeeperError:

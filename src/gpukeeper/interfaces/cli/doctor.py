@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+
+PLATFORMS = ("docker", "kubernetes")
 
 
 def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
@@ -46,28 +49,48 @@ def _policy(policy: Path | None) -> list[tuple[str, ...]]:
 def _platforms(policy: Path | None) -> list[tuple[str, ...]]:
     from gpukeeper.wiring import discover
 
-    silent = asyncio.run(_silent())
+    silent, answers, covered = asyncio.run(_asked(policy))
     return [
-        ("problem", r.platform, silent[r.platform])
+        ("problem" if r.platform in covered else "note", r.platform, silent[r.platform])
         if r.platform in silent
-        else ("ok" if r.reachable else "absent", r.platform, r.why)
+        else ("ok" if r.reachable else "absent", r.platform, answers.get(r.platform, r.why))
         for r in discover()
     ]
 
 
-async def _silent() -> dict[str, str]:
-    """Platforms that are named and do not answer, and why: an address alone proves nothing."""
-    from gpukeeper.model.errors import KeeperError
-    from gpukeeper.platforms.docker.connect import Engine, find
+async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], Collection[str]]:
+    """Platforms that are named and do not answer, and why: an address alone proves nothing. Those that do, and what
+    there is to say of them. What the policy covers."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.model.errors import KeeperError, PolicyError
+    from gpukeeper.platforms.docker import connect as docker
+    from gpukeeper.platforms.kubernetes import connect as kubernetes
 
-    address = find(os.environ)
-    if address is None:
-        return {}
+    silent: dict[str, str] = {}
+    answers: dict[str, str] = {}
+    context: str | None = None
+    covered: Collection[str] = PLATFORMS
     try:
-        async with Engine(address).opened():
-            return {}
-    except KeeperError as problem:
-        return {"docker": str(problem)}
+        loaded = load_policy(policy).policy
+        context, covered = loaded.kubernetes.context, tuple(loaded.scope)
+    except PolicyError:
+        pass  # said above
+    address = docker.find(os.environ)
+    if address is not None:
+        try:
+            async with docker.Engine(address).opened():
+                pass
+        except KeeperError as problem:
+            silent["docker"] = str(problem)
+    if (config := kubernetes.find(os.environ)) is not None:
+        try:
+            cluster = kubernetes.Cluster.from_environment(os.environ, context)
+            async with cluster.opened():
+                version = await cluster.version()
+            answers["kubernetes"] = f"{cluster.place} at {cluster.address} answers ({version}; by {config})"
+        except KeeperError as problem:
+            silent["kubernetes"] = str(problem)
+    return silent, answers, covered
 
 
 def _gpus(policy: Path | None) -> list[tuple[str, ...]]:

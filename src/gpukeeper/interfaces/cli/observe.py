@@ -152,8 +152,9 @@ def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet
         return
     for finding in _findings(session, found, narrow, now):
         say(f"finding: {finding.words}")
-    for platform, one in found.unseen:
-        say(f"{platform.name}/{platform.place}: not seen: {one.what} ({one.why})")
+    for platform in session.keeper.platforms:
+        for words in show.unseen_words(platform, [one for where, one in found.unseen if where is platform]):
+            say(words)
     what = "line" if gpus else "thing"
     say(
         f"{len(rows)} {what if len(rows) == 1 else f'{what}s'} at {now:%Y-%m-%d %H:%M:%S} UTC"

@@ -10,6 +10,8 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Decision
@@ -26,13 +28,15 @@ def plan(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 4 when something is due.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
+    ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    from gpukeeper.interfaces.terminal.session import narrowed, opened
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
     narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
@@ -40,9 +44,12 @@ def plan(
         if json:
             print_json(session, reports)
         else:
-            print_plans(session, reports, verbose=verbose, quiet=quiet)
+            print_plans(session, reports, verbose=verbose, quiet=quiet, again=_again(policy, platform, narrow))
+        unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
     if exit_code and any(report.survey.due for report in reports):
         raise typer.Exit(4)
+    if exit_code and unseen:
+        raise typer.Exit(3)
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
@@ -51,7 +58,15 @@ async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
     return [await look_and_plan(session.keeper, p, session.book, narrow) for p in session.keeper.platforms]
 
 
-def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, quiet: bool) -> None:
+def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
+    """How to do what this plan shows. Without its options, `apply` would do something else."""
+    from gpukeeper.lifecycle.narrow import Narrow
+
+    plain = policy is None and platform is None and narrow == Narrow()
+    return "gpukeeper apply" if plain else "gpukeeper apply, with the same options"
+
+
+def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, quiet: bool, again: str) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
@@ -61,7 +76,7 @@ def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, q
     show.table([show.decision_row(d) for d in [*due, *told]])
     if not quiet:
         say_the_rest(session, reports)
-        say(_sentence(session, reports, due, others))
+        say(_sentence(session, reports, due, others, again))
 
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
@@ -82,18 +97,22 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
 
 
-def _sentence(session: Session, reports: list[PassReport], due: list[Decision], others: list[Decision]) -> str:
+def _sentence(
+    session: Session, reports: list[PassReport], due: list[Decision], others: list[Decision], again: str
+) -> str:
     from gpukeeper.interfaces.terminal import show
 
     policy = session.loaded.policy
     count = f"{len(due)} due" if due else "Nothing is due"
-    if not due and not others and any(report.survey.seen for report in reports):
-        count = "Nothing fits what you narrowed it to"
+    if any(report.survey.unseen for report in reports):
+        count += " of what could be seen"
+    elif not due and not others and any(report.survey.seen for report in reports):
+        count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
     tail = f"Policy: {session.loaded.source} ({policy.preset}, mode {policy.mode})."
     acts = ""
     if due:
         acts = " Nobody acts on it in mode plan." if policy.mode.value == "plan" else ""
-        acts += " Do it: gpukeeper apply"
+        acts += f" Do it: {again}"
     return f"{count}; {show.kept_summary(others)}.{acts}\n{tail}"
 
 

@@ -24,7 +24,7 @@ def list_(
     """Every workload with what will happen to it next."""
     from gpukeeper.interfaces.cli.plan import plans
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import narrowed, opened
+    from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
 
     with opened(policy, write=False, only=platform) as session:
         reports = asyncio.run(plans(session, narrowed(owner=owner)))
@@ -35,6 +35,11 @@ def list_(
         now = session.keeper.clock.now()
         rows = [(*show.decision_row(d)[:4], show.when(d.due, now), d.reason) for d in decisions]
         show.table(rows, head=("next", "workload", "owner", "holds", "due", "because"))
+        if not rows:
+            say_out_of_reach(session, platform)
+            say("No workload is known here that the policy covers.")
+        for words in (words for report in reports for words in show.unseen_lines(report)):
+            say(words)
 
 
 @app.command()

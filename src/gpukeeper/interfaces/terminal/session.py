@@ -33,12 +33,30 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
         if os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder():
             say("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
-            for reach in session.reaches:
-                if not reach.reachable and reach.platform in session.book.policy.scope:
-                    say(f"{reach.platform}: {reach.why}")
-        yield session
+            say_out_of_reach(session, only)
+        try:
+            yield session
+        except UsageError:
+            if quiet and only is None:  # what was asked for may be there
+                say_out_of_reach(session)
+            raise
     finally:
         session.close()
+
+
+def say_out_of_reach(session: Session, only: str | None = None) -> None:
+    """What the policy covers and cannot be looked at from here."""
+    asked = None if only is None else only.partition("/")[0]
+    for reach in session.reaches:
+        if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
+            say(f"{reach.platform}: {reach.why}")
+
+
+def blind(session: Session) -> bool:
+    """Something that is here and in the policy's scope cannot be looked at, or nothing of that scope can."""
+    covered = [reach for reach in session.reaches if reach.platform in session.book.policy.scope]
+    broken = any(not reach.reachable and reach.place for reach in covered)
+    return broken or not any(reach.reachable for reach in covered)
 
 
 def say(words: str) -> None:

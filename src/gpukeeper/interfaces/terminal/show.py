@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,10 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
+    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
+    from gpukeeper.model.decision import Unseen
     from gpukeeper.model.event import Closed, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -139,11 +142,29 @@ def kept_summary(decisions: Iterable[Decision]) -> str:
 
 
 def unseen_lines(report: PassReport) -> list[str]:
-    place = f"{report.survey.platform.name}/{report.survey.platform.place}"
-    named = [("everything" if u.what == place else u.what, u.why) for u in report.survey.unseen]
-    return [
-        f"{place}: not seen: {what} ({why}). What is there is unknown, so none of it is touched." for what, why in named
-    ]
+    lines = unseen_words(report.survey.platform, report.survey.unseen)
+    return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
+
+
+def unseen_words(platform: Platform, unseen: Iterable[Unseen]) -> list[str]:
+    """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
+    place = f"{platform.name}/{platform.place}"
+    alike: dict[str, list[Unseen]] = {}
+    for one in unseen:
+        alike.setdefault(_gist(one), []).append(one)
+    lines = []
+    for first, *others in alike.values():
+        what = "everything" if first.what == place else first.what
+        lines.append(f"{place}: not seen: {what} ({first.why})")
+        if others:
+            lines.append(f"{place}: not seen, for the same reason: {', '.join(one.what for one in others)}")
+    return lines
+
+
+def _gist(one: Unseen) -> str:
+    """Its reason without names: those in quotes, and its own."""
+    kind = re.escape(one.what.partition(" ")[0])
+    return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)
 
 
 def when(at: datetime | None, now: datetime) -> str:

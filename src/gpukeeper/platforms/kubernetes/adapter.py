@@ -288,6 +288,8 @@ class KubernetesPlatform:
         type_: type[Root | Pod] = Pod if kind is POD else Root
         source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
         self._check_clock()
+        if not source.metadata.uid:
+            return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
         if source.metadata.uid != ref.uid:
             return await self._after_removal(ref)
         above = await climb(self._cluster, self._discovery.served, source.metadata)
@@ -329,6 +331,8 @@ class KubernetesPlatform:
                 if error.says_gone:
                     continue
                 return Unknown(str(error))
+            if not found.metadata.uid:
+                return Unknown(f"what was answered about its pod {name} has no uid, so it proves nothing")
             if found.metadata.uid == uid and found.status.phase not in OVER_PHASES:
                 left.append(one)
         if not left:

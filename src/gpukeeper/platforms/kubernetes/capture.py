@@ -69,7 +69,10 @@ class Captures:
         files = _Files()
         try:
             told = await self._described(kind.path(version, ref.namespace, ref.name))
-            if told.get("metadata", {}).get("uid") != ref.uid:
+            uid = _uid(told)
+            if not uid:
+                return Unknown("what was answered about it has no uid, so it proves nothing")
+            if uid != ref.uid:
                 return NothingToCapture("it no longer exists; another object has its name")
             files.add(MANIFEST, _encoded(told))
             if set(what) - {"manifest"}:
@@ -124,7 +127,7 @@ class Captures:
                 raise
             files.note(f"pods/{meta.name}.txt", "It went while its root was captured.")
             return
-        if told.get("metadata", {}).get("uid") == meta.uid:
+        if _uid(told) == meta.uid:
             files.add(f"pods/{meta.name}.json", _encoded(told))
         else:
             files.note(f"pods/{meta.name}.txt", "It went while its root was captured; another pod has its name now.")
@@ -244,6 +247,11 @@ class Captures:
             except ApiError as error:
                 nodes[name] = error.says_gone
         return nodes[name]
+
+
+def _uid(told: Json) -> object:
+    meta = told.get("metadata")
+    return meta.get("uid") if isinstance(meta, dict) else None
 
 
 def _worst_first(pods: Sequence[Pod]) -> list[Pod]:

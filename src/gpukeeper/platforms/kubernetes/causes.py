@@ -160,7 +160,8 @@ def _controller_line(report: Report) -> str:
     version = f" {report.version}" if report.version else ""
     image = f", image {report.image}" if report.image else ""
     said = "" if not isinstance(standing, Gone) else "gone: "
-    return f"looked after by {report.controller.name}{version}: {said}{state}{image}"
+    name = report.controller.name
+    return f"looked after by {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"
 
 
 # The causes
@@ -180,7 +181,8 @@ def causes(facts: Facts) -> Iterator[Cause]:
 def _owners(facts: Facts) -> Iterator[Cause]:
     climbed, node = facts.climb, facts.node
     if climbed.unknown is not None:
-        remedy = "gpukeeper leaves it alone. Remove what it belongs to, or grant gpukeeper `get` on it"
+        grant = ", or grant gpukeeper `get` on it" if "may not be read" in climbed.unknown.why else ""
+        remedy = f"gpukeeper leaves it alone. Remove what it belongs to{grant}"
         yield Cause(climbed.unknown.why, remedy)
     if climbed.gone is not None:
         owner = climbed.gone
@@ -317,7 +319,7 @@ def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
         yield Cause(words, "gpukeeper counts from when it first saw it ended")
     if facts.top.kind is not POD and tally.living:
         gpus = f", with {_count(len(tally.devices), 'GPU')}" if tally.devices else ""
-        words = f"it has finished, and {_count(tally.living, 'pod')} below it {_are(tally.living)} still there{gpus}"
+        words = f"it has finished with {_count(tally.living, 'pod')} below it still there{gpus}"
         now = f"gpukeeper workload remove {facts.top.meta.namespace}/{facts.top.words}"
         yield Cause(words, f"The rule live_children takes them, if at_finish says so; or remove it now: {now}")
     if facts.top.meta.deletion_timestamp is None:
@@ -434,7 +436,7 @@ def _waits_for(facts: Facts) -> str:
     if tally.pending:
         return f"{tally.pending} of {_count(tally.living, 'pod')} without a node yet"
     if tally.living:
-        return f"{_count(tally.living, 'pod')} of it {_have(tally.living)} not ended yet"
+        return f"{_count(tally.living, 'pod')} of it not ended yet"
     if tally.dead:
         return f"all of its pods ({tally.dead}) have ended, so that its controller should say so soon"
     return "it has no pods, so that its controller has to begin" if facts.below.complete else "its pods are not known"

@@ -26,6 +26,7 @@ import msgspec
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.platforms.kubernetes.errors import (
+    FORBIDDEN,
     TOO_MANY,
     UNAUTHORIZED,
     ApiError,
@@ -113,6 +114,10 @@ class _Names(msgspec.Struct):
 
 class _OnlyNamed(msgspec.Struct):
     metadata: _Names
+
+
+class _Release(msgspec.Struct, rename="camel"):
+    git_version: str
 
 
 class _Coded(msgspec.Struct):
@@ -210,6 +215,15 @@ class Cluster:
                 return cast(T, self._decoder(type_).decode(body))
         except msgspec.DecodeError as error:
             raise ClusterSilent(f"the cluster's answer to {path} cannot be read: {error}") from error
+
+    async def version(self) -> str:
+        """Of its API server. Whoever is known to it may ask; where that was taken away, it answers all the same."""
+        try:
+            return f"Kubernetes {(await self.get('/version', _Release)).git_version}"
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return "its version may not be read"
 
     async def raw(
         self, path: str, *, most: int = MOST, tail_ok: bool = False, deadline: timedelta = QUICK, **query: object

@@ -17,6 +17,7 @@ from gpukeeper.platforms.kubernetes.wire import Wire
 
 T = TypeVar("T")
 REMEMBERED = timedelta(minutes=10)
+SURE = timedelta(minutes=1)  # so long a kind that was there must be missing to be believed gone
 
 
 class _Version(Wire, frozen=True):
@@ -51,22 +52,38 @@ class Discovery:
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
         self._known: dict[str, tuple[float, object]] = {}
+        self._seen: set[str] = set()  # kinds that were there
+        self._missing: dict[str, float] = {}  # of those: not listed any more since then
 
     async def served(self, kind: Kind) -> str | Unknown | None:
         """The version to read it in. None: it is not installed. Unknown: nobody could say."""
         try:
             versions = await self._versions(kind.group)
             if versions is None:
-                return None
+                return self._absent(kind)
             found = [one for one in versions if await self._lists(kind, one)]
         except PlatformError as error:
             self._known.clear()  # what contradicts itself is asked anew, all of it
             return Unknown(f"whether the cluster has {kind.plural} is not known: {error}")
         if best := next((one for one in kind.versions if one in found), None):
+            self._seen.add(kind.name)
+            self._missing.pop(kind.name, None)
             return best
         if found:
             known = ", ".join(kind.versions)
             return Unknown(f"the cluster has {kind.plural} in {', '.join(found)}; gpukeeper reads {known}")
+        return self._absent(kind)
+
+    def _absent(self, kind: Kind) -> Unknown | None:
+        """A server that just began does not list everything yet, and one answer must not make a whole kind gone."""
+        if kind.name not in self._seen:
+            return None
+        now = self._clock()
+        if now - self._missing.setdefault(kind.name, now) < SURE.total_seconds():
+            self._known.clear()
+            return Unknown(f"the cluster had {kind.plural} and does not list them any more; a later look will tell")
+        self._seen.discard(kind.name)
+        self._missing.pop(kind.name, None)
         return None
 
     async def _versions(self, group: str) -> tuple[str, ...] | None:
