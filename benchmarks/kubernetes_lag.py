@@ -43,7 +43,7 @@ EVERYTHING, MANIFEST = ("manifest", "logs", "events"), ("manifest",)
 
 # The loop of `serve` over this one cluster. SIGUSR1: say what was asked so far.
 WE_WATCH = """
-import asyncio, json, signal, sys
+import asyncio, json, signal, sys, time
 from pathlib import Path
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.wiring import open_session
@@ -51,7 +51,7 @@ session = open_session(Path(sys.argv[1]), write=True, only="kubernetes")
 (platform,) = session.keeper.platforms
 async def main():
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    tell = lambda: print(json.dumps(platform._cluster.asked), flush=True)
+    tell = lambda: print(json.dumps([platform._cluster.asked, time.process_time()]), flush=True)
     loop.add_signal_handler(signal.SIGUSR1, tell)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     seen = lambda report: print("looked", flush=True) if report.survey.whole else None
@@ -64,6 +64,7 @@ session.close()
 class Run(msgspec.Struct, frozen=True):
     lags: list[float]  # seconds from due to gone, sorted
     asked: Mapping[str, int] = {}  # by method
+    cpu: float = 0.0  # seconds of our own
 
     def at(self, share: float) -> float:
         return self.lags[min(int(len(self.lags) * share), len(self.lags) - 1)]
@@ -95,7 +96,8 @@ def run() -> None:
         _row(f"gpukeeper, {ONES} one a second", one_by_one, target=True),
         _row(f"the TTL controller, {ONES} one a second", peer_one_by_one),
     ]
-    print_table(("from due to gone, seconds", "median", "p90", "p99", "longest", "calls each", "target"), rows)
+    head = ("from due to gone, seconds", "median", "p90", "p99", "longest", "calls each", "CPU ms each", "target")
+    print_table(head, rows)
     for words, one in (("with logs and events", at_once), ("manifest only", bare), ("one by one", one_by_one)):
         each = ", ".join(f"{method} {n / len(one.lags):.2f}" for method, n in sorted(one.asked.items()))
         print(f"asked for each reclaim, {words}: {each}")
@@ -108,11 +110,12 @@ def run() -> None:
 def _row(words: str, one: Run, *, target: bool = False) -> tuple[str, ...]:
     times = [f"{one.at(share):.2f}" for share in (0.5, 0.9, 0.99)] + [f"{one.lags[-1]:.2f}"]
     calls = f"{one.calls:.1f}" if one.asked else ""
+    cpu = f"{one.cpu / len(one.lags) * 1000:.1f}" if one.cpu else ""
     words_of_it = (
         f"p99 below {LAG:g} s: {met(one.at(0.99), LAG, least=False)}; "
         f"at most {CALLS:g} calls: {met(-one.calls, -CALLS, least=True)}"
     )
-    return (words, *times, calls, words_of_it if target else "")
+    return (words, *times, calls, cpu, words_of_it if target else "")
 
 
 class Ours:
@@ -126,11 +129,13 @@ class Ours:
         while self._line() != "looked":
             pass
 
-    def asked(self) -> Counter[str]:
+    def spent(self) -> tuple[Counter[str], float]:
+        """What was asked so far, by method, and our seconds of CPU."""
         self._process.send_signal(signal.SIGUSR1)
         while (line := self._line()) == "looked":
             pass
-        return Counter(json.loads(line))
+        asked, cpu = json.loads(line)
+        return Counter(asked), float(cpu)
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -160,7 +165,7 @@ def _watching(plane: ControlPlane, what: tuple[str, ...]) -> Iterator[Ours]:
             "KUBECONFIG": str(plane.kubeconfig()),
             "GPUKEEPER_STATE": str(folder / "state"),
         }
-        command = [sys.executable, *_profiler(), "-c", WE_WATCH, str(folder / "policy.yaml")]
+        command = [sys.executable, "-c", WE_WATCH, str(folder / "policy.yaml")]
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         try:
             ours = Ours(namespace, process)
@@ -169,10 +174,6 @@ def _watching(plane: ControlPlane, what: tuple[str, ...]) -> Iterator[Ours]:
         finally:
             process.terminate()
             process.wait(timeout=60)
-
-
-def _profiler() -> list[str]:
-    return []
 
 
 def _measured(plane: ControlPlane, ours: Ours | None, number: int, *, apart: float) -> Run:
@@ -195,12 +196,13 @@ def _measured(plane: ControlPlane, ours: Ours | None, number: int, *, apart: flo
         early = first - 1 - time.time()
         assert early > 0, "the machine is too slow: the lifetimes were not set in time"
         time.sleep(early)
-        before = ours.asked() if ours is not None else Counter[str]()
+        before, cpu_before = ours.spent() if ours is not None else (Counter[str](), 0.0)
         uids = {uid for uid, _ in ended.values()}
         assert gone.wait(uids, LONGEST + apart * number), f"{len(uids - gone.at.keys())} of {number} are still there"
         time.sleep(0.5)
-        asked = ours.asked() - before if ours is not None else Counter[str]()
-    return Run(sorted(gone.at[uid] - due[name] for name, (uid, _) in ended.items()), asked)
+        asked, cpu = ours.spent() if ours is not None else (Counter[str](), 0.0)
+    lags = sorted(gone.at[uid] - due[name] for name, (uid, _) in ended.items())
+    return Run(lags, asked - before, cpu - cpu_before)
 
 
 def _ended_jobs(plane: ControlPlane, namespace: str, number: int) -> dict[str, tuple[str, float]]:

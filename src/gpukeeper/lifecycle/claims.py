@@ -208,7 +208,7 @@ def _how(view: View, book: Rulebook, now: datetime) -> How | None:
         return None
     if subject.shape is Shape.ORPHAN:
         return How.ORPHAN
-    if subject.root is not None:
+    if subject.root is not None and not isinstance(subject.root, Unknown):
         return None  # its root has them
     settings = book.settings(subject)
     if subject.state in _LIVE:

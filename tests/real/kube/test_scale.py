@@ -86,6 +86,7 @@ def test_a_backlog_goes_oldest_first_within_the_budget_and_memory_hardly_follows
         assert {name: there[name] for name in kept} == kept
         peaks[number] = told[-1]["peak"]
     growth = (peaks[MANY] - peaks[FEW]) / (MANY - FEW)
+    print(f"peaks {peaks}: {growth:.0f} bytes for each")
     assert growth < PER_OBJECT, f"{peaks}: {growth:.0f} bytes for each"
 
 

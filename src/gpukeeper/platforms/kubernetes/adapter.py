@@ -392,6 +392,9 @@ class KubernetesPlatform:
             return subject  # it shows as being removed, and nothing is done about it
         pod = source if isinstance(source, Pod) else None
         blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=above.owner_gone)
+        if blocked is not None and blocked.proven is True and above.owner_gone is True:
+            # Nothing is left that it could be part of, and nobody else ends its removal.
+            subject = msgspec.structs.replace(subject, root=None)
         return msgspec.structs.replace(subject, blocked=blocked)
 
     async def _namespace(self, name: str) -> NamespaceFacts:

@@ -1,7 +1,8 @@
 """Is the controller of a kind alive? By its Deployment and its Lease; of which release is it, and what does it log?
 
-A missing answer is Unknown. Gone takes two looks: no replica is wanted, and the Lease was not renewed in between. A
-Lease's own times are written by another clock, so what counts most is when we saw it change.
+A missing answer is Unknown, and so is a controller that left no trace: it may run outside the cluster. Gone takes two
+looks: no replica is wanted, and the Lease was not renewed in between. A Lease's own times are written by another clock,
+so what counts most is when we saw it change.
 """
 
 from __future__ import annotations
@@ -352,6 +353,9 @@ def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> S
         return Unknown(f"whether {controller.name} runs cannot be told: {found.unseen[0]}")
     if found.similar:
         return Unknown(f"{found.similar[0]} may be {controller.name} under another name")
+    if not installed and not found.leases:
+        # Managed clusters run some of them where nobody sees it, and people run them on their own machines.
+        return Unknown(f"nothing of {controller.name} is in the cluster, so it may run outside of it")
     if not installed:
         words = "; ".join(
             filter(None, (f"no Deployment {' or '.join(controller.deployments)} in any namespace", words))

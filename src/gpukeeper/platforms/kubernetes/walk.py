@@ -165,6 +165,10 @@ class Walk:
             below.tally.add_pod(pod, asked)
             if asked and not over and pod.spec.node_name:
                 below.sample = below.sample or pod
+        if over and pod.metadata.deletion_timestamp and pod.metadata.finalizers:
+            # Over, asked to go, and held: perhaps by an owner that is gone. A closer look tells.
+            part = Unknown(f"{owner.kind} {owner.name} owns it")
+            return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, part)
         return None
 
     def _stranger(self, pod: Pod, owner: Owner) -> Subject | None:

@@ -106,15 +106,23 @@ def test_scaled_to_0_with_an_old_lease_is_gone_at_the_second_look() -> None:
     assert said.version == "v2.3.0"
 
 
-def test_absent_with_an_old_lease_or_without_one_is_gone_at_the_second_look() -> None:
-    for objects in ((lease(OLD),), ()):
-        looks = Looks(StoredCluster(*objects))
-        first = looks.ask()
-        assert isinstance(first, Unknown)
-        assert "look" in first.why
-        said = looks.ask(after=20)
-        assert isinstance(said, Gone)
-        assert "no Deployment kubeflow-trainer-controller-manager in any namespace" in said.words
+def test_absent_with_an_old_lease_is_gone_at_the_second_look() -> None:
+    looks = Looks(StoredCluster(lease(OLD)))
+    first = looks.ask()
+    assert isinstance(first, Unknown)
+    assert "look" in first.why
+    said = looks.ask(after=20)
+    assert isinstance(said, Gone)
+    assert "no Deployment kubeflow-trainer-controller-manager in any namespace" in said.words
+
+
+def test_one_that_left_no_trace_may_run_outside_of_the_cluster() -> None:
+    """As the add-ons of managed clusters do. However long nothing of it is seen, that proves nothing."""
+    looks = Looks(StoredCluster())
+    looks.ask()
+    said = looks.ask(after=3600)
+    assert isinstance(said, Unknown)
+    assert "outside" in said.why
 
 
 def test_a_lease_that_we_saw_change_is_alive_whatever_its_times_say() -> None:
