@@ -58,7 +58,7 @@ _EXIT_CODES = {
     "apply": {3: "some was deferred, failed or could not be seen", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
     "operator": {11: "another one, or `serve`, uses this ledger"},
-    "plan": {4: "something is due, with `--exit-code`"},
+    "plan": {3: "not all was seen, with `--exit-code`", 4: "something is due, with `--exit-code`"},
     "serve": {11: "another daemon serves here"},
     "stop-all": {3: "some were not stopped, or could not be seen"},
 }

@@ -16,7 +16,6 @@ from gpukeeper.model.decision import (
     Action,
     Changed,
     Evidence,
-    Guard,
     NothingToCapture,
     Refused,
     Result,
@@ -28,7 +27,6 @@ from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
-FRESH = timedelta(seconds=2)  # so long a look at what is over counts, where the platform refuses whatever changed since
 MANIFEST = ("manifest",)
 _LIVE = (State.RUNNING, State.PAUSED)
 
@@ -37,16 +35,16 @@ async def take(
     keeper: Keeper, platform: Platform, step: Step, book: Rulebook, pass_id: int, hourly: int | None = None
 ) -> Closed:
     """One acting step from evidence to outcome. Whatever happens, exactly one outcome is written."""
-    found = await _save_evidence(keeper, platform, step, book)
-    if not isinstance(found, Subject):
-        return await _close(keeper, step, *found)
+    problem = await _save_evidence(keeper, platform, step, book)
+    if problem is not None:
+        return await _close(keeper, step, *problem)
     # Evidence may take minutes: a lease may be lost, or somebody has pulled the brake.
     paused = keeper.may_act() or await keeper.ledger.paused()
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
     if not await _intend(keeper, step, pass_id, hourly):
         return await _close(keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass goes on")
-    fresh = await _fresh_view(keeper, platform, step, book, found)
+    fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View):
         return await _close(keeper, step, *fresh)
     lost = keeper.may_act()
@@ -112,18 +110,6 @@ def _lost(subject: Subject, then: Action) -> str:
     return f". Lost {once}: {', '.join(subject.loses)}"
 
 
-async def _fresh_view(
-    keeper: Keeper, platform: Platform, step: Step, book: Rulebook, found: Subject
-) -> View | tuple[Result, str]:
-    """`found`: as it was when its evidence was taken. Of what is over that look is enough for a moment: memory and
-    holds are read again, and the platform itself refuses if the thing is not what was looked at any more."""
-    over = found.state is State.ENDED and not step.decision.running
-    atomic = platform.precise and platform.guards.get(step.decision.action) is Guard.ATOMIC
-    if over and atomic and timedelta() <= keeper.clock.now() - found.seen.at < FRESH:
-        return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
-    return await look_again(keeper, platform, step, book)
-
-
 async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> View | tuple[Result, str]:
     """A fresh view of the thing, with a fresh measurement; or how the step ends without one."""
     found = await _look(platform, step)
@@ -144,10 +130,8 @@ async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
     return found
 
 
-async def _save_evidence(
-    keeper: Keeper, platform: Platform, step: Step, book: Rulebook
-) -> Subject | tuple[Result, str]:
-    """What was looked at, when its evidence is safe (or there is none to be had); otherwise how the step ends."""
+async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> tuple[Result, str] | None:
+    """None when evidence is safe (or there is none to be had); otherwise how the step ends."""
     ref = step.decision.seen.ref
     found = await _look(platform, step)
     if not isinstance(found, Subject):
@@ -168,7 +152,7 @@ async def _save_evidence(
         return Result.NOT_CAPTURED, f"its evidence could not be saved ({name.why}), so it was kept"
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
-    return found
+    return None
 
 
 async def _intend(keeper: Keeper, step: Step, pass_id: int, hourly: int | None) -> bool:

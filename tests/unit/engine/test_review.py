@@ -107,15 +107,15 @@ def test_what_its_owner_resumed_and_let_finish_is_kept_as_long_as_its_outcome_sa
     """A suspended run ends only after somebody resumed it, seen or not."""
     memory = Memory(state="suspended", incarnation="1", stopped=STOPPED)
     ended = {"state": State.ENDED, "ended": BEGIN - HOUR, "outcome": Outcome.FAILED}
-    line = Noticed(at=BEGIN, ref=REF, incarnation="1", **ended)  # type: ignore[arg-type]
+    line = Noticed(at=BEGIN, ref=REF, incarnation="1", **ended)
     after = remember(memory, line) or EMPTY
     assert after.stopped is None
-    assert decide(View(suspended("1", **ended), memory=after), BOOK, BEGIN).action is Action.KEEP  # type: ignore[arg-type]
+    assert decide(View(suspended("1", **ended), memory=after), BOOK, BEGIN).action is Action.KEEP
 
 
 def test_what_was_restored_was_not_stopped_by_us_any_more() -> None:
     memory = Memory(state="suspended", incarnation="1", stopped=STOPPED)
-    assert remember(memory, Restored(at=BEGIN, ref=REF, evidence="", result="restored")).stopped is None  # type: ignore[union-attr]
+    assert remember(memory, Restored(at=BEGIN, ref=REF, evidence="", result="restored")).stopped is None
     kept = remember(memory, Restored(at=BEGIN, ref=REF, evidence="", result="it is not stopped"))
     assert kept is not None
     assert kept.stopped == STOPPED

@@ -480,6 +480,17 @@ def cannot_stop(kind: Kind, root: Root) -> Changed | Refused | None:
     return None
 
 
+def cannot_remove(kind: Kind, root: Root | Pod) -> Refused | None:
+    """A volume is never ours to delete, and the cluster would, together with its set."""
+    retention = root.spec.persistent_volume_claim_retention_policy if isinstance(root, Root) else None
+    if kind is STATEFULSET and retention is not None and retention.when_deleted == "Delete":
+        return Refused(
+            "its volumes would go with it: its persistentVolumeClaimRetentionPolicy.whenDeleted is Delete; set it to"
+            " Retain, or remove it yourself"
+        )
+    return None
+
+
 def resource(kind: Kind, sub: str = "") -> str:
     """As a role names it."""
     return kind.plural + (f"/{sub}" if sub else "") + (f".{kind.group}" if kind.group else "")

@@ -33,7 +33,7 @@ from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
-from gpukeeper.platforms.kubernetes.acts import Acts
+from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.capture import Captures
 from gpukeeper.platforms.kubernetes.connect import Cluster
@@ -205,6 +205,9 @@ class KubernetesPlatform:
         living = tuple(one for one in looked.pods if one.status.phase not in OVER_PHASES)
         match action:
             case Action.REMOVE:
+                problem = cannot_remove(kind, looked.source)
+                if problem is not None:
+                    return problem
                 self._remember_removal(fresh, living)
                 lost = any(one.status.phase == "Unknown" for one in living)
                 return await self._acts.remove(kind, fresh, not living, lost, lambda: self._look_again(fresh, looked))

@@ -14,7 +14,7 @@ import pytest
 
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Step, View
+from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Refused, Step, View
 from gpukeeper.model.policy import AtFinish, ClassSettings, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -29,6 +29,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
     JOBSET,
     KINDS,
     RAYCLUSTER,
+    STATEFULSET,
     TRAINJOB,
     Kind,
 )
@@ -290,6 +291,25 @@ def test_a_wish_that_changed_in_the_last_moment_is_not_overruled(somebody: Any, 
         return await platform.act(step(fresh, Action.STOP), fresh)
 
     assert asyncio.run(story()) == answer
+
+
+@pytest.mark.parametrize(("policy", "sent"), [("Delete", 0), ("Retain", 1)])
+def test_a_set_whose_volumes_would_go_with_it_is_not_removed(policy: str, sent: int) -> None:
+    """After an idle stop, too: it may be brought back, its data not."""
+    made = thing("StatefulSet", "run-7")
+    retention = {"whenScaled": "Retain", "whenDeleted": policy}
+    made["spec"] = {"replicas": 0, "persistentVolumeClaimRetentionPolicy": retention}
+    lab = Lab(made)
+
+    async def story() -> object:
+        platform = platform_of(lab)
+        fresh = await platform.look(AT.ref(STATEFULSET, meta_of(made)))
+        assert isinstance(fresh, Subject), fresh
+        return await platform.act(step(fresh, Action.REMOVE), fresh)
+
+    answer = asyncio.run(story())
+    assert isinstance(answer, Accepted if sent else Refused)
+    assert len(lab.sent) == sent
 
 
 def test_a_cluster_that_was_set_back_to_a_backup_has_it_again() -> None:
