@@ -219,8 +219,8 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd
         crowd.refill()
         crowd.plane.until(crowd.all_ended, "they ended", 60)
         length = _length_of_a_pass(crowd)
-        # One moment in each equal part of a pass, in any order.
-        moments = [(part + rng.random()) / KILLS * length for part in range(KILLS)]
+        # One moment in each equal part of a pass, in any order, as shares of its length.
+        moments = [(part + rng.random()) / KILLS for part in range(KILLS)]
         rng.shuffle(moments)
         killed = 0
         while killed < KILLS:
@@ -230,12 +230,14 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd
             refill.start()
             while running.poll() is None and not crowd.at_work(running):
                 time.sleep(0.002)
-            _sleep_unless_done(running.poll, moments.pop())
+            began = time.monotonic()
+            _sleep_unless_done(running.poll, moments.pop() * length)
             if running.poll() is None:
                 killed += 1
             else:
                 assert running.returncode in (0, 3), running.communicate()
-                moments.append(rng.uniform(0, length * 0.7))
+                length = time.monotonic() - began  # how busy the machine is now
+                moments.append(rng.uniform(0, 0.7))
             running.kill()
             running.communicate()
             refill.join()

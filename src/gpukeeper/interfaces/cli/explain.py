@@ -137,8 +137,10 @@ def _print(found: Explained) -> None:
     show.table(_facts(found.view, now), head=("fact", "as seen"))
     typer.echo("")
     suspended = _suspended(found.answers)
-    rows = [(_word(a, suspended), a.rule, show.when(a.due, now) if a.due else "", a.reason) for a in found.answers]
-    show.table(rows, head=("answer", "rule", "due", "because"))
+    rows = [
+        (_word(a, suspended), a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for a in found.answers
+    ]
+    show.table(rows, head=("answer", "rule", "because", ""))
     _section("Measured:", [_signal_row(one, now) for one in found.signals])
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
