@@ -8,7 +8,7 @@ from tests.simulation.harness import simulate
 from tests.simulation.planted import PLANTED
 from tests.simulation.promises import broken_promises
 
-ENOUGH = 600  # seeds; most bugs show within the first ten
+ENOUGH = 300  # seeds; most bugs show within the first ten
 
 
 @pytest.mark.planted

@@ -353,7 +353,10 @@ def _no_such_plugin(config: Object) -> None:
     [
         (lambda config: config["contexts"].clear(), 'there is no context "bed"'),
         (lambda config: config["users"][0]["user"].update(token="wrong"), "our credentials are not"),
-        (lambda config: config["clusters"][0]["cluster"].pop("certificate-authority-data"), "is not trusted"),
+        (
+            lambda config: config["clusters"][0]["cluster"].pop("certificate-authority-data"),
+            "certificate verify failed",
+        ),
         (_no_such_plugin, "Ask your platform team."),
         (None, "this is no YAML"),
     ],

@@ -669,7 +669,7 @@ def _words_of(error: BaseException) -> str:
         if isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted ({cause.verify_message})"
+            return f"certificate verify failed: {cause.verify_message}"
         if isinstance(cause, OSError) and cause.errno and cause.errno > 0 and not isinstance(cause, ssl.SSLError):
             return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
