@@ -66,6 +66,7 @@ class PagedPlatform:
     name = "docker"
     place = "large"
     precise = tidies = False
+    local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(self, workloads: int) -> None:

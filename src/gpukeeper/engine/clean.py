@@ -37,7 +37,6 @@ LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have de
 RECENT = timedelta(hours=1)
 AT_SHUTDOWN = timedelta(seconds=5)
 _LIVE = (State.RUNNING, State.PAUSED)
-OF_THIS_MACHINE = ("GPU-", "MIG-")  # how a driver names them; a cluster only knows that a part of it asked for one
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
 
 
@@ -52,7 +51,7 @@ class GivenBack(msgspec.Struct, frozen=True):
 
 async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None:
     """The GPUs a thing has now, asked before it is ended. None: none that are known."""
-    if keeper.gpus is None:
+    if keeper.gpus is None or not platform.local:
         return None
     try:
         found = await platform.look(ref)
@@ -60,11 +59,8 @@ async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
-    here = tuple(one for one in found.devices if one.startswith(OF_THIS_MACHINE))
-    if not here:
-        return None
     like = ref if found.shape is Shape.WORKLOAD else await _a_workload(keeper, ref)
-    return GivenBack(ref, found.seen.incarnation, here, like)
+    return GivenBack(ref, found.seen.incarnation, found.devices, like)
 
 
 async def _a_workload(keeper: Keeper, remainder: Ref) -> Ref | None:
@@ -75,7 +71,7 @@ async def _a_workload(keeper: Keeper, remainder: Ref) -> Ref | None:
 
 async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[GivenBack]:
     """Work that was noticed to have ended by itself, or by somebody else."""
-    if keeper.gpus is None:
+    if keeper.gpus is None or not platform.local:
         return []
     ended = [one for one in lines if isinstance(one, Noticed) and one.state is State.ENDED]
     # What ended long ago, and is only new to us, says nothing about its GPUs of today.

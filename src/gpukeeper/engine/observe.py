@@ -3,6 +3,7 @@ ledger does not know yet, a lease that begins included, are lines for the pass t
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from gpukeeper.model.unknown import Unknown
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
+AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
@@ -174,15 +176,15 @@ async def _before(keeper: Keeper, platform: Platform, book: Rulebook) -> dict[st
 
 
 async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> AsyncIterator[Snapshot]:
-    """Just these, each by its uid, as if they had been listed."""
-    for ref in refs:
-        looked = await platform.look(ref)
-        if isinstance(looked, Gone):
-            found.gone.append(ref)
-        elif isinstance(looked, Unknown):
-            yield Snapshot(platform.name, platform.place, found.at, (), (Unseen(ref.path, looked.why),))
-        elif not isinstance(looked.root, str):  # a part of something is no workload
-            yield Snapshot(platform.name, platform.place, looked.seen.at, (looked,))
+    """Just these, each by its uid, as if they had been listed; some at once, for each waits for answers."""
+    for first in range(0, len(refs), AT_ONCE):
+        some = refs[first : first + AT_ONCE]
+        looked = await asyncio.gather(*map(platform.look, some))
+        found.gone += [one.ref for one in looked if isinstance(one, Gone)]
+        # A part of something is no workload.
+        whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
+        unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]
+        yield Snapshot(platform.name, platform.place, found.at, whole, tuple(unseen))
 
 
 async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) -> int:

@@ -57,6 +57,11 @@ class Platform(Protocol):
         ...
 
     @property
+    def local(self) -> bool:
+        """Its workloads run on this machine, so that their GPUs can be looked at here."""
+        ...
+
+    @property
     def tidies(self) -> bool:
         """It removes by itself what ended, so that the absence of such a thing is no sign of a broken world."""
         ...

@@ -14,7 +14,7 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 LOOKS_AFTER = (0.0, 0.2, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
-FOLLOWED_AFTER = 1.0  # seconds
+FOLLOWED_AFTER, BLIND_AFTER = 1.0, 5.0  # seconds
 _OVER = (State.ENDED, State.SUSPENDED)
 _ENDS_IT = (Action.REMOVE, Action.RELEASE)
 
@@ -32,6 +32,8 @@ async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result
             break  # nothing will change that any more
         if seconds >= FOLLOWED_AFTER and isinstance(found, Subject) and found.state is State.REMOVING:
             break  # it takes its time; later passes follow it, and nobody waits behind it
+        if seconds >= BLIND_AFTER and isinstance(found, Unknown) and decision.action in _ENDS_IT:
+            break  # the same, while nobody can look
     return result, words
 
 

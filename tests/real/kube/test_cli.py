@@ -402,7 +402,7 @@ def test_mistakes_of_a_policy_are_told_at_once_with_their_lines(shell: Shell) ->
         "kubernetes:\n"
         "  context: 5\n"
         "  prometheus: prometheus.monitoring\n"
-        "  relase: [foregroundDeletion]\n"
+        "  releese: [foregroundDeletion]\n"
     )
     checked = shell.run("policy", "check")
     assert checked.code == INVALID

@@ -66,6 +66,10 @@ class HostPlatform:
         return False
 
     @property
+    def local(self) -> bool:
+        return True
+
+    @property
     def tidies(self) -> bool:
         return False
 

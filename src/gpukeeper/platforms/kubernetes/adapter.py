@@ -69,6 +69,7 @@ class Looked(msgspec.Struct):
 
 class KubernetesPlatform:
     precise = tidies = True
+    local = False
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.ATOMIC,
         Action.TRIM: Guard.ATOMIC,

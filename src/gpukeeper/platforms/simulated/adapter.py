@@ -64,6 +64,10 @@ class SimulatedPlatform:
         return self._place.platform == "kubernetes"
 
     @property
+    def local(self) -> bool:
+        return True
+
+    @property
     def tidies(self) -> bool:
         return self.precise
 

@@ -57,6 +57,7 @@ class FolderPlatform:
 
     name = "docker"
     precise = tidies = False
+    local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
     def __init__(self, folder: Path, halt: str = "") -> None:
