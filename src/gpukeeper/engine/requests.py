@@ -27,6 +27,7 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 
+SAID = 2  # of what could not be seen
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
 
 
@@ -107,7 +108,7 @@ async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
     silent: list[str] = []
     for platform in keeper.platforms:
         try:
-            matches += await _find_at(keeper, platform, book, words)
+            matches += await _find_at(keeper, platform, book, words, silent)
         except PlatformError as problem:
             silent.append(str(problem))
     # Whoever gives a thing the uid of another as its name must not keep that one from being named.
@@ -115,7 +116,8 @@ async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
     if not matches:
         matches = [one for platform in keeper.platforms for one in await _find_parts(keeper, platform, book, words)]
     if not matches:
-        unseen = f" Not everything could be seen: {'; '.join(silent)}." if silent else ""
+        more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
+        unseen = f" Not everything could be seen: {'; '.join(silent[:SAID])}{more}." if silent else ""
         raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
         paths = "\n  ".join(sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches))
@@ -123,11 +125,15 @@ async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
     return matches[0]
 
 
-async def _find_at(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
+async def _find_at(keeper: Keeper, platform: Platform, book: Rulebook, words: str, silent: list[str]) -> list[Found]:
+    """`silent` gets what could not be listed."""
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return []
-    fitting = [s async for page in platform.observe(scope) for s in page.subjects if s.ref.ends_with(words)]
+    fitting: list[Subject] = []
+    async for page in platform.observe(scope):
+        fitting += [one for one in page.subjects if one.ref.ends_with(words)]
+        silent += [f"{one.what}: {one.why}" for one in page.unseen]
     joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
     return [Found(platform, view) for view in joined]
 
@@ -181,6 +187,9 @@ async def act_now(
         )
     found = await find(keeper, book, words)
     _allow(found.view, book, who)
+    if isinstance(found.view.subject.root, str):
+        whole = found.view.subject.root
+        raise UsageError(f"{found.view.subject.ref.path} is part of {whole}, and only that can be acted on as a whole")
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
     # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.

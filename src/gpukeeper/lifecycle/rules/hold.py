@@ -16,6 +16,7 @@ SAYS = "A user's hold suspends idle and every removal, never max runtime; an adm
 FOR = tuple(Shape)
 ACTS = False
 
+YEAR = timedelta(days=365)
 NOT_SUSPENDED = frozenset({"max_runtime"})  # a hold must not make work immortal
 _NONE = Answer(NAME, Verdict.SILENT, "nobody holds it")
 
@@ -36,7 +37,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NONE
     suspends, spares = _suspended(held)
     longest = max(held, key=lambda hold: hold.until)
-    reason = f"held by {longest.by} for {in_words(end_of(longest, settings) - now)} more"
+    left = end_of(longest, settings) - now
+    reason = f"held by {longest.by} " + (f"for {in_words(left)} more" if left < YEAR else "until that is taken off")
     reason += f": {longest.reason}" if longest.reason else ""
     return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares)
 

@@ -164,6 +164,10 @@ class Cluster:
         self._users = 0
         self._client: httpx2.AsyncClient | None = None
         self._old: httpx2.AsyncClient | None = None
+        # Watches have connections of their own: a pool looks at every one of its connections for each question.
+        self._watcher: httpx2.AsyncClient | None = None
+        self._watcher_of: httpx2.AsyncClient | None = None  # made together with this one
+        self._old_watchers: list[httpx2.AsyncClient] = []
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._logging_in = asyncio.Lock()
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -203,7 +207,9 @@ class Cluster:
         finally:
             self._users -= 1
             if self._users == 0:
-                clients, self._client, self._old = (self._client, self._old), None, None
+                clients = (self._client, self._old, self._watcher, *self._old_watchers)
+                self._client = self._old = self._watcher = self._watcher_of = None
+                self._old_watchers = []
                 for client in clients:
                     if client is not None:
                         await client.aclose()
@@ -391,7 +397,7 @@ class Cluster:
             logins = await self._logged_in()
             try:
                 async with asyncio.timeout(QUICK.total_seconds()):
-                    return await stack.enter_async_context(self._answer("GET", path, query))
+                    return await stack.enter_async_context(self._answer("GET", path, query, client=self._for_watches()))
             except TimeoutError as error:
                 raise ClusterSilent(
                     f"the cluster did not begin the watch of {path} within {in_words(QUICK)}"
@@ -401,6 +407,18 @@ class Cluster:
                     self._again(failed, "GET", RETRIES)
                     raise
         raise AssertionError("This is a bug in gpukeeper: a watch neither began nor failed.")
+
+    def _for_watches(self) -> httpx2.AsyncClient | None:
+        """Anew with every login; what is watched over an older one goes on there."""
+        if self._watcher_of is not self._client:
+            try:
+                made = self._login.client()
+            except UsageError as error:
+                raise ClusterSilent(str(error)) from error  # files that are just being replaced
+            if self._watcher is not None:
+                self._old_watchers.append(self._watcher)
+            self._watcher, self._watcher_of = made, self._client
+        return self._watcher
 
     async def _logged_in(self) -> int:
         """With credentials that are not over, over connections that carry them. Says how often we logged in."""
@@ -449,13 +467,20 @@ class Cluster:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, query: Mapping[str, object], data: bytes | None = None, content: str = ""
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        data: bytes | None = None,
+        content: str = "",
+        *,
+        client: httpx2.AsyncClient | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """Its headers, and that it is no refusal. The client's own errors become sentences."""
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
-        client = self._client
+        client = client or self._client
         assert client is not None, "This is a bug in gpukeeper: the cluster was not opened."
         self.asked[method] += 1
         try:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -438,7 +439,9 @@ def test_a_plugin_that_never_answers_is_ended_with_what_it_started(tmp_path: Pat
         asyncio.run(stuck.ready())
     own, child = map(int, (tmp_path / "pids").read_text().split())
     assert not is_running(own)
-    assert not is_running(child)
+    ends = time.monotonic() + 10  # its parent was waited for; it has been killed, and the kernel takes its time
+    while is_running(child):
+        assert time.monotonic() < ends
 
 
 def is_running(pid: int) -> bool:
