@@ -167,7 +167,8 @@ def _is_told(decision: Decision, soon: datetime) -> bool:
     """Due, or odd, or due so soon that a timer is set for it. The rest is found again by the next whole look."""
     if decision.verdict is Verdict.WAIT:
         return decision.due is not None and decision.due < soon
-    return decision.action is not Action.KEEP or decision.verdict in (Verdict.REPORT, Verdict.UNKNOWN)
+    odd = decision.verdict in (Verdict.REPORT, Verdict.UNKNOWN) or bool(decision.complaints)
+    return decision.action is not Action.KEEP or odd
 
 
 async def _before(keeper: Keeper, platform: Platform, book: Rulebook) -> dict[str, Ref]:

@@ -208,7 +208,19 @@ class ControlPlane(Cluster):
         reference = {"kind": role, "name": name, "apiGroup": "rbac.authorization.k8s.io"}
         made = {"kind": binding, "metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
         self.api.create(made, namespace)
+        self._until_granted(user, whole[0], namespace)
         return name
+
+    def _until_granted(self, user: str, rule: Mapping[str, Any], namespace: str | None) -> None:
+        """The API server hears of a new role a moment after it was made."""
+        asked = {"verb": rule["verbs"][0], "group": rule["apiGroups"][0], "resource": rule["resources"][0]}
+        asked["resource"], _, asked["subresource"] = asked["resource"].partition("/")
+        if names := rule.get("resourceNames"):
+            asked["name"] = names[0]
+        spec = {"user": user, "resourceAttributes": {**asked, "namespace": namespace or ""}}
+        review = {"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "spec": spec}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        self.until(lambda: self.api.must("POST", path, review)["status"]["allowed"], f"{user} got its rights")
 
     def revoke(self, name: str, *, namespace: str | None = None) -> None:
         role, binding = ("roles", "rolebindings") if namespace else ("clusterroles", "clusterrolebindings")

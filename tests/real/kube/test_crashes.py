@@ -250,10 +250,10 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd
 
 
 def test_an_api_server_that_is_restarted_during_apply_costs_nothing_but_time(crowd: Crowd) -> None:
-    crowd.refill(20, 20)
+    crowd.refill(50, 50)
     crowd.plane.until(crowd.all_ended, "they ended", 60)
     running = crowd.apply()
-    crowd.plane.until(lambda: len(crowd.still_due()) < 35, "it acts", 60)
+    crowd.plane.until(lambda: len(crowd.still_due()) < 100, "it acts", 60)
     crowd.plane.restart_apiserver()
     left = len(crowd.still_due())
     out, err = running.communicate(timeout=200)

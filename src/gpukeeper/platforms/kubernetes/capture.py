@@ -64,8 +64,10 @@ class Captures:
     ) -> Evidence | NothingToCapture | Unknown:
         """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back."""
         version = await self._served(kind)
-        if not isinstance(version, str):
-            return version or Unknown(f"this cluster serves no {kind.plural} any more")
+        if version is None:
+            return Unknown(f"this cluster serves no {kind.plural} any more")
+        if isinstance(version, Unknown):
+            return version
         files = _Files()
         try:
             told = await self._described(kind.path(version, ref.namespace, ref.name))
