@@ -151,6 +151,7 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_ran_out(make: Make, 
     leader, other = two(make)
     first = finished(api, namespace, "first")
     api.wait_gone("jobs", namespace, "first", 20)
+    until(lambda: leader.reclaimed() == [first], "the leader wrote that down", SLOW)
     leader.program.kill()
     second = finished(api, namespace, "second")
     took = until(lambda: other.leads, "the other leads", DURATION + RETRY + SLOW)
