@@ -155,7 +155,7 @@ def test_explain_says_why_a_whole_stays_and_finds_its_parts(shell: Shell, api: A
 
     refused = shell.run("workload", "remove", "jobset/run-7", "--yes")
     assert refused.code == USAGE
-    assert "only the root is acted on" in refused.err
+    assert "is part of kubernetes" in refused.err
     assert left(api, namespace, *CHAIN).keys() == set(CHAIN)
 
     nothing = shell.run("explain", "trainjob/run-9")
