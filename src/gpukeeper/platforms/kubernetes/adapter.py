@@ -56,7 +56,7 @@ SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
 STUCK_LOOKED_AT = 20  # in one look at everything
 REMEMBERED = 500
-DAYS = timedelta(minutes=5)  # a namespace's labels seldom change
+A_WHILE = timedelta(minutes=5)  # for which a namespace's labels, and what a watch said, are believed
 
 
 class Looked(msgspec.Struct):
@@ -155,14 +155,10 @@ class KubernetesPlatform:
         if kind is None:
             return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
         async with self._cluster.opened():
-            if await self._was_told(ref):
-                return await self._after_removal(ref)
             try:
-                return await self._look(kind, ref)
-            except ApiError as error:
-                if error.says_gone:
+                if await self._was_told(ref):
                     return await self._after_removal(ref)
-                return Unknown(str(error))
+                return await self._look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
 
@@ -190,6 +186,8 @@ class KubernetesPlatform:
                 looked = self._looked.get(ref.uid)
                 if isinstance(found, Gone) or looked is None:
                     return Changed("it is gone already")
+                if looked.subject.seen.version != fresh.seen.version:
+                    return Changed("it changed since it was looked at")
             try:
                 answer = await self._act(kind, action, fresh, looked)
             except ApiError as error:
@@ -290,7 +288,12 @@ class KubernetesPlatform:
         if version is None:
             return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
         type_: type[Root | Pod] = Pod if kind is POD else Root
-        source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
+        try:
+            source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
+        except ApiError as error:
+            if error.says_gone:
+                return await self._after_removal(ref)
+            raise
         self._check_clock()
         if not source.metadata.uid:
             return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
@@ -361,7 +364,7 @@ class KubernetesPlatform:
 
     def _heard_gone(self, uid: str) -> None:
         if len(self._gone) >= 20 * REMEMBERED:
-            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < DAYS.total_seconds()}
+            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < A_WHILE.total_seconds()}
         self._gone[uid] = time.monotonic()
         told = self._telling.pop(uid, None)
         if told is not None:
@@ -378,7 +381,7 @@ class KubernetesPlatform:
                 self._telling.pop(ref.uid, None)
         heard = self._gone.get(ref.uid)
         # Not for ever: a cluster that is set back to a backup has it again.
-        return heard is not None and time.monotonic() - heard < DAYS.total_seconds()
+        return heard is not None and time.monotonic() - heard < A_WHILE.total_seconds()
 
     def _is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)
@@ -404,7 +407,7 @@ class KubernetesPlatform:
     async def _namespace(self, name: str) -> NamespaceFacts:
         now = time.monotonic()
         read = self._namespaces.get(name)
-        if read is None or now - read[0] > DAYS.total_seconds():
+        if read is None or now - read[0] > A_WHILE.total_seconds():
             try:
                 found: Namespace | Unknown = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
             except PlatformError as problem:
