@@ -21,7 +21,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
-from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
 from gpukeeper.platforms.kubernetes.kinds import (
     DAEMONSET,
     DEPLOYMENT,
@@ -415,3 +415,36 @@ def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path:
     assert isinstance(first, Unknown)
     assert isinstance(second, Unknown)
     assert third is None, "it was uninstalled"
+
+
+def test_what_left_the_version_that_was_looked_at_is_not_acted_on() -> None:
+    """A subject of an earlier look: its finalizer, its children and its wish may be others by now."""
+    made = ray()
+    lab = Lab(made, head(made))
+
+    async def story() -> object:
+        platform = platform_of(lab)
+        fresh = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        assert isinstance(fresh, Subject), fresh
+        touched_by_its_controller(made)
+        await platform.look(fresh.ref)  # somebody else's look in between
+        return await platform.act(step(fresh, Action.STOP), fresh)
+
+    assert asyncio.run(story()) == Changed("it changed since it was looked at")
+    assert lab.sent == []
+
+
+def test_a_cluster_that_falls_silent_while_a_removal_is_followed_is_not_known_about() -> None:
+    made = ray()
+    lab = Lab(made, head(made))
+
+    async def story() -> object:
+        platform = platform_of(lab)
+        fresh = await platform.look(AT.ref(RAYCLUSTER, meta_of(made)))
+        assert isinstance(fresh, Subject), fresh
+        await platform.act(step(fresh, Action.REMOVE), fresh)
+        lab.objects = [one for one in lab.objects if one["kind"] == "Pod"]
+        lab.refused["pods/run-7-head"] = ClusterSilent("no answer")
+        return await platform.look(fresh.ref)
+
+    assert asyncio.run(story()) == Unknown("no answer")
