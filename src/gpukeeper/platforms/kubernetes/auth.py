@@ -7,14 +7,12 @@ A field that says who we are is used or refused, never skipped.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import re
-import signal
 import ssl
-from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,15 +29,9 @@ from lightkube.core.exceptions import ConfigError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.errors import ClusterSilent
-from gpukeeper.platforms.kubernetes.wire import when
+from gpukeeper.platforms.kubernetes.plugin import ExecSpec, Plugin
 
-PLUGIN_DEADLINE = timedelta(seconds=30)
-MARGIN = timedelta(seconds=10)  # a token is renewed this long before it ends
-LONGEST_ANSWER = 1024 * 1024  # bytes of a plugin
 EXEC = "client.authentication.k8s.io/"
 EXEC_VERSIONS = tuple(EXEC + version for version in ("v1", "v1beta1", "v1alpha1"))
 CHOOSE = "name one with kubernetes.context in the policy, or `kubectl config use-context`"
@@ -122,134 +114,6 @@ class Login:
         user = self._config.user or UserEntry()
         files = (user.client_cert, user.client_key, self._config.cluster.certificate_auth)
         return tuple(_written(file) for file in files if file)
-
-
-class Plugin(httpx2.Auth):
-    """A program named by the kubeconfig that hands out credentials: `aws eks get-token` and its kind."""
-
-    def __init__(
-        self,
-        spec: ExecSpec,
-        cluster: Mapping[str, object],
-        environ: Mapping[str, str],
-        now: Callable[[], datetime],
-        deadline: timedelta = PLUGIN_DEADLINE,
-    ) -> None:
-        self._spec, self._cluster, self._environ, self._now, self._deadline = spec, cluster, environ, now, deadline
-        self.token = self.certificate = self.key = ""
-        self._until: datetime | None = None
-        self.runs = 0
-
-    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        if self.token:
-            request.headers["Authorization"] = f"Bearer {self.token}"
-        yield request
-
-    async def ready(self) -> None:
-        if not self.runs or (self._until is not None and self._now() >= self._until - MARGIN):
-            await self.renew()
-
-    async def renew(self) -> None:
-        given = self._read(await self._run())
-        until = when(given.expiration_timestamp)
-        if isinstance(until, Unknown):
-            raise self._failed(f"its expirationTimestamp: {until.why}")
-        if bool(given.client_certificate_data) != bool(given.client_key_data):
-            raise self._failed("it gave a certificate without its key, or a key alone")
-        if not given.token and not given.client_certificate_data:
-            raise self._failed("it gave neither a token nor a certificate")
-        self.token, self._until = given.token or "", until
-        self.certificate, self.key = given.client_certificate_data or "", given.client_key_data or ""
-        self.runs += 1
-
-    async def _run(self) -> bytes:
-        """Its answer goes into memory, not through a pipe: a child it leaves behind cannot keep us waiting."""
-        answer, complaint = os.memfd_create("answer"), os.memfd_create("complaint")
-        try:
-            status = await self._wait(answer, complaint)
-            said, wrong = os.pread(answer, LONGEST_ANSWER, 0), os.pread(complaint, 4096, 0)
-        finally:
-            os.close(answer)
-            os.close(complaint)
-        if status:
-            raise self._failed(f"it ended with {status}: {_last_line(wrong) or 'no words'}")
-        return said
-
-    async def _wait(self, answer: int, complaint: int) -> int:
-        environ = {**self._environ, **{one.name: one.value for one in self._spec.env or ()}}
-        environ["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(self._information()).decode()
-        try:
-            running = await asyncio.create_subprocess_exec(
-                self._spec.command,
-                *(self._spec.args or ()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=answer,
-                stderr=complaint,
-                env=environ,
-                start_new_session=True,
-            )
-        except OSError as error:
-            hint = f". {self._spec.install_hint}" if self._spec.install_hint else ""
-            raise self._failed(f"it cannot be started ({_in_words(error)}){hint}") from error
-        try:
-            async with asyncio.timeout(self._deadline.total_seconds()):
-                return await running.wait()
-        except TimeoutError as error:
-            words = f"it gave no answer within {in_words(self._deadline)}; run it once by hand, it may want to be asked"
-            raise self._failed(words) from error
-        finally:
-            if running.returncode is None:
-                os.killpg(running.pid, signal.SIGKILL)
-                await running.wait()
-
-    def _information(self) -> dict[str, object]:
-        asked: dict[str, object] = {"interactive": False}
-        if self._spec.provide_cluster_info:
-            asked["cluster"] = self._cluster
-        return {"apiVersion": self._spec.api_version, "kind": "ExecCredential", "spec": asked}
-
-    def _read(self, said: bytes) -> Given:
-        try:
-            answer = msgspec.json.decode(said, type=Credential)
-        except msgspec.DecodeError as error:
-            raise self._failed("its answer is no ExecCredential") from error
-        if answer.kind != "ExecCredential" or answer.api_version != self._spec.api_version:
-            words = f"{answer.kind or 'nothing'} in {answer.api_version or 'no version'}"
-            raise self._failed(f"it was asked for an ExecCredential in {self._spec.api_version} and answered {words}")
-        if answer.status is None:
-            raise self._failed("its answer has no status")
-        return answer.status
-
-    def _failed(self, why: str) -> ClusterSilent:
-        return ClusterSilent(f"the login plugin {self._spec.command} of the kubeconfig failed: {why}")
-
-
-class Variable(msgspec.Struct):
-    name: str
-    value: str
-
-
-class ExecSpec(msgspec.Struct, rename="camel"):
-    api_version: str
-    command: str
-    args: list[str] | None = None
-    env: list[Variable] | None = None
-    install_hint: str | None = None
-    provide_cluster_info: bool | None = None
-    interactive_mode: str | None = None
-
-
-class Given(msgspec.Struct, rename="camel"):
-    token: str | None = None
-    client_certificate_data: str | None = None
-    client_key_data: str | None = None
-    expiration_timestamp: str | None = None
-
-
-class Credential(msgspec.Struct, rename="camel"):
-    api_version: str = ""
-    kind: str = ""
-    status: Given | None = None
 
 
 class UserMore(msgspec.Struct, rename="kebab"):
@@ -499,9 +363,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, ConfigError):
         return str(error)
     return f"a certificate or key is not base64 ({type(error).__name__})"
-
-
-def _last_line(said: bytes) -> str:
-    """The last one with a word in it: what is printed as a structure ends with its brackets."""
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if re.search(r"\w", line)]
-    return lines[-1][:200] if lines else ""

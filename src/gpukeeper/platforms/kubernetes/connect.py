@@ -35,6 +35,7 @@ from gpukeeper.platforms.kubernetes.errors import (
     cannot_connect,
     refusal,
 )
+from gpukeeper.platforms.kubernetes.pace import Pace
 from gpukeeper.platforms.kubernetes.wire import ListMeta, Meta, Wire
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ WATCH = timedelta(minutes=8)  # then the server ends it, and we begin again
 AT_ONCE = 16  # questions in flight
 RETRIES = 3
 PASSING = frozenset({429, 500, 502, 503, 504})  # a read is asked again
-LONGEST_PAUSE = 300.0  # seconds that a Retry-After may hold us up
 MOST = 64 * 1024 * 1024  # bytes of one answer
 LONGEST_EVENT = 8 * 1024 * 1024  # bytes; an object has at most about 1.5 MB
 LONGEST_REFUSAL = 64 * 1024
@@ -545,42 +545,6 @@ class Cluster:
             except msgspec.DecodeError as error:
                 problems.append(f"{_name_of(one) or f'item {number}'}: {error}")
         return _Typed(items, whole.kind, whole.metadata), tuple(problems)
-
-
-class Pace:
-    """One token bucket for all callers, and the pause that a server asks for."""
-
-    def __init__(
-        self, rate: float, burst: int, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]
-    ) -> None:
-        assert rate > 0, "This is a bug in gpukeeper: a pace of no requests."
-        self._rate, self._burst, self._clock, self._sleep = rate, max(1, burst), clock, sleep
-        self._tokens, self._at, self._until = float(self._burst), clock(), clock()
-
-    async def turn(self, patience: float) -> None:
-        """Waits for our turn, in the order of asking. Who would wait longer than this for a pause to end is told."""
-        await self._pause_over(patience)
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        self._tokens -= 1
-        if self._tokens < 0:
-            await self._sleep(-self._tokens / self._rate)
-            await self._pause_over(patience)
-
-    def pause(self, seconds: float) -> None:
-        self._until = max(self._until, self._clock() + min(seconds, LONGEST_PAUSE))
-
-    def paused(self) -> float:
-        """Seconds that it lasts."""
-        return max(0.0, self._until - self._clock())
-
-    async def _pause_over(self, patience: float) -> None:
-        while (left := self.paused()) > 0:
-            if left > patience:
-                words = in_words(timedelta(seconds=round(left) or 1))
-                raise ClusterSilent(f"the cluster asked us to wait another {words}; it was not asked")
-            await self._sleep(left)
 
 
 class _Broken(ClusterSilent):

@@ -712,8 +712,8 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 # House rules
 
 
-def test_lightkube_is_imported_in_two_modules_and_its_deletes_nowhere() -> None:
-    allowed = {"platforms/kubernetes/auth.py", "platforms/kubernetes/connect.py"}
+def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
+    allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "connect", "plugin")}
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
     assert {name for name, text in found.items() if importing.search(text)} == allowed
