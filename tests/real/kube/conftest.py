@@ -12,7 +12,7 @@ from tests.real.kube.api import Api
 from tests.real.kube.bed import Cluster, ControlPlane, control_plane, given_cluster
 from tests.real.kube.real_node import RealNode
 
-_LINES = 15
+_LINES, _WIDTH = 5, 240
 _planes: list[ControlPlane] = []
 
 
@@ -23,7 +23,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         for name, program in (pair for plane in _planes for pair in plane.programs.items()):
             title = f"{name}{'' if program.runs else ' (does not run)'}"
-            report.sections.append((title, "\n".join(program.log.splitlines()[-_LINES:])))
+            report.sections.append((title, "\n".join(line[:_WIDTH] for line in program.log.splitlines()[-_LINES:])))
     return report
 
 
