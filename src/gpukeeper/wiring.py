@@ -229,7 +229,7 @@ def _platforms(
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
         platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
-    found: list[Platform] = [HostPlatform(hostname(), loaded.policy.temporary, clock)]
+    found: list[Platform] = [HostPlatform(hostname(), [t for t in loaded.policy.temporary if t.platform == "host"], clock)]
     reaches = discover(environ)
     address = docker.find(environ)
     if address is not None:

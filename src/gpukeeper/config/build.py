@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from gpukeeper.config import sections
 from gpukeeper.config.sections import PLATFORMS, KubernetesPlaces, PolicyFile
 from gpukeeper.config.unix_groups import members_of
 from gpukeeper.model import policy as model
+from gpukeeper.model.subject import Category
 from gpukeeper.model.unknown import Unknown
 
 V = TypeVar("V", bound=model.Value)
@@ -40,7 +42,11 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         demand=_value(model.Demand, file.demand),
         budget=_value(model.Budget, file.budget),
         breaker=_value(model.Breaker, file.breaker),
-        temporary=tuple(_value(model.Temporary, one) for one in file.temporary),
+        temporary=(*(_value(model.Temporary, one) for one in file.temporary), *_of_nodes(file.ray)),
+        kept=_kept(file),
+        disk=_value(model.DiskMarks, file.disk),
+        reports=_value(model.Reports, file.reports),
+        ray=_value(model.RaySettings, file.ray),
         images=_value(model.Images, file.images),
         build_cache=_value(model.BuildCache, file.build_cache),
         orphans=file.orphans,
@@ -74,6 +80,26 @@ def _value(kind: type[V], section: BaseModel) -> V:
         value = getattr(section, name)
         given[_OTHER_NAMES.get(name, name)] = tuple(value) if isinstance(value, list) else value
     return kind(**given)
+
+
+def _of_nodes(ray: sections.Ray) -> tuple[model.Temporary, ...]:
+    """The temporary folders of Ray nodes are judged like those of the machine itself."""
+    same = {name: getattr(ray, name) for name in ("above", "older_than", "under_pressure")}
+    names, keep = tuple(ray.names), tuple(ray.keep)
+    return tuple(model.Temporary(root=root, names=names, keep=keep, platform="ray", **same) for root in ray.roots)
+
+
+def _kept(file: PolicyFile) -> dict[str, model.Kept]:
+    """An hour is the least for a session: one that is just starting has folders and no processes yet."""
+    sessions, logs = file.ray.sessions, file.ray.logs
+    return {
+        Category.UNFINISHED.value: model.Kept(older_than=timedelta()),
+        Category.DEAD_SESSION.value: model.Kept(
+            older_than=None if sessions is None else max(sessions, model.HOUR), under_pressure=model.HOUR
+        ),
+        Category.DEAD_LOGS.value: model.Kept(older_than=logs, under_pressure=model.DAY),
+        Category.REPORT.value: model.Kept(older_than=file.reports.older_than),
+    }
 
 
 def _scope(file: PolicyFile) -> dict[str, model.PlaceScope]:

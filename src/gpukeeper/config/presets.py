@@ -29,7 +29,11 @@ BUILT_IN: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "development": {"retention": {"succeeded": "1d", "failed": "7d"}},
     "ci": {"retention": {"succeeded": "0s", "failed": "1d"}, "at_finish": "Running"},
-    "production": {"retention": {"succeeded": "7d", "failed": "30d"}, "at_finish": "None"},
+    "production": {
+        "retention": {"succeeded": "7d", "failed": "30d"},
+        "at_finish": "None",
+        "reports": {"older_than": "30d"},
+    },
     "shared-host": {
         "retention": {"succeeded": "1d", "failed": "7d"},
         # One host has few workloads: two or three that are idle overnight are no sign of a broken world.

@@ -154,6 +154,7 @@ class Budget(Section):
         "Steps in one pass; the rest is deferred, oldest first. With `{count: 20, share: 10%}` the smaller holds.",
     )
     per_hour: f.AmountValue = about(_B.per_hour, "Steps in one hour.")
+    trees: f.Count = about(_B.trees, "Trees of files in one hour. They end no work and are not counted above.")
 
 
 _K = model.Breaker()
@@ -173,6 +174,53 @@ class Temporary(Section):
     names: list[f.NamePattern] = Field(description="Only trees of these names, directly below the root.")
     above: f.Size = about(_T.above, "Looked at only when such trees below the root hold more than this together.")
     older_than: f.Span = about(_T.older_than, "Only what nobody used for this long.")
+    under_pressure: f.Span = about(_T.under_pressure, "The same while the disk is too full, see `disk`.")
+    keep: list[f.NamePattern] = about(list(_T.keep), "Names that never go. Patterns as in a shell.")
+
+
+_DM = model.DiskMarks()
+
+
+class Disk(Section):
+    high: f.Share = about(_DM.high, "From here on a disk is too full, by bytes or by inodes: ages shrink ...")
+    low: f.Share = about(_DM.low, "... until it is below this.")
+
+
+_O = model.Reports()
+
+
+class Reports(Section):
+    roots: list[f.Root] = about(list(_O.roots), "Folders; each entry directly below one is a report.")
+    older_than: f.Limit = about(
+        _O.older_than, "A report goes when its newest file is older than this. `none`: only reported."
+    )
+    keep: list[f.NamePattern] = about(list(_O.keep), "Names that never go. Patterns as in a shell.")
+    keep_last: int = about(_O.keep_last, "The newest ones of each root that never go, however old.", ge=0)
+    archive: bool = about(_O.archive, "Saved as evidence first, so that `restore` brings it back.")
+
+
+_Y = model.RaySettings()
+
+
+class Ray(Section):
+    workers: list[str] = about(
+        list(_Y.workers), "Containers that are Ray nodes: names, or labels as `key=value`. Patterns as in a shell."
+    )
+    dashboard: f.Address = about(_Y.dashboard, "Where Ray's dashboard is. Without it: where the cluster says it is.")
+    roots: list[f.Root] = about(list(_Y.roots), "Folders of temporary files, as each node sees them.")
+    names: list[f.NamePattern] = about(list(_Y.names), "Only trees of these names, directly below a root.")
+    keep: list[f.NamePattern] = about(list(_Y.keep), "Names that never go. Patterns as in a shell.")
+    above: f.Size = about(_Y.above, "Looked at only when such trees of a node hold more than this together.")
+    older_than: f.Span = about(_Y.older_than, "Only what nobody used for this long, on a node that Ray calls idle.")
+    under_pressure: f.Span = about(_Y.under_pressure, "The same while the disk is too full, see `disk`.")
+    cpu: f.Percent = about(
+        _Y.cpu, "A node that uses more is busy, whatever Ray says: percent of one core, without Ray's own programs."
+    )
+    window: f.Interval = about(_Y.window, "CPU use is measured at least this long.")
+    sessions: f.Limit = about(
+        _Y.sessions, "Dead sessions go when unused for this long; never under an hour. `none`: only reported."
+    )
+    logs: f.Limit = about(_Y.logs, "Logs of ended processes of a live session, the same. `none`: only reported.")
 
 
 _I = model.Images()
@@ -294,6 +342,9 @@ class PolicyFile(Section):
     budget: Budget = about(Budget(), "How much may happen.")
     breaker: Breaker = about(Breaker(), "When the world looks broken, nothing is touched.")
     temporary: list[Temporary] = about([], "Folders below which temporary trees may be deleted.")
+    disk: Disk = about(Disk(), "When a disk is too full.")
+    reports: Reports = about(Reports(), "Folders of results and reports.")
+    ray: Ray = about(Ray(), "Ray nodes on this machine: which they are, and what of their temporary files goes.")
     images: Images = about(Images(), "Images that nothing refers to.")
     build_cache: BuildCache = about(BuildCache(), "What image builds left for the next build.")
     orphans: bool = about(_P.orphans, "Proven remainders of ended workloads are ended.")

@@ -6,32 +6,54 @@ What could not be read, or changed during the walk, is a problem, and a tree wit
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.disk import crew, kernel
+from gpukeeper.disk.kernel import mount_id
+from gpukeeper.disk.walk import (
+    CHANGED,
+    MOUNT_POINT,
+    OUT_OF_TIME,
+    Enough,
+    Identity,
+    Lister,
+    Pending,
+    Tally,
+    Walk,
+    never,
+    printable,
+    reason,
+)
 from gpukeeper.model.unknown import Unknown
 
-Identity: TypeAlias = tuple[int, int]  # device, inode
-Lister: TypeAlias = Callable[[int], AbstractContextManager[Iterator["os.DirEntry[str]"]]]
-BLOCK = 512  # st_blocks counts these, whatever the filesystem's own block is
+__all__ = [
+    "CHANGED",
+    "MOUNT_POINT",
+    "Identity",
+    "Limits",
+    "Measured",
+    "estimate",
+    "measure",
+    "mount_id",
+    "open_directory",
+    "printable",
+]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MOUNT_POINT = "contains a mount point"
-CHANGED = "changed while it was measured"
 PROBLEMS_NAMED = 3
-ENTRIES_PER_GLANCE = 64  # at the clock
+ALONE = 30_000  # entries; more are shared out, since starting programs takes as long as counting these
+SHARE = 20_000  # entries after which a program hands back what is left
 
 
 class Limits(msgspec.Struct, frozen=True):
-    entries: int = 2_000_000
-    depth: int = 256  # each level holds a descriptor open
+    entries: int = 5_000_000
+    depth: int = 20_000
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +68,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     ctime_ns: int | Unknown  # newest; unlike the others it cannot be set by anyone
     problems: tuple[str, ...]
     sockets: int = 0
+    fifos: int = 0
+    devices: int = 0
     held_by: int | None = None  # a pid of `open_files` that has something of it open
-
-
-def never() -> bool:
-    return False
+    back: int | Unknown = Unknown("not measured")  # expected from removing it: nothing of what has a link elsewhere
 
 
 def measure(
@@ -60,148 +81,64 @@ def measure(
     limits: Limits | None = None,
     is_time_up: Callable[[], bool] = never,
     lister: Lister = os.scandir,
+    alone: int = ALONE,
 ) -> Measured | None:
     """The entry `name` of the directory that is open as `parent`. None: there is no such entry."""
-    walk = _Walk(mount_id(parent), open_files or {}, limits or Limits(), is_time_up, lister)
     try:
         top = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    walk.problem_if(top.st_dev != os.fstat(parent).st_dev, MOUNT_POINT)
+    limits = limits or Limits()
+    tally = Tally(open_files or {})
+    walk = Walk(tally, limits.entries, limits.depth, is_time_up, lister)
     try:
         if stat.S_ISDIR(top.st_mode):
-            top = walk.enter(name, parent, top, depth=0)
+            top = _measure_folder(walk, name, parent, top, alone)
         else:
-            walk.count(top)
-    except _EnoughError as enough:
-        walk.problems.append(str(enough))
-    return walk.result(top)
+            top = _measure_file(walk, name, parent, top)
+    except Enough as enough:
+        tally.problem(str(enough))
+    return _result(tally, top)
 
 
-class _EnoughError(Exception):
-    """The walk ends here; what was not visited is not known."""
+def measure_below(walk: Walk, top: int, alone: int = ALONE) -> None:
+    """All below an open folder; two programs share what is large. What was not seen is a problem of the tally."""
+    left = walk.below(top, quantum=alone)
+    if left:
+        _share_out(walk, top, left)
 
 
-class _Walk:
-    def __init__(
-        self,
-        mount: str,
-        open_files: Mapping[Identity, int],
-        limits: Limits,
-        is_time_up: Callable[[], bool],
-        lister: Lister,
-    ) -> None:
-        self.mount, self.open_files = mount, open_files
-        self.entries_max, self.depth_max = limits.entries, limits.depth
-        self.is_time_up, self.lister = is_time_up, lister
-        self.problems: list[str] = []
-        self.linked: set[Identity] = set()
-        self.blocks = self.entries = self.sockets = self.newest_ns = self.ctime_ns = 0
-        self.held_by: int | None = None
-
-    def enter(self, name: str, parent: int, listed: os.stat_result, depth: int) -> os.stat_result:
-        """Counts a directory and all below it. Returns what the open descriptor says it is."""
-        try:
-            with open_directory(name, parent) as fd:
-                # Taken before it is read, since reading it may move its own access time.
-                found = os.fstat(fd)
-                self.count(found)
-                # By mount id: a bind mount of the same filesystem has the same device number.
-                if mount_id(fd) == self.mount:
-                    self.visit(fd, depth)
-                else:
-                    self.problems.append(MOUNT_POINT)
-                self.problem_if(_shape(os.fstat(fd)) != _shape(found), CHANGED)
-                return found
-        except OSError as error:
-            self.count(listed)
-            self.problems.append(_reason(name, error))
-            return listed
-
-    def visit(self, fd: int, depth: int) -> None:
-        if depth >= self.depth_max:
-            raise _EnoughError(f"is deeper than {self.depth_max} levels")
-        # Directories wait until the listing is closed, so that each level holds one descriptor and not two.
-        with self.lister(fd) as entries:
-            directories = list(self.listed(entries))
-        for name, found in directories:
-            self.enter(name, fd, found, depth + 1)
-
-    def listed(self, entries: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
-        """Counts what is no directory, and gives the directories."""
-        for entry in entries:
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except OSError as error:
-                self.problems.append(_reason(entry.name, error))
-                continue
-            if stat.S_ISDIR(found.st_mode):
-                yield entry.name, found
-            else:
-                self.count(found)
-
-    def count(self, found: os.stat_result) -> None:
-        """Called for every entry, so it is written for speed: millions of them are usual."""
-        self.entries += 1
-        if self.entries > self.entries_max:
-            raise _EnoughError(f"has more than {self.entries_max:,} entries")
-        if self.entries % ENTRIES_PER_GLANCE == 1 and self.is_time_up():
-            raise _EnoughError("could not be measured in the time there was")
-        changed = found.st_ctime_ns
-        self.ctime_ns = max(self.ctime_ns, changed)
-        self.newest_ns = max(self.newest_ns, changed, found.st_atime_ns, found.st_mtime_ns)
-        mode, identity = found.st_mode, (found.st_dev, found.st_ino)
-        if identity in self.open_files:
-            self.held_by = self.open_files[identity]
-        if found.st_nlink > 1 and not stat.S_ISDIR(mode):
-            if identity in self.linked:
-                return
-            self.linked.add(identity)
-        self.blocks += found.st_blocks
-        if stat.S_ISSOCK(mode):
-            self.sockets += 1
-
-    def problem_if(self, is_so: bool, problem: str) -> None:
-        if is_so:
-            self.problems.append(problem)
-
-    def result(self, top: os.stat_result) -> Measured:
-        unknown = Unknown(in_short(self.problems)) if self.problems else None
-        return Measured(
-            device=top.st_dev,
-            inode=top.st_ino,
-            uid=top.st_uid,
-            size=self.blocks * BLOCK if unknown is None else unknown,
-            entries=self.entries,
-            newest=instant(self.newest_ns) if unknown is None else unknown,
-            ctime_ns=self.ctime_ns if unknown is None else unknown,
-            problems=tuple(self.problems),
-            sockets=self.sockets,
-            held_by=self.held_by,
-        )
+def estimate(paths: Sequence[str], deadline: timedelta) -> int | Unknown:
+    """Bytes of all paths together, as `du` counts them: quickly, and never a reason to delete. It enters bind mounts
+    of the same filesystem, tells no times, and paths may be swapped under it. Good for "is it above the limit?"."""
+    command = ["du", "-sxcB1", "--", *paths]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=deadline.total_seconds(), check=False)
+    except subprocess.TimeoutExpired:
+        return Unknown(f"du did not finish within {deadline.total_seconds():g} s")
+    except OSError as error:
+        return Unknown(f"du could not be started: {error.strerror}")
+    if done.returncode != 0:
+        first = done.stderr.decode("utf-8", "backslashreplace").partition("\n")[0]
+        return Unknown(f"du could not read everything: {printable(first)}")
+    return int(done.stdout.rsplit(b"\n", 2)[-2].split(b"\t")[0])
 
 
 @contextmanager
 def open_directory(name: str, parent: int | None = None) -> Iterator[int]:
     """Never through a link. Without moving its access time where we may: only owners and root are allowed that,
     and a look that counted as use would keep every tree for ever."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags | os.O_NOATIME, dir_fd=parent)
+        fd = os.open(name, kernel.FOLDER | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
-        fd = os.open(name, flags, dir_fd=parent)
+        fd = os.open(name, kernel.FOLDER, dir_fd=parent)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def mount_id(fd: int) -> str:
-    lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
-
-
-def in_short(problems: list[str]) -> str:
+def in_short(problems: Sequence[str]) -> str:
     """A few of them: a tree of a million unreadable files has one reason, not a million."""
     distinct = list(dict.fromkeys(problems))
     more = len(distinct) - PROBLEMS_NAMED
@@ -213,18 +150,67 @@ def instant(ns: int) -> datetime:
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
 
 
-def _shape(found: os.stat_result) -> tuple[int, int]:
-    """What moves when entries come and go."""
-    return found.st_mtime_ns, found.st_nlink
+def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int) -> os.stat_result:
+    """Returns what the open descriptor says it is."""
+    try:
+        top = kernel.open_inside(parent, name)
+    except OSError as error:
+        walk.count([listed])
+        walk.tally.problem(reason(name, error))
+        return listed
+    try:
+        # Taken before it is read, since reading it may move its own access time.
+        found = os.fstat(top)
+        walk.count([found])
+        measure_below(walk, top, alone)
+        return found
+    finally:
+        os.close(top)
 
 
-def _reason(name: str, error: OSError) -> str:
-    if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE}:
-        return CHANGED
-    return f"{printable(name)} could not be read: {error.strerror}"
+def _measure_file(walk: Walk, name: str, parent: int, listed: os.stat_result) -> os.stat_result:
+    try:
+        found = kernel.stat_inside(parent, name)
+    except OSError as error:
+        walk.tally.problem(reason(name, error))
+        found = listed
+    walk.count([found])
+    return found
 
 
-def printable(name: str) -> str:
-    """Names are bytes and hostile: no terminal codes, no line breaks, nothing that is not UTF-8."""
-    whole = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in whole)
+def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
+    tally = walk.tally
+    settings = {
+        "open": [[*identity, pid] for identity, pid in tally.open_files.items()],
+        "depth_max": walk.depth_max,
+        "locking": walk.locking,
+        "quantum": SHARE,
+    }
+
+    def accept(answer: dict[str, object]) -> None:
+        tally.merge(answer)
+        if tally.entries > walk.entries_max:
+            raise Enough(f"has more than {walk.entries_max:,} entries")
+
+    why = crew.share_out("measure", top, left, settings, accept, walk.is_time_up)
+    if why is not None:
+        raise Enough("could not be measured in the time there was" if why == OUT_OF_TIME else why)
+
+
+def _result(tally: Tally, top: os.stat_result) -> Measured:
+    unknown = Unknown(in_short(tally.problems)) if tally.problems else None
+    return Measured(
+        device=top.st_dev,
+        inode=top.st_ino,
+        uid=top.st_uid,
+        size=tally.size() if unknown is None else unknown,
+        entries=tally.entries,
+        newest=instant(tally.newest_ns) if unknown is None else unknown,
+        ctime_ns=tally.ctime_ns if unknown is None else unknown,
+        problems=tuple(tally.problems),
+        sockets=tally.sockets,
+        fifos=tally.fifos,
+        devices=tally.devices,
+        held_by=tally.held_by,
+        back=tally.back() if unknown is None else unknown,
+    )

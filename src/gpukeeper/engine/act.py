@@ -8,6 +8,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
+from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, still_holds
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.lifecycle.settings import Rulebook
@@ -159,10 +160,15 @@ async def _intend(keeper: Keeper, step: Step, pass_id: int, hourly: int | None) 
     """Write the intent durably, unless the hour's budget has been used up since the plan was made."""
     async with keeper.budget_lock:
         now = keeper.clock.now()
-        if hourly is not None and await keeper.ledger.acts_since(now - HOUR) >= hourly:
+        if hourly is not None and await _acts_like(keeper, step, now) >= hourly:
             return False
         await keeper.ledger.append([_intent(step, pass_id, now)])
         return True
+
+
+async def _acts_like(keeper: Keeper, step: Step, now: datetime) -> int:
+    """In the last hour, of the budget that this step is part of."""
+    return await keeper.ledger.acts_since(now - HOUR, TREES, but=step.decision.rule not in TREES)
 
 
 def _intent(step: Step, pass_id: int, now: datetime) -> Intended:

@@ -28,7 +28,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Disk, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -37,9 +37,9 @@ AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
-# Images and build cache come and go by the hundred: they say nothing of whether the world is whole, nor may many of
-# them raise a budget that is a share.
-_NOT_COUNTED = (Shape.DEVICE, Shape.IMAGE, Shape.CACHE)
+# Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
+# many of them raise a budget that is a share.
+_NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 
 
 Record: TypeAlias = "Callable[[Survey, Sequence[Decision]], Awaitable[None]]"
@@ -69,8 +69,8 @@ class Survey:
     def due(self) -> list[Decision]:
         return [d for d in self.decisions if d.action is not Action.KEEP]
 
-    def fleet(self, acts_last_hour: int, clock: str | None, broken: str | None = None) -> Fleet:
-        return Fleet(self.seen, self.running, self.before, self.vanished, acts_last_hour, clock, broken)
+    def fleet(self, acts: int, trees: int, clock: str | None, broken: str | None = None) -> Fleet:
+        return Fleet(self.seen, self.running, self.before, self.vanished, acts, clock, trees, broken)
 
 
 async def survey(
@@ -200,7 +200,7 @@ async def views(
     keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook, lines: list[Event], now: datetime
 ) -> list[View]:
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
-    keys = [s.ref.key for s in subjects if s.shape is not Shape.DEVICE]
+    keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
     live = [s.ref.key for s in subjects if may_be_idle(s, book)]
     series = dict(await keeper.signals.series(live, now - _look_back(book), now)) if live else {}
     asking = [s for s in subjects if s.marks.keep_alive is True]
@@ -218,10 +218,21 @@ async def views(
         if line is not None:
             lines.append(line)
             memory = remember(memory, line) or EMPTY
-        # Scarce GPUs shorten idle times; they say nothing about a disk.
-        scarce = pressure and subject.shape is Shape.WORKLOAD
+        # Scarce GPUs shorten idle times, a full disk the ages of trees.
+        scarce = pressure if subject.shape is Shape.WORKLOAD else _is_too_full(keeper, platform, subject, book)
         joined.append(View(subject, series.get(key, ()), memory, scarce, elsewhere.get(key, ())))
     return joined
+
+
+def _is_too_full(keeper: Keeper, platform: Platform, subject: Subject, book: Rulebook) -> bool:
+    """From the high mark on, until it is below the low one."""
+    disk, marks = subject.disk, book.policy.disk
+    if not isinstance(disk, Disk):
+        return False
+    key = (platform.name, platform.place, disk.name)
+    full = disk.full >= marks.high or (keeper.pressed.get(key, False) and disk.full >= marks.low)
+    keeper.pressed[key] = full
+    return full
 
 
 async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now: datetime) -> tuple[Hold, ...]:

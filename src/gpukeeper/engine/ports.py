@@ -151,8 +151,8 @@ class Ledger(Protocol):
         ...
 
     async def open_intents(self, platform: str, place: str) -> Sequence[Intended]: ...
-    async def acts_since(self, since: datetime) -> int:
-        """Intents written since then, on any place."""
+    async def acts_since(self, since: datetime, rules: frozenset[str], *, but: bool = False) -> int:
+        """Intents of these rules, or of all but these, written since then on any place."""
         ...
 
     async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:

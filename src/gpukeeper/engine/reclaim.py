@@ -14,7 +14,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
-from gpukeeper.lifecycle.budget import make_plan
+from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Step
@@ -102,8 +102,7 @@ async def reclaim(
             await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
         report = PassReport(pass_id, found, plan, settled, given_back=given_back, acted=act)
         if act and plan.steps and (confirm is None or await confirm(plan)):
-            hourly = None if allow is not None else book.policy.budget.per_hour.of(found.seen)
-            await _take_steps(keeper, platform, book, report, hourly, progress)
+            await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
         await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
     # Without the lease: it may take minutes, and it ends nobody.
     report.checks += await prove_clean(keeper, book, report.given_back, progress)
@@ -118,9 +117,10 @@ async def _plan(
     keeper: Keeper, found: Survey, book: Rulebook, pass_id: int, allow: int | None, clock: str | None
 ) -> Plan:
     now = keeper.clock.now()
-    acts = await keeper.ledger.acts_since(now - HOUR)
+    acts = await keeper.ledger.acts_since(now - HOUR, TREES, but=True)
+    trees = await keeper.ledger.acts_since(now - HOUR, TREES)
     broken = None if found.whole else keeper.broken.get(_place(found))
-    return make_plan(found.due, book.policy, found.fleet(acts, clock, broken), now, pass_id=pass_id, allow=allow)
+    return make_plan(found.due, book.policy, found.fleet(acts, trees, clock, broken), now, pass_id=pass_id, allow=allow)
 
 
 def _remember_breaker(keeper: Keeper, found: Survey, plan: Plan) -> None:
@@ -140,13 +140,15 @@ async def _take_steps(
     platform: Platform,
     book: Rulebook,
     report: PassReport,
-    hourly: int | None,
     progress: Progress | None,
+    *,
+    allowed: bool,
 ) -> None:
     """In the order of the plan, each after a look at whether we still may. What ends or tells somebody is done alone,
     one after the other; of what is over several go at once. An error stops all of them: nothing more is touched."""
 
     async def one(step: Step) -> None:
+        hourly = None if allowed else hourly_budget(step.decision, book.policy, report.survey.seen)
         line = await _take_step(keeper, platform, book, report, step, hourly)
         if progress is not None and line is not None:
             progress(line)

@@ -40,7 +40,7 @@ class InMemoryLedger:
         self._present: dict[tuple[str, str], dict[str, Ref]] = defaultdict(dict)
         self._decided: dict[str, str] = {}
         self._open: dict[str, Intended] = {}
-        self._acts: list[datetime] = []
+        self._acts: list[tuple[datetime, str]] = []
         self._passes = 0
         self._paused: str | None = None
         self._leases: set[tuple[str, str]] = set()
@@ -63,8 +63,9 @@ class InMemoryLedger:
     async def open_intents(self, platform: str, place: str) -> Sequence[Intended]:
         return [i for i in self._open.values() if i.ref and (i.ref.platform, i.ref.place) == (platform, place)]
 
-    async def acts_since(self, since: datetime) -> int:
-        return len(self._acts) - bisect.bisect_left(self._acts, since)
+    async def acts_since(self, since: datetime, rules: frozenset[str], *, but: bool = False) -> int:
+        first = bisect.bisect_left(self._acts, (since, ""))
+        return sum((rule in rules) is not but for _, rule in self._acts[first:])
 
     async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
         return holds_from(
@@ -104,7 +105,7 @@ class InMemoryLedger:
             case Intended():
                 self._passes = max(self._passes, line.pass_id)
                 self._open[line.step] = line
-                bisect.insort(self._acts, line.at)
+                bisect.insort(self._acts, (line.at, line.rule))
             case Closed() if closes(line):
                 self._open.pop(line.step, None)
             case Paused():

@@ -90,8 +90,8 @@ class SqliteLedger:
     async def open_intents(self, platform: str, place: str) -> Sequence[Intended]:
         return await self.read(lambda c: state.open_intents(c, platform, place, str(self.path)))
 
-    async def acts_since(self, since: datetime) -> int:
-        return await self.read(lambda c: queries.acts_since(c, since))
+    async def acts_since(self, since: datetime, rules: frozenset[str], *, but: bool = False) -> int:
+        return await self.read(lambda c: queries.acts_since(c, since, rules, but=but))
 
     async def holds_of(self, owner: str, since: datetime) -> Mapping[str, tuple[Hold, ...]]:
         return await self.read(lambda c: queries.holds_of(c, owner, since, str(self.path)))

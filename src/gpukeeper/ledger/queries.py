@@ -88,9 +88,9 @@ def totals(c: sqlite3.Connection, since: datetime, where: str) -> Totals:
     return found
 
 
-def acts_since(c: sqlite3.Connection, since: datetime) -> int:
-    question = "SELECT count(*) FROM journal WHERE type = 'intent' AND at >= ?"
-    return int(c.execute(question, (micros(since),)).fetchone()[0])
+def acts_since(c: sqlite3.Connection, since: datetime, rules: frozenset[str], *, but: bool) -> int:
+    question = "SELECT rule, count(*) FROM journal WHERE type = 'intent' AND at >= ? GROUP BY rule"
+    return sum(number for rule, number in c.execute(question, (micros(since),)) if (rule in rules) is not but)
 
 
 def holds_of(c: sqlite3.Connection, owner: str, since: datetime, where: str) -> dict[str, tuple[Hold, ...]]:

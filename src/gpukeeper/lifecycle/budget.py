@@ -7,11 +7,14 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.lifecycle.rules import build_cache, orphan, unused_image
+from gpukeeper.lifecycle.rules import build_cache, leftover_tree, orphan, temporary_tree, unused_image
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
 from gpukeeper.model.policy import Policy
 
-_ON_DISK_ONLY = (unused_image.NAME, build_cache.NAME)
+# Trees end no work, and a thousand of them may have to go before a disk is usable again: an hour has its own number.
+TREES = frozenset({leftover_tree.NAME, temporary_tree.NAME})
+# Work first, since hundreds of leftovers, due for weeks, must not keep a GPU from coming back; then a full disk.
+_LATER = {leftover_tree.NAME: 1, temporary_tree.NAME: 1, unused_image.NAME: 2, build_cache.NAME: 2}
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -23,6 +26,7 @@ class Fleet(msgspec.Struct, frozen=True):
     vanished: int  # of those, missing now
     acts_last_hour: int
     clock: str | None = None  # why the clock is not to be trusted
+    trees_last_hour: int = 0
     broken: str | None = None  # what the last look at everything found, where this one looked at a part only
 
 
@@ -39,10 +43,24 @@ def make_plan(
     warn = [d for d in decisions if d.action is Action.WARN]
     acting = sorted((d for d in decisions if d.action in ACTING), key=_oldest_first)
     breaker = doubted_clock(fleet) or (None if allow is not None else open_breaker(acting, policy, fleet))
-    room = allow if allow is not None else room_left(policy, fleet)
-    taken, deferred = acting[:room], acting[room:]
+    taken, deferred = _within_budget(acting, policy, fleet) if allow is None else (acting[:allow], acting[allow:])
     steps = tuple(Step(f"{pass_id}.{number}", d) for number, d in enumerate([*warn, *taken], start=1))
     return Plan(policy.digest, now, () if breaker else steps, tuple(deferred), breaker)
+
+
+def _within_budget(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> tuple[list[Decision], list[Decision]]:
+    left = {False: room_left(policy, fleet), True: max(0, policy.budget.trees - fleet.trees_last_hour)}
+    taken: list[Decision] = []
+    deferred: list[Decision] = []
+    for decision in acting:
+        is_tree = decision.rule in TREES
+        left[is_tree] -= 1
+        (taken if left[is_tree] >= 0 else deferred).append(decision)
+    return taken, deferred
+
+
+def hourly_budget(decision: Decision, policy: Policy, seen: int) -> int:
+    return policy.budget.trees if decision.rule in TREES else policy.budget.per_hour.of(seen)
 
 
 def room_left(policy: Policy, fleet: Fleet) -> int:
@@ -79,7 +97,8 @@ def _stopped_at_once(running: Sequence[Decision]) -> int:
     return len(running) - len(left) + len(set(left))
 
 
-def _oldest_first(decision: Decision) -> tuple[bool, float, str]:
-    """Images and build cache last: hundreds of them, due for weeks, must not keep a GPU from coming back."""
+def _oldest_first(decision: Decision) -> tuple[int, int, float, str]:
+    """Of trees the cheapest category first, and then the oldest."""
     due = decision.due.timestamp() if decision.due else 0.0
-    return (decision.rule in _ON_DISK_ONLY, due, decision.seen.ref.key)
+    later = _LATER.get(decision.rule, 0)
+    return (later, decision.rank if decision.rule in TREES else 0, due, decision.seen.ref.key)

@@ -16,6 +16,7 @@ from gpukeeper.lifecycle.rules import (
     hold,
     idle,
     keep_alive,
+    leftover_tree,
     live_children,
     max_runtime,
     never_started,
@@ -32,7 +33,7 @@ from gpukeeper.lifecycle.rules import (
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, View
 from gpukeeper.model.memory import Hold
-from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.subject import Category, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 RULES: tuple[ModuleType, ...] = (
@@ -50,6 +51,7 @@ RULES: tuple[ModuleType, ...] = (
     own_ttl,
     retention,
     orphan,
+    leftover_tree,
     temporary_tree,
     unused_image,
     build_cache,
@@ -75,6 +77,7 @@ _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
 NO_GRACE = timedelta()
 REQUEST = "request"  # the rule of a step that a person asked for
 _RUNNING = (State.RUNNING, State.PAUSED)
+_RANKS = {category: rank for rank, category in enumerate(Category)}
 # When nothing is due, the decision names the answer that says most about why.
 _WEIGHT = {Verdict.UNKNOWN: 4, Verdict.REPORT: 3, Verdict.PROTECT: 2, Verdict.WAIT: 1}
 
@@ -167,4 +170,5 @@ def _decision(
         subject.size,
         complaints,
         begins,
+        _RANKS[subject.category],
     )

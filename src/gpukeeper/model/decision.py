@@ -116,6 +116,7 @@ class Decision(msgspec.Struct, frozen=True):
     size: int | Unknown = 0
     complaints: tuple[str, ...] = ()
     begins: Hold | None = None
+    rank: int = 0  # of a tree: what is cheaper to lose goes first
 
 
 class Step(msgspec.Struct, frozen=True):

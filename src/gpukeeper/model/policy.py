@@ -163,6 +163,7 @@ class Amount(Value, frozen=True, kw_only=True):
 class Budget(Value, frozen=True, kw_only=True):
     per_pass: Amount = Amount(count=20)
     per_hour: Amount = Amount(count=100)
+    trees: int = 1000  # trees of files in one hour; they end no work, and are not counted above
 
 
 class Breaker(Value, frozen=True, kw_only=True):
@@ -180,6 +181,53 @@ class Temporary(Value, frozen=True, kw_only=True):
     names: tuple[str, ...]
     above: int = 5_000_000_000  # bytes; smaller trees are left
     older_than: timedelta = HOUR
+    under_pressure: timedelta = 10 * MINUTE  # the same while the disk is too full
+    keep: tuple[str, ...] = ()  # patterns of names that never go
+    platform: str = "host"  # where that root is
+
+
+class Kept(Value, frozen=True, kw_only=True):
+    """How long trees of one category are kept. None: until somebody removes them."""
+
+    older_than: timedelta | None
+    under_pressure: timedelta | None = None  # the same while the disk is too full; None: no sooner
+
+
+class DiskMarks(Value, frozen=True, kw_only=True):
+    """Of bytes or inodes, whichever is scarcer: above `high` ages shrink, until it is below `low`."""
+
+    high: float = 0.80
+    low: float = 0.70
+
+
+class Reports(Value, frozen=True, kw_only=True):
+    """Folders of results. Each entry directly below a root is one report."""
+
+    roots: tuple[str, ...] = ()
+    older_than: timedelta | None = 7 * DAY  # by the newest file inside
+    keep: tuple[str, ...] = ()  # patterns of names that never go
+    keep_last: int = 3  # the newest ones of each root
+    archive: bool = True  # saved as evidence first
+
+
+class RaySettings(Value, frozen=True, kw_only=True):
+    """Ray nodes on this machine, in containers and beside them."""
+
+    workers: tuple[str, ...] = ("ray-worker*",)  # containers that are nodes, by name, or by label as key=value
+    dashboard: str | None = None  # None: where the cluster itself says it is
+    roots: tuple[str, ...] = ("/tmp",)  # noqa: S108 - of each node, as it sees them itself
+    names: tuple[str, ...] = (
+        *("ray_tmp_*", "pip-*", "tmp*", "pymp-*"),
+        *("checkpoint_tmp_*", "ray_shuffle_disk_*", "lightning_checkpoints-job_id=*"),
+    )
+    keep: tuple[str, ...] = ()
+    above: int = 5_000_000_000
+    older_than: timedelta = HOUR
+    under_pressure: timedelta = 10 * MINUTE
+    cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy
+    window: timedelta = timedelta(seconds=10)  # measured at least this long
+    sessions: timedelta | None = DAY  # dead ones, by the newest file inside; never less than an hour
+    logs: timedelta | None = 7 * DAY  # of processes that ended
 
 
 class Images(Value, frozen=True, kw_only=True):
@@ -255,6 +303,10 @@ class Policy(Value, frozen=True, kw_only=True):
     budget: Budget = Budget()
     breaker: Breaker = Breaker()
     temporary: tuple[Temporary, ...] = ()
+    kept: Mapping[str, Kept] = {}  # by category of trees; what is not named here is kept
+    disk: DiskMarks = DiskMarks()
+    reports: Reports = Reports()
+    ray: RaySettings = RaySettings()
     images: Images = Images()
     build_cache: BuildCache = BuildCache()
     orphans: bool = True  # proven remainders of ended workloads are ended

@@ -23,6 +23,18 @@ class Shape(StrEnum):
     IMAGE = "image"
     CACHE = "cache"
     DEVICE = "device"  # a GPU itself: shown, never acted on
+    NODE = "node"  # what work runs on, a node or a disk: shown, never acted on
+
+
+@direct
+class Category(StrEnum):
+    """What a tree is. The first is the cheapest to lose, and goes first."""
+
+    UNFINISHED = "unfinished"  # what an interrupted removal of our own left
+    DEAD_SESSION = "dead-session"  # everything that a run of a cluster left, proven to be over
+    DEAD_LOGS = "dead-logs"  # logs of processes that ended, of a session that lives
+    TEMPORARY = "temporary"  # below a root that the policy names, by pattern
+    REPORT = "report"  # results that people may still want to read
 
 
 @direct
@@ -62,6 +74,18 @@ class Blocked(msgspec.Struct, frozen=True, gc=False):
     why: str  # a sentence
 
 
+class Disk(msgspec.Struct, frozen=True, gc=False):
+    """How full the filesystem is that something lies on, as `df` tells it."""
+
+    name: str  # where it is mounted
+    used: float  # share of its bytes
+    inodes: float | None = None  # share of its inodes; None: it has no limit of them
+
+    @property
+    def full(self) -> float:
+        return self.used if self.inodes is None else max(self.used, self.inodes)
+
+
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the rules may know of one thing, as of `seen.at`."""
 
@@ -89,6 +113,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree
     together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
+    category: Category = Category.TEMPORARY  # of a tree
+    busy: str | Unknown | None = None  # what runs beside it and may need it, in a few words; None: nothing does
+    disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
     evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
     findings: tuple[str, ...] = ()  # sentences: what somebody should mend; nothing is repaired here

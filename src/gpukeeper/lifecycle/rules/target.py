@@ -26,8 +26,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if not in_scope(settings.policy, subject.ref):
         return _leave("outside the policy's scope")
-    if subject.shape is Shape.DEVICE:
-        return _leave("a device is shown, never acted on")
+    if subject.shape in (Shape.DEVICE, Shape.NODE):
+        return _leave(f"a {subject.shape} is shown, never acted on")
     if subject.root is not None:
         if isinstance(subject.root, Unknown):
             return _unknown(f"whose part it is, is not known ({subject.root.why})")

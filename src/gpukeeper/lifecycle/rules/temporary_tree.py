@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import posixpath
-from datetime import datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatchcase
 
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.policy import Policy, Temporary
-from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "temporary_tree"
@@ -18,14 +18,13 @@ SAYS = "Trees of the named patterns below a named root go when they are large, c
 FOR = (Shape.TREE,)
 ACTS = True
 
-UNDER_PRESSURE = timedelta(minutes=10)  # ages shrink to this, conditions never do
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
 _NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
-    if subject.shape is not Shape.TREE:
+    if subject.shape is not Shape.TREE or subject.category is not Category.TEMPORARY:
         return _NOT_ONE
     named = named_by(settings.policy, subject)
     if named is None:
@@ -33,22 +32,35 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     together = subject.size if subject.together is None else subject.together
     if isinstance(together, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees below {named.root} is not known ({together.why})")
-    if together < named.above:
+    if together < named.above and not view.pressure:
         held = f"{size_in_words(together)} of such trees below {named.root}"
         return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
-    if isinstance(subject.in_use, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
-    if subject.in_use:
-        return Answer(NAME, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
-    return _by_age(subject, named, view.pressure, now)
+    return not_free(NAME, subject) or _by_age(subject, named, view.pressure, now)
 
 
 def named_by(policy: Policy, subject: Subject) -> Temporary | None:
     """The entry that names it: a direct child of the root, by pattern. Anything else is not ours to delete."""
     root, name = posixpath.split(subject.ref.name)
     for entry in policy.temporary:
-        if posixpath.normpath(entry.root) == root and any(fnmatchcase(name, pattern) for pattern in entry.names):
+        if entry.platform != subject.ref.platform or posixpath.normpath(entry.root) != root:
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in entry.keep):
+            return None  # whatever else names it: what is to be kept is kept
+        if any(fnmatchcase(name, pattern) for pattern in entry.names):
             return entry
+    return None
+
+
+def not_free(rule: str, subject: Subject) -> Answer | None:
+    """Why it must stay however old it is: used itself, or beside work that may use it. None: it is free."""
+    if isinstance(subject.busy, Unknown):
+        return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is not known ({subject.busy.why})")
+    if subject.busy is not None:
+        return Answer(rule, Verdict.PROTECT, f"work runs beside it: {subject.busy}")
+    if isinstance(subject.in_use, Unknown):
+        return Answer(rule, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+    if subject.in_use:
+        return Answer(rule, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
     return None
 
 
@@ -59,8 +71,10 @@ def _by_age(subject: Subject, named: Temporary, pressure: bool, now: datetime) -
         return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
     if isinstance(subject.size, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"its size is not known ({subject.size.why})")
-    allowed = min(named.older_than, UNDER_PRESSURE) if pressure else named.older_than
+    allowed = min(named.older_than, named.under_pressure) if pressure else named.older_than
     reason = f"{size_in_words(subject.size)}, unused for {in_words(now - last_used)}, allowed {in_words(allowed)}"
+    if pressure:
+        reason += " while the disk is too full"
     due = last_used + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
