@@ -1,0 +1,16 @@
+"""Real engines share two cores with everything else, and answer late at times. A test on one that fails is run once more;
+the summary names it then (RERUN), and it is a bug to be found: here or in the engine's start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.flaky(reruns=1))
