@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?=
 HOURS ?= 1
 
-.PHONY: run install demo test check format bench simulate kube clean help
+.PHONY: run install demo test check format bench simulate kube ray clean help
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -42,6 +42,9 @@ simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SE
 
 kube: ## the Kubernetes that tests run, built once outside the repository (Go, 20 minutes)
 	@tests/real/kube/build.sh
+
+ray: ## the releases of Ray that tests run, installed once outside the repository (pip, 5 minutes)
+	@PYTHON=$(PYTHON) tests/real/ray/build.sh
 
 clean: ## the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,8 @@ NAMES = (
     "startup",
     "simulation",
     "ledger",
+    "disk-size",
+    "disk-delete",
     "docker-plan",
     "docker-idle",
     "docker-outcome",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.kube import binaries
+from tests.real.ray import bed as ray_bed
 
 HOW = {
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
@@ -21,6 +22,8 @@ HOW = {
     "podman": "needs root and podman: apt-get install podman busybox-static, run as root",
     "prometheus": "needs a Prometheus of its own: apt-get install prometheus (its service may stay stopped)",
     "promtool": "needs promtool: apt-get install prometheus",
+    "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
+    "root": "needs root, and no other process than the first hidden from it: run the tests as root",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
 
@@ -66,6 +69,11 @@ def has_prometheus() -> bool:
 
 def has_promtool() -> bool:
     return _has("promtool")
+
+
+def has_ray(version: str = ray_bed.NEWEST) -> bool:
+    """That release, installed beside the repository; gpukeeper itself never imports it."""
+    return ray_bed.is_installed(version)
 
 
 def _has(*programs: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,6 +29,7 @@ from gpukeeper.ledger.signals import SqliteSignals, open_signals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import Terminals
 from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker import meter as docker_meter
@@ -40,6 +41,8 @@ from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.ray import connect as ray
+from gpukeeper.platforms.ray.adapter import RayPlatform
+from gpukeeper.platforms.ray.discovery import names_here
 from gpukeeper.platforms.simulated import week
 from gpukeeper.platforms.simulated.folder import FolderPlatform
 from gpukeeper.platforms.simulated.week import Week
@@ -150,7 +153,7 @@ def reload_policy(session: Session, policy: Path | None) -> None:
         for one in session.keeper.platforms:
             if isinstance(one, DockerPlatform):
                 one.follow(**_docker_settings(loaded))
-            elif isinstance(one, KubernetesPlatform):
+            elif isinstance(one, HostPlatform | KubernetesPlatform | RayPlatform):
                 one.follow(loaded.policy)
 
 
@@ -176,17 +179,30 @@ def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:
         if config is None
         else Reach("kubernetes", config, True, f"by {config}")
     )
-    where = ray.find(environ)
-    why = _NOT_FOUND["ray"] if where is None else f"found at {where}, but this version cannot look at it yet"
-    found.append(Reach("ray", where or "", False, why))
+    found.append(_ray_here(environ))
     return found
 
 
 _NOT_FOUND = {
     "docker": "no socket at /var/run/docker.sock and DOCKER_HOST is not set",
     "kubernetes": "no kubeconfig and not inside a cluster",
-    "ray": "no Ray session here and RAY_ADDRESS is not set",
+    "ray": "no Ray session here, and no raylet runs",
 }
+
+
+def _ray_here(environ: Mapping[str, str]) -> Reach:
+    """Without a container engine: containers that the policy calls nodes are found when it is asked."""
+    place, address = hostname(), environ.get("RAY_ADDRESS")
+    try:
+        names = names_here(place, environ)
+    except OSError as error:
+        return Reach("ray", place, False, f"the processes of this machine could not be listed: {error.strerror}")
+    if names:
+        words = ", ".join("this machine" if name == place else name for name in names)
+        return Reach("ray", place, True, f"{len(names)} node{'s' if len(names) > 1 else ''}: {words}")
+    if address:
+        return Reach("ray", "", False, f"no node of {address} is on this machine; run gpukeeper on its nodes")
+    return Reach("ray", "", False, _NOT_FOUND["ray"])
 
 
 def _meter(
@@ -229,17 +245,46 @@ def _platforms(
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
         platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
-    found: list[Platform] = [HostPlatform(hostname(), [t for t in loaded.policy.temporary if t.platform == "host"], clock)]
+    found: list[Platform] = [_host(loaded, clock, environ)]
     reaches = discover(environ)
-    address = docker.find(environ)
+    address, containers = docker.find(environ), None
     if address is not None:
         engine = docker.Engine(address, environ)
         place = hostname() if engine.local else engine.host
-        found.append(DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded)))
+        containers = DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded))
+        found.append(containers)
+    if _wants_ray(loaded, reaches):
+        inside = ray.no_containers if containers is None else partial(_nodes_in, containers)
+        found.append(RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ))
     cluster = _cluster(loaded, environ, reaches)
     if cluster is not None:
         found.append(KubernetesPlatform(cluster, clock, loaded.policy))
     return tuple(found), reaches
+
+
+def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str]) -> HostPlatform:
+    """With the folders of gpukeeper itself, which no removal may take along."""
+    policy, path = loaded.policy, ledger_path(environ)
+    folders = (str(path.parent), policy.capture.to or str(evidence_folder(path)))
+    return HostPlatform(
+        hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders
+    )
+
+
+def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:
+    """A node may come later, and containers are known only to their engine: the policy's word is enough."""
+    at = next(number for number, one in enumerate(reaches) if one.platform == "ray")
+    if reaches[at].reachable or "ray" not in loaded.policy.scope:
+        return reaches[at].reachable
+    reaches[at] = Reach("ray", hostname(), True, "no node here by itself; containers that are nodes are looked for")
+    return True
+
+
+async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence[ray.Inside] | Unknown:
+    found = await engine.called(patterns)
+    if isinstance(found, Unknown):
+        return found
+    return [ray.Inside(one.plain_name, one.state.pid, one.id) for one in found]
 
 
 def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -> kubernetes.Cluster | None:

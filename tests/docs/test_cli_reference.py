@@ -18,7 +18,7 @@ DESIGNED = (
     *(f"ledger {verb}" for verb in ("list", "show", "export")),
 )
 # There since, and not in that list.
-ADDED = ("ledger totals", "ledger rotate")
+ADDED = ("ledger totals", "ledger rotate", "tidy")
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 
 

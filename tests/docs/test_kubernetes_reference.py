@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.config.load import load_text
-from gpukeeper.interfaces.operator.metrics import COUNTERS, GAUGES
 from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, lease, marks, namespaces, translate
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
 from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind
@@ -58,15 +57,6 @@ def test_every_label_of_an_acceptance_run_is_there(label: str) -> None:
 def test_the_finalizers_are_those_of_the_code() -> None:
     rows = [row.split(" | ")[0] for row in section("Finalizers").splitlines() if row.startswith("| `")]
     assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(FINALIZERS)
-
-
-def test_the_series_are_those_of_the_code_in_the_same_words() -> None:
-    rows = re.findall(r"^\| `(gpukeeper_\w+)` \| (gauge|counter) \| [^|]*\| (.+) \|$", section("Metrics"), re.MULTILINE)
-    told = [(name, kind, words) for name, kind, words in rows]
-    assert told == [
-        *((name, "gauge", words) for name, words in GAUGES.items()),
-        *((name, "counter", words) for name, words in COUNTERS.items()),
-    ]
 
 
 def test_the_files_of_the_evidence_and_its_limits() -> None:

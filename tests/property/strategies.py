@@ -28,6 +28,7 @@ from gpukeeper.model.policy import (
     Exemption,
     Group,
     Images,
+    Kept,
     Match,
     OnIdle,
     PlaceScope,
@@ -36,7 +37,7 @@ from gpukeeper.model.policy import (
     Temporary,
 )
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -90,7 +91,7 @@ def view(rng: random.Random) -> View:
 
 
 def subject(rng: random.Random) -> Subject:
-    shape = rng.choice([*[Shape.WORKLOAD] * 8, Shape.ORPHAN, Shape.TREE, Shape.IMAGE, Shape.CACHE])
+    shape = rng.choice([*[Shape.WORKLOAD] * 8, Shape.ORPHAN, *[Shape.TREE] * 3, Shape.IMAGE, Shape.CACHE])
     created = rng.choice(AGO)
     started = max(created, rng.choice(AGO))
     state = rng.choice([State.ENDED, State.ENDED, State.RUNNING, State.RUNNING, *State])
@@ -116,6 +117,9 @@ def subject(rng: random.Random) -> Subject:
         last_used=rng.choice([*AGO, None]),
         together=rng.choice([None, 0, 10**10]),
         in_use=rng.random() < 0.2,
+        category=rng.choice([Category.TEMPORARY, *Category]),
+        busy="a task runs on it" if rng.random() < 0.2 else None,
+        disk=rng.choice([Disk("/tmp", 0.85), Disk("/tmp", 0.1, 0.9)]),
         proof=rng.choice([None, "its cgroup"]),
         marks=Marks(
             ttl=rng.choice([None, None, None, SHORT, LONG, 90 * DAY]),
@@ -199,7 +203,13 @@ def policy(rng: random.Random) -> Policy:
         match=rng.choice([(), (), (Match(class_="infrastructure", owner="bob"),)]),
         exemptions=tuple(exemption(rng) for _ in range(rng.choice([0, 0, 0, 1, 2]))),
         activity=Activity(signals=("cpu", "disk")),
-        temporary=(Temporary(root="/tmp", names=("tmp*",), above=5 * 10**9),),
+        temporary=(Temporary(root="/tmp", names=("tmp*",), above=5 * 10**9, keep=rng.choice([(), (), (), ("tmp1",)])),),
+        kept={
+            one.value: Kept(older_than=rng.choice(keep), under_pressure=rng.choice([None, SHORT / 2]))
+            for one in Category
+            if one not in (Category.TEMPORARY, Category.REPORT)
+        }
+        | {"report": Kept(older_than=rng.choice(keep))},
         images=Images(unused=rng.choice(limit), keep=rng.choice([(), ("base/*",), ("lab/*",)])),
         build_cache=BuildCache(unused=rng.choice(limit)),
     )

@@ -10,14 +10,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.lifecycle.budget import Fleet, make_plan
+from gpukeeper.lifecycle.budget import TREES, Fleet, make_plan
 from gpukeeper.lifecycle.decide import RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Decision, Step, Verdict, View
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.policy import Amount, Budget, ClassSettings, Policy, Retention
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Category, Shape, State
 from tests.property.strategies import DAY, HOUR, MINUTE, NOW, Dozens, dozens, hold, pair, policy, view
 
 replace = msgspec.structs.replace
@@ -52,7 +52,13 @@ def _patient(rules: Policy, factor: float) -> Policy:
         environments={name: _longer(one, factor) for name, one in rules.environments.items()},
         classes={name: _slower(one, factor) for name, one in rules.classes.items()},
         groups={name: _slower(one, factor) for name, one in rules.groups.items()},
-        temporary=tuple(replace(one, older_than=one.older_than * factor) for one in rules.temporary),
+        temporary=tuple(
+            replace(one, **_times(one, ("older_than", "under_pressure"), factor)) for one in rules.temporary
+        ),
+        kept={
+            name: replace(one, **_times(one, ("older_than", "under_pressure"), factor))
+            for name, one in rules.kept.items()
+        },
         images=replace(rules.images, **_times(rules.images, ("unused",), factor)),
         build_cache=replace(rules.build_cache, **_times(rules.build_cache, ("unused",), factor)),
     )
@@ -176,9 +182,17 @@ def _decision(number: int, action: Action, age: int | None, running: bool) -> De
     return Decision(seen, action, "retention", "over", due=due, running=running)
 
 
+def _tree(number: int, rule: str, rank: int, age: int) -> Decision:
+    seen = Seen(Ref("host", "node-3", "tree", f"/tmp/tmp{number}", f"8:{number}"), "v1", "1", NOW)
+    return Decision(seen, Action.REMOVE, rule, "over", due=NOW - age * MINUTE, rank=rank)
+
+
 DUE = st.lists(
     st.tuples(st.sampled_from(Action), st.one_of(st.none(), st.integers(0, 9)), st.booleans()), max_size=30
 ).map(lambda given: [_decision(n, *one) for n, one in enumerate(given)])
+DUE_TREES = st.lists(st.tuples(st.sampled_from(sorted(TREES)), st.integers(0, 4), st.integers(0, 9)), max_size=30).map(
+    lambda given: [_tree(n, *one) for n, one in enumerate(given)]
+)
 AMOUNTS = st.builds(
     Amount, count=st.one_of(st.none(), st.integers(0, 9)), share=st.one_of(st.none(), st.floats(0.01, 1))
 )
@@ -215,3 +229,78 @@ def test_a_plan_does_not_depend_on_the_order_of_decisions(due: list[Decision], s
     acting = [[s.decision for s in plan.steps if s.decision.action in ACTING] for plan in (one, other)]
     assert acting[0] == acting[1]
     assert (one.deferred, one.breaker) == (other.deferred, other.breaker)
+
+
+def _is_tree(decision: Decision) -> bool:
+    return decision.rule in TREES
+
+
+@settings(max_examples=100, deadline=None)
+@given(due=DUE, trees=DUE_TREES, most=st.integers(0, 9), before=st.integers(0, 12), acts=st.integers(0, 12))
+def test_trees_and_work_never_use_up_each_others_budget(
+    due: list[Decision], trees: list[Decision], most: int, before: int, acts: int
+) -> None:
+    """With or without the other kind the same of each kind is taken, in the same order."""
+    rules = Policy(budget=Budget(per_pass=Amount(count=3), per_hour=Amount(count=9), trees=most))
+    fleet = Fleet(40, 40, 40, 0, acts, trees_last_hour=before)
+    both = make_plan([*trees, *due], rules, fleet, NOW, pass_id=1)
+    if both.breaker is not None:
+        return
+    for kind, alone in ((True, trees), (False, due)):
+        single = make_plan(alone, rules, fleet, NOW, pass_id=1)
+        taken, wanted = ([s.decision for s in plan.steps if _is_tree(s.decision) is kind] for plan in (both, single))
+        assert taken == wanted
+        assert [one for one in both.deferred if _is_tree(one) is kind] == list(single.deferred)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees=DUE_TREES, most=st.integers(0, 9), before=st.integers(0, 12))
+def test_the_hour_of_trees_is_never_exceeded_and_the_cheapest_go_first(
+    trees: list[Decision], most: int, before: int
+) -> None:
+    rules, fleet = Policy(budget=Budget(trees=most)), Fleet(0, 0, 0, 0, 0, trees_last_hour=before)
+    plan = make_plan(trees, rules, fleet, NOW, pass_id=1)
+    taken = [step.decision for step in plan.steps]
+    assert len(taken) == min(len(trees), max(0, most - before))
+    order = [(one.rank, _due(one)) for one in (*taken, *plan.deferred)]
+    assert order == sorted(order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees=DUE_TREES, most=st.integers(1, 9))
+def test_over_many_passes_every_tree_goes_and_no_hour_has_too_many(trees: list[Decision], most: int) -> None:
+    """Ten minutes between passes: what is deferred waits its turn, and none waits for ever."""
+    rules, left, done = Policy(budget=Budget(trees=most)), list(trees), list[int]()
+    for number in range(6 * (len(trees) // most + 2)):
+        recent = sum(number - at < 6 for at in done)
+        plan = make_plan(left, rules, Fleet(0, 0, 0, 0, 0, trees_last_hour=recent), NOW, pass_id=number)
+        gone = {step.decision.seen.ref.uid for step in plan.steps}
+        left = [one for one in left if one.seen.ref.uid not in gone]
+        done += [number] * len(gone)
+        assert sum(number - at < 6 for at in done) <= most
+    assert left == []
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_full_disk_shrinks_ages_and_no_condition(pairs: Pairs) -> None:
+    """Whatever is removed under pressure is closed, beside nothing, and known to be so; a report goes no sooner."""
+    for one, rules in pairs:
+        if one.subject.shape is not Shape.TREE:
+            continue
+        pressed, calm = (decide(replace(one, pressure=full), Rulebook(rules), NOW) for full in (True, False))
+        assert calm.action is Action.KEEP or pressed.action is Action.REMOVE
+        assert bool(pressed.disk) == (pressed.action is Action.REMOVE and calm.action is Action.KEEP)
+        if pressed.action is Action.REMOVE:
+            assert (one.subject.in_use, one.subject.busy) == (False, None)
+            assert one.subject.category is not Category.REPORT or calm.action is Action.REMOVE
+
+
+@OFTEN
+@given(pairs=dozens(pair))
+def test_a_category_that_is_switched_off_is_never_acted_on(pairs: Pairs) -> None:
+    for one, rules in pairs:
+        off = replace(rules, kept={name: replace(kept, older_than=None) for name, kept in rules.kept.items()})
+        for full in (True, False):
+            made = decide(replace(one, pressure=full), Rulebook(off), NOW)
+            assert made.rule != "leftover_tree" or made.action is Action.KEEP

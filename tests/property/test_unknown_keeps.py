@@ -15,7 +15,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Verdict, View
 from gpukeeper.model.policy import Activity, Policy
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
-from gpukeeper.model.subject import Marks, Subject
+from gpukeeper.model.subject import Category, Marks, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from tests.property.strategies import LOST, NOW, SHORT, START, Dozens, dozens, pair, series
 
@@ -71,6 +71,20 @@ def test_replacing_a_known_fact_by_unknown_never_makes_anything_act(pairs: Dozen
             if after.action in ACTING:
                 acted[fact] = f"{after.action} by {after.rule}, known: kept by {before.rule}\n{view}"
     assert not acted, "\n\n".join(f"{fact} not known: {words}" for fact, words in acted.items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=dozens(pair))
+def test_a_tree_of_which_a_condition_is_not_known_is_never_removed(pairs: Dozens[tuple[View, Policy]]) -> None:
+    """C10.2, C10.3: in use or not, what runs beside it, when it was used; of temporary ones how large it is."""
+    for view, policy in pairs:
+        if view.subject.shape is not Shape.TREE:
+            continue
+        conditions = ["busy", "in_use", "last_used", *(["size"] if view.subject.category is Category.TEMPORARY else [])]
+        for fact in conditions:
+            for full in (True, False):
+                made = decide(vaguer(replace(view, pressure=full), fact), Rulebook(policy), NOW)
+                assert made.action is Action.KEEP, f"{fact} is not known: {made}"
 
 
 @settings(max_examples=30, deadline=None)

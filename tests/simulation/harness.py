@@ -26,6 +26,7 @@ from gpukeeper.model.policy import (
     ClassSettings,
     Exemption,
     Group,
+    Kept,
     Mode,
     PlaceScope,
     Policy,
@@ -62,6 +63,7 @@ POLICY = Policy(
         "docker": PlaceScope(),
         "kubernetes": PlaceScope(namespaces=("research",)),
         "ray": PlaceScope(places=("ray-*",)),
+        "host": PlaceScope(),
     },
     retention=Retention(succeeded=30 * MINUTE, failed=HOUR, stopped=30 * MINUTE, max=2 * HOUR),
     at_finish=AtFinish.RUNNING,
@@ -77,9 +79,25 @@ POLICY = Policy(
     groups={"researcher": Group(members=("bob",), idle=22 * MINUTE, max_runtime=100 * MINUTE)},
     exemptions=(Exemption(reason="paper deadline", owner="eve", rules=("idle",), until=BEGIN + HOUR),),
     activity=Activity(signals=("cpu",), tick=MINUTE),
-    budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8)),
+    budget=Budget(per_pass=Amount(count=2), per_hour=Amount(count=8), trees=4),
     breaker=Breaker(running=0.5, vanished=0.5, floor=1),
-    temporary=(Temporary(root="/tmp", names=("ray_tmp_*", "pip-*", "tmp*"), above=5 * 1024**3, older_than=HOUR / 2),),
+    temporary=tuple(
+        Temporary(
+            root="/tmp",
+            names=("ray_tmp_*", "pip-*", "tmp*"),
+            above=5 * 1024**3,
+            older_than=HOUR / 2,
+            keep=("tmp-keep-*",),
+            platform=platform,
+        )
+        for platform in ("host", "ray")
+    ),
+    kept={
+        "unfinished": Kept(older_than=timedelta()),
+        "dead-session": Kept(older_than=40 * MINUTE, under_pressure=10 * MINUTE),
+        "dead-logs": Kept(older_than=HOUR, under_pressure=20 * MINUTE),
+        "report": Kept(older_than=HOUR),
+    },
     hold_total=HOUR,
     hold_within=3 * HOUR,
     schedule=Schedule(every=5 * MINUTE),
@@ -88,7 +106,8 @@ POLICY = Policy(
 PLACES = (
     Place("docker", "node-1", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), PEOPLE),
     Place("kubernetes", "prod", tuple(f"GPU-{n}" for n in range(8)), PEOPLE, ("research", "private")),
-    Place("ray", "ray-1", ("GPU-0", "GPU-1"), PEOPLE),
+    Place("ray", "ray-1", ("GPU-0", "GPU-1"), PEOPLE, nodes=("head", "worker-1")),
+    Place("host", "node-2", ("GPU-0",), PEOPLE, nodes=("",)),
 )
 
 
@@ -138,8 +157,9 @@ class Run:
 def simulate(seed: int, faults: Faults = ROUGH, policy: Policy = POLICY) -> Run:
     loop = VirtualLoop()
     clock = VirtualClock(loop)
-    # Every fourth world has two places that act at the same time and share the hour's budget.
-    places = PLACES[:2] if seed % 4 == 3 else (PLACES[seed % 3],)
+    # Every fourth world has two places that act at the same time and share the hour's budget: of work, or of trees.
+    pair = PLACES[:2] if seed % 8 == 3 else PLACES[2:]
+    places = pair if seed % 4 == 3 else (PLACES[seed % 3],)
     world = World(seed, clock, places, faults)
     People(world, pace=18 * MINUTE, hurry=3).settle_in()
     run = Run(seed, world, policy)

@@ -17,6 +17,7 @@ from gpukeeper.lifecycle.rules import (
     hold,
     idle,
     keep_alive,
+    leftover_tree,
     live_children,
     max_runtime,
     orphan,
@@ -26,7 +27,7 @@ from gpukeeper.lifecycle.rules import (
 )
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
-from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.simulation.harness import LoggedLedger
@@ -179,7 +180,7 @@ def exceed_the_budget() -> Iterator[None]:
 
 @planted("budget_and_breaker")
 def forget_the_last_hour() -> Iterator[None]:
-    async def none(self: Any, since: Any) -> int:
+    async def none(self: Any, since: Any, rules: Any, *, but: bool = False) -> int:
         return 0
 
     with _added(LoggedLedger, "acts_since", none):
@@ -269,8 +270,8 @@ def act_while_paused() -> Iterator[None]:
 def count_a_deferred_step_as_done() -> Iterator[None]:
     take_steps = engine_reclaim._take_steps
 
-    async def generous(keeper: Any, platform: Any, book: Any, report: Any, *rest: Any) -> None:
-        await take_steps(keeper, platform, book, report, *rest)
+    async def generous(keeper: Any, platform: Any, book: Any, report: Any, *rest: Any, **more: Any) -> None:
+        await take_steps(keeper, platform, book, report, *rest, **more)
         for i, d in enumerate(report.plan.deferred):
             line = Closed(
                 at=keeper.clock.now(),
@@ -298,13 +299,118 @@ def act_on_children() -> Iterator[None]:
         yield
 
 
-@planted("roots_only")
-def delete_files_in_use() -> Iterator[None]:
-    def careless(view: View, settings: Any, now: Any) -> Answer:
-        view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, in_use=False))
-        return temporary_tree.ask(view, settings, now)
+@contextmanager
+def _told_of_trees(told: Callable[[View], dict[str, Any]]) -> Iterator[None]:
+    """Both rules about trees are told other facts than were seen."""
 
-    with rule_swapped(temporary_tree, careless):
+    def careless(rule: Any) -> Any:
+        def ask(view: View, settings: Any, now: Any) -> Answer:
+            subject = msgspec.structs.replace(view.subject, **told(view))
+            return rule.ask(msgspec.structs.replace(view, subject=subject), settings, now)
+
+        return ask
+
+    with (
+        rule_swapped(temporary_tree, careless(temporary_tree)),
+        rule_swapped(leftover_tree, careless(leftover_tree)),
+    ):
+        yield
+
+
+@planted("trees_are_free")
+def delete_files_in_use() -> Iterator[None]:
+    with _told_of_trees(lambda view: {"in_use": False}):
+        yield
+
+
+@planted("trees_are_free")
+def delete_beside_work() -> Iterator[None]:
+    with _told_of_trees(lambda view: {"busy": None if isinstance(view.subject.busy, str) else view.subject.busy}):
+        yield
+
+
+@planted("unknown_keeps")
+def treat_an_unknown_node_as_idle() -> Iterator[None]:
+    with _told_of_trees(lambda view: {"busy": None} if isinstance(view.subject.busy, Unknown) else {}):
+        yield
+
+
+@planted("unknown_keeps")
+def treat_files_that_could_not_be_seen_as_closed() -> Iterator[None]:
+    with _told_of_trees(lambda view: {"in_use": False} if isinstance(view.subject.in_use, Unknown) else {}):
+        yield
+
+
+@planted("trees_are_free")
+def let_a_full_disk_shrink_conditions() -> Iterator[None]:
+    with _told_of_trees(lambda view: {"in_use": False, "busy": None} if view.pressure else {}):
+        yield
+
+
+@planted("trees_are_free")
+def call_every_disk_too_full() -> Iterator[None]:
+    def always(keeper: Any, subject: Subject, book: Any) -> bool:
+        keeper.pressed[subject.ref.platform, subject.ref.place, subject.disk_name] = True
+        return True
+
+    with swapped(engine_observe, "is_too_full", always), swapped(engine_act, "is_too_full", always):
+        yield
+
+
+@planted("trees_are_free")
+def delete_what_was_opened_since_the_look() -> Iterator[None]:
+    """An adapter that does not look for open files once more after it moved a tree away."""
+    with swapped(SimulatedPlatform, "is_free", staticmethod(lambda thing: True)):
+        yield
+
+
+@planted("roots_only")
+def ignore_the_names_to_keep() -> Iterator[None]:
+    named_by = temporary_tree.named_by
+
+    def greedy(policy: Any, subject: Subject) -> Any:
+        entries = tuple(msgspec.structs.replace(one, keep=()) for one in policy.temporary)
+        return named_by(msgspec.structs.replace(policy, temporary=entries), subject)
+
+    with swapped(temporary_tree, "named_by", greedy):
+        yield
+
+
+@planted("budget_and_breaker")
+def ignore_the_budget_of_trees() -> Iterator[None]:
+    hourly = engine_reclaim.hourly_budget
+
+    def unbounded(decision: Decision, *rest: Any) -> int:
+        return 10**6 if decision.rule in budget.TREES else hourly(decision, *rest)
+
+    def all_trees(acting: Any, policy: Any, fleet: Any) -> Any:
+        others, deferred = within([one for one in acting if one.rule not in budget.TREES], policy, fleet)
+        return [*others, *(one for one in acting if one.rule in budget.TREES)], deferred
+
+    within = budget._within_budget
+    with swapped(engine_reclaim, "hourly_budget", unbounded), swapped(budget, "_within_budget", all_trees):
+        yield
+
+
+@planted("budget_and_breaker")
+def forget_the_trees_of_the_last_hour() -> Iterator[None]:
+    acts_since = LoggedLedger.acts_since
+
+    async def forgetful(self: Any, since: Any, rules: Any, *, but: bool = False) -> int:
+        return await acts_since(self, since, rules, but=but) if but else 0
+
+    with _added(LoggedLedger, "acts_since", forgetful):
+        yield
+
+
+@planted("due_is_reclaimed")
+def forget_an_interrupted_removal() -> Iterator[None]:
+    def forgetful(view: View, settings: Any, now: Any) -> Answer:
+        if view.subject.category is Category.UNFINISHED:
+            return Answer(leftover_tree.NAME, Verdict.PROTECT, "in the trash")
+        return leftover_tree.ask(view, settings, now)
+
+    with rule_swapped(leftover_tree, forgetful):
         yield
 
 

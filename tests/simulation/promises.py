@@ -11,6 +11,7 @@ from tests.simulation.checkers import (
     only_what_was_seen,
     paused_means_paused,
     roots_only,
+    trees_are_free,
     unknown_keeps,
     warned_first,
 )
@@ -25,6 +26,7 @@ CHECKERS = (
     ledger_tells_the_truth,
     due_is_reclaimed,
     roots_only,
+    trees_are_free,
     warned_first,
     paused_means_paused,
 )

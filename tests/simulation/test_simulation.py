@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpukeeper.model.event import Closed, Decided, Intended
 from tests.simulation.harness import simulate
 from tests.simulation.promises import broken_promises
 
@@ -36,6 +37,7 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
         ("trim", "done"),
         ("remove", "nothing"),
         ("stop", "nothing"),
+        ("remove", "halfway"),
     } <= effects
     rules = {intent.rule for run in runs for _, act in run.acts() if (intent := run.intent(act.step)) is not None}
     assert rules == {
@@ -48,4 +50,11 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
         "restart_loop",
         "orphan",
         "temporary_tree",
+        "leftover_tree",
     }
+    lines = [line.reason for run in runs for line in run.lines if isinstance(line, Decided | Intended | Closed)]
+    for words in (
+        *("a dead session", "logs of processes that ended", "a report", "left by a removal of gpukeeper"),
+        *("while the disk is too full", "somebody opened it, or work began beside it", "work runs beside it"),
+    ):
+        assert any(words in reason for reason in lines), f"nothing happened that says: {words}"

@@ -42,7 +42,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         demand=_value(model.Demand, file.demand),
         budget=_value(model.Budget, file.budget),
         breaker=_value(model.Breaker, file.breaker),
-        temporary=(*(_value(model.Temporary, one) for one in file.temporary), *_of_nodes(file.ray)),
+        temporary=(*(_value(model.Temporary, one) for one in file.temporary), *_of_nodes(file)),
         kept=_kept(file),
         disk=_value(model.DiskMarks, file.disk),
         reports=_value(model.Reports, file.reports),
@@ -82,8 +82,11 @@ def _value(kind: type[V], section: BaseModel) -> V:
     return kind(**given)
 
 
-def _of_nodes(ray: sections.Ray) -> tuple[model.Temporary, ...]:
-    """The temporary folders of Ray nodes are judged like those of the machine itself."""
+def _of_nodes(file: PolicyFile) -> tuple[model.Temporary, ...]:
+    """The temporary folders of Ray nodes, where Ray is covered, are judged like those of the machine itself."""
+    if file.scope.ray is None:
+        return ()
+    ray = file.ray
     same = {name: getattr(ray, name) for name in ("above", "older_than", "under_pressure")}
     names, keep = tuple(ray.names), tuple(ray.keep)
     return tuple(model.Temporary(root=root, names=names, keep=keep, platform="ray", **same) for root in ray.roots)
@@ -91,13 +94,10 @@ def _of_nodes(ray: sections.Ray) -> tuple[model.Temporary, ...]:
 
 def _kept(file: PolicyFile) -> dict[str, model.Kept]:
     """An hour is the least for a session: one that is just starting has folders and no processes yet."""
-    sessions, logs = file.ray.sessions, file.ray.logs
     return {
         Category.UNFINISHED.value: model.Kept(older_than=timedelta()),
-        Category.DEAD_SESSION.value: model.Kept(
-            older_than=None if sessions is None else max(sessions, model.HOUR), under_pressure=model.HOUR
-        ),
-        Category.DEAD_LOGS.value: model.Kept(older_than=logs, under_pressure=model.DAY),
+        Category.DEAD_SESSION.value: model.Kept(older_than=file.ray.sessions, under_pressure=model.HOUR),
+        Category.DEAD_LOGS.value: model.Kept(older_than=file.ray.logs, under_pressure=model.DAY),
         Category.REPORT.value: model.Kept(older_than=file.reports.older_than),
     }
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from gpukeeper.config.presets import PRESETS
 from gpukeeper.config.problems import Path, Problem, did_you_mean, in_words
 from gpukeeper.config.sections import PLATFORMS, Exemption, Match, PolicyFile, Retention
+from gpukeeper.config.tree_checks import check_trees
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
 from gpukeeper.config.unix_groups import members_of
@@ -35,7 +36,7 @@ def check(file: PolicyFile) -> Iterator[Problem]:
     yield from _groups(file)
     yield from _matches(file)
     yield from _exemptions(file)
-    yield from _temporary(file)
+    yield from check_trees(file)
 
 
 def _scope(file: PolicyFile) -> Iterator[Problem]:
@@ -234,11 +235,3 @@ def check_exemption(one: Exemption, at: Path, classes: Iterable[str]) -> Iterato
     for rule in one.rules:
         if rule not in RULE_NAMES:
             yield Problem(((*at, "rules"),), f'there is no rule "{rule}" to suspend. {did_you_mean(rule, RULE_NAMES)}')
-
-
-def _temporary(file: PolicyFile) -> Iterator[Problem]:
-    for i, entry in enumerate(file.temporary):
-        if not entry.names:
-            yield Problem(
-                (("temporary", i, "names"),), 'no name is given, so nothing would ever go. Write some, like ["tmp*"].'
-            )

@@ -87,15 +87,18 @@ OnIdleWord = Annotated[OnIdle, *_words(OnIdle)]
 AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
 
 
-def _read_count(value: object) -> int:
+def _read_count(value: object, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{units.shown(value)} is not a whole number. Write it like 20.")
-    if value < 1:
-        raise ValueError(f"{value} is less than 1. Write 1 or more.")
+    if value < least:
+        raise ValueError(f"{value} is less than {least}. Write {least} or more.")
     return value
 
 
 Count = Annotated[int, *_kind(_read_count, int, {"type": "integer", "minimum": 1, "x-kind": "number"})]
+CountOrZero = Annotated[
+    int, *_kind(lambda value: _read_count(value, 0), int, {"type": "integer", "minimum": 0, "x-kind": "number"})
+]
 
 
 def _read_rate(value: object) -> float:

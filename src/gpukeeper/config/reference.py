@@ -97,7 +97,7 @@ def _kind(setting: dict[str, Any]) -> str:
         return str(setting["x-kind"])
     if setting.get("type") == "array":
         kind = _kind(setting["items"])
-        return f"list of {kind}{'s' if kind in ('percentage', 'pattern') else ''}"
+        return f"list of {kind}{'s' if kind in ('percentage', 'pattern', 'absolute path') else ''}"
     return {"boolean": "`true`, `false`", "string": "text"}.get(setting.get("type", ""), "mapping")
 
 

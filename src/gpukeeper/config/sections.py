@@ -195,7 +195,7 @@ class Reports(Section):
         _O.older_than, "A report goes when its newest file is older than this. `none`: only reported."
     )
     keep: list[f.NamePattern] = about(list(_O.keep), "Names that never go. Patterns as in a shell.")
-    keep_last: int = about(_O.keep_last, "The newest ones of each root that never go, however old.", ge=0)
+    keep_last: f.CountOrZero = about(_O.keep_last, "The newest ones of each root that never go, however old.")
     archive: bool = about(_O.archive, "Saved as evidence first, so that `restore` brings it back.")
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from gpukeeper.config.units import share_in_words, size_in_words, span_in_words
-from gpukeeper.model.policy import Amount, AtFinish, Mode, OnIdle, PlaceScope, Policy, Retention
+from gpukeeper.model.policy import Amount, AtFinish, Mode, OnIdle, PlaceScope, Policy, Retention, Temporary
 from gpukeeper.model.unknown import Unknown
+
+RAY = "ray"
 
 
 def sentence(policy: Policy) -> str:
@@ -17,10 +19,11 @@ def sentence(policy: Policy) -> str:
         *(f"in environment {name} {_retention(one)}" for name, one in policy.environments.items()),
         *_children(policy),
         *_classes(policy),
-        *_temporary(policy),
+        *_trees(policy),
         *_images(policy),
         *_exemptions(policy),
         f"at most {_amount(policy.budget.per_pass)} steps a pass and {_amount(policy.budget.per_hour)} an hour",
+        *_most_trees(policy),
         f"nothing at all when more than {share_in_words(policy.breaker.running)} of the running work is due at once",
     ]
     return "; ".join(clauses) + "."
@@ -93,13 +96,46 @@ def _by_span(limits: dict[str, timedelta]) -> str:
     return _all((f"{span_in_words(span)} ({', '.join(names)})" for span, names in ordered), "or")
 
 
-def _temporary(policy: Policy) -> Iterator[str]:
+def _trees(policy: Policy) -> Iterator[str]:
     for entry in policy.temporary:
-        names = _all(entry.names)
+        spared = f", but not {_all(entry.keep)}," if entry.keep else ""
         yield (
-            f"temporary trees {names} below {entry.root} go when unused for {span_in_words(entry.older_than)}"
-            f" and together above {size_in_words(entry.above)}"
+            f"temporary trees {_all(entry.names)}{spared} below {entry.root}{_of_whom(entry)} go when unused for"
+            f" {span_in_words(entry.older_than)} and together above {size_in_words(entry.above)}"
         )
+    if RAY in policy.scope:
+        yield f"dead Ray sessions {_go(policy.ray.sessions)}"
+        yield f"logs of ended processes of live Ray sessions {_go(policy.ray.logs)}"
+    yield from _reports(policy)
+    if policy.temporary or RAY in policy.scope:
+        high, low = share_in_words(policy.disk.high), share_in_words(policy.disk.low)
+        yield f"from {high} of a disk on ages shrink until it is below {low}, conditions never do"
+
+
+def _of_whom(entry: Temporary) -> str:
+    return " of each idle Ray node" if entry.platform == RAY else ""
+
+
+def _go(span: timedelta | None) -> str:
+    return "are only reported" if span is None else f"go when unused for {span_in_words(span)}"
+
+
+def _reports(policy: Policy) -> Iterator[str]:
+    reports = policy.reports
+    if not reports.roots:
+        return
+    if reports.older_than is None:
+        yield f"reports below {_all(reports.roots)} are only reported"
+        return
+    spared = [f"the newest {reports.keep_last}"] if reports.keep_last else []
+    but = f", but not {_all([*spared, *reports.keep])}" if spared or reports.keep else ""
+    saved = ", saved first" if reports.archive else ""
+    yield f"reports below {_all(reports.roots)} {_go(reports.older_than)}{saved}{but}"
+
+
+def _most_trees(policy: Policy) -> Iterator[str]:
+    if policy.temporary or policy.reports.roots or RAY in policy.scope:
+        yield f"at most {policy.budget.trees} trees an hour besides"
 
 
 def _images(policy: Policy) -> Iterator[str]:

@@ -47,7 +47,7 @@ __all__ = [
 ]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROBLEMS_NAMED = 3
-ALONE = 30_000  # entries; more are shared out, since starting programs takes as long as counting these
+ALONE = 20_000  # entries; more are shared out, since starting programs takes as long as counting these
 SHARE = 20_000  # entries after which a program hands back what is left
 
 
@@ -81,7 +81,7 @@ def measure(
     limits: Limits | None = None,
     is_time_up: Callable[[], bool] = never,
     lister: Lister = os.scandir,
-    alone: int = ALONE,
+    alone: int | None = None,
 ) -> Measured | None:
     """The entry `name` of the directory that is open as `parent`. None: there is no such entry."""
     try:
@@ -101,9 +101,9 @@ def measure(
     return _result(tally, top)
 
 
-def measure_below(walk: Walk, top: int, alone: int = ALONE) -> None:
+def measure_below(walk: Walk, top: int, alone: int | None = None) -> None:
     """All below an open folder; two programs share what is large. What was not seen is a problem of the tally."""
-    left = walk.below(top, quantum=alone)
+    left = walk.below(top, quantum=ALONE if alone is None else alone)
     if left:
         _share_out(walk, top, left)
 
@@ -150,7 +150,7 @@ def instant(ns: int) -> datetime:
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
 
 
-def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int) -> os.stat_result:
+def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int | None) -> os.stat_result:
     """Returns what the open descriptor says it is."""
     try:
         top = kernel.open_inside(parent, name)
@@ -192,7 +192,10 @@ def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
         if tally.entries > walk.entries_max:
             raise Enough(f"has more than {walk.entries_max:,} entries")
 
-    why = crew.share_out("measure", top, left, settings, accept, walk.is_time_up)
+    with crew.Crew("measure", top, settings) as programs:
+        while left and not programs.is_ready():
+            left += walk.one(top, left.pop(), crew.MEANWHILE)
+        why = programs.share_out(left, accept, walk.is_time_up)
     if why is not None:
         raise Enough("could not be measured in the time there was" if why == OUT_OF_TIME else why)
 

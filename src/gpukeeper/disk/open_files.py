@@ -20,12 +20,12 @@ from gpukeeper.disk.walk import BLOCK, Identity
 from gpukeeper.model.unknown import Unknown
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
-ROUNDS = 10
+ROUNDS = 50
 DELETED = " (deleted)"
 KERNEL = 0  # as a holder: no process, the kernel itself
 KERNEL_THREAD = 0x00200000
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")  # noqa: S108 - a name to compare
-_MAPPED = re.compile(r"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)\s+(/.*)")
+_MAPPED = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/.*)$", re.MULTILINE)
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -132,12 +132,9 @@ def held_open(open_files: OpenFiles) -> dict[int, int] | Unknown:
 
 
 def parse_maps(maps: str) -> Iterator[tuple[Identity, str]]:
-    """The mapped files. Device numbers are hexadecimal here; what has no inode is no file."""
-    for line in maps.splitlines():
-        match = _MAPPED.match(line)
-        if match and match.group(3) != "0":
-            major, minor, inode, path = match.groups()
-            yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), path.removesuffix(DELETED)
+    """The mapped files, each once. Device numbers are hexadecimal here; what has no inode is no file."""
+    for major, minor, inode, path in dict.fromkeys(_MAPPED.findall(maps)):
+        yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), path.removesuffix(DELETED)
 
 
 def parse_backing_files(swaps: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import may_be_idle, views
+from gpukeeper.engine.observe import is_too_full, may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.budget import TREES
@@ -24,7 +24,7 @@ from gpukeeper.model.decision import (
     View,
 )
 from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
-from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
@@ -137,6 +137,9 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
+    if step.decision.disk and found.disk is not None and not is_too_full(keeper, found, book):
+        # Seen before its evidence is taken, which may be long; the steps after it are not even begun.
+        return Result.CHANGED, f"changed since the plan was made: {_relieved(found.disk, book)}"
     ends = step.decision.action in (Action.REMOVE, Action.TRIM) or found.goes_when_stopped
     # Of what is only stopped, enough to bring it back as it was.
     taken = await platform.capture(found, book.policy.capture.what if ends else MANIFEST)
@@ -154,6 +157,10 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
     return None
+
+
+def _relieved(disk: Disk, book: Rulebook) -> str:
+    return f"{disk.name} is {disk.full:.0%} full, below {book.policy.disk.low:.0%}, and it was due only by a full disk"
 
 
 async def _intend(keeper: Keeper, step: Step, pass_id: int, hourly: int | None) -> bool:

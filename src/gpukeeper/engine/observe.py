@@ -28,13 +28,14 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.subject import Disk, Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
+LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
 # Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
@@ -43,6 +44,28 @@ _NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 
 
 Record: TypeAlias = "Callable[[Survey, Sequence[Decision]], Awaitable[None]]"
+
+
+@dataclass
+class Pile:
+    """So many trees, and what those that were measured add up to. `unsized`: the size of these could not be learned."""
+
+    number: int = 0
+    bytes: int = 0
+    sized: int = 0
+    unsized: int = 0
+
+    def add(self, size: int | Unknown) -> None:
+        self.number += 1
+        if isinstance(size, Unknown):
+            self.unsized += not size.by_design
+        else:
+            self.sized += 1
+            self.bytes += size
+
+    def __add__(self, other: Pile) -> Pile:
+        both = (self.number + other.number, self.bytes + other.bytes)
+        return Pile(*both, self.sized + other.sized, self.unsized + other.unsized)
 
 
 @dataclass(repr=False)
@@ -64,6 +87,8 @@ class Survey:
     gone: list[Ref] = field(default_factory=list)  # of those a narrow look asked for: provably not there
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
+    nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
+    trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
 
     @property
     def due(self) -> list[Decision]:
@@ -150,8 +175,11 @@ class _Look:
             decision = _offered(decide(view, book, now), found.platform)
             found.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
+            if subject.shape is Shape.NODE:
+                found.nodes.append(subject)
             if self.narrow is None or self.narrow.fits(subject, now):
                 made.append(decision)
+                _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made
 
 
@@ -219,17 +247,17 @@ async def views(
             lines.append(line)
             memory = remember(memory, line) or EMPTY
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
-        scarce = pressure if subject.shape is Shape.WORKLOAD else _is_too_full(keeper, platform, subject, book)
+        scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
         joined.append(View(subject, series.get(key, ()), memory, scarce, elsewhere.get(key, ())))
     return joined
 
 
-def _is_too_full(keeper: Keeper, platform: Platform, subject: Subject, book: Rulebook) -> bool:
-    """From the high mark on, until it is below the low one."""
+def is_too_full(keeper: Keeper, subject: Subject, book: Rulebook) -> bool:
+    """The disk it lies on: from the high mark on, until it is below the low one."""
     disk, marks = subject.disk, book.policy.disk
-    if not isinstance(disk, Disk):
+    if disk is None:
         return False
-    key = (platform.name, platform.place, disk.name)
+    key = (subject.ref.platform, subject.ref.place, subject.disk_name)
     full = disk.full >= marks.high or (keeper.pressed.get(key, False) and disk.full >= marks.low)
     keeper.pressed[key] = full
     return full
@@ -347,6 +375,12 @@ def _count_kind(found: Survey, subject: Subject, now: datetime) -> None:
         age = next((words for span, words in AGES if now - ended < span), OLDER)
         found.oldest[kind] = min(ended, found.oldest.get(kind, ended))
     found.counts[kind, state, outcome, age] += 1
+
+
+def _pile_up(found: Survey, subject: Subject, *, due: bool) -> None:
+    if subject.shape is Shape.TREE:
+        category = LIVE if subject.state in _LIVE else subject.category.value
+        found.trees.setdefault((category, due), Pile()).add(subject.size)
 
 
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -42,6 +43,7 @@ class PassReport:
     warnings: list[WarningSent] = field(default_factory=list)
     given_back: list[GivenBack] = field(default_factory=list)  # work that ended, with the GPUs it had
     checks: list[GpuChecked] = field(default_factory=list)  # of those GPUs; a daemon's come later, in the journal
+    relieved: Counter[str] = field(default_factory=Counter)  # by disk: steps left out once it was not too full any more
     paused: str | None = None
     acted: bool = True
 
@@ -56,6 +58,15 @@ class PassReport:
     @property
     def deferred(self) -> int:
         return len(self.plan.deferred) + sum(o.result is Result.DEFERRED for o in self.outcomes)
+
+    @property
+    def relief(self) -> list[str]:
+        """A sentence for each disk that came below its low mark before the plan was done."""
+        return [
+            f"Enough of {disk} came back: {count} more tree{'s' if count > 1 else ''}, due only while it was too full,"
+            f" {'were' if count > 1 else 'was'} left alone."
+            for disk, count in self.relieved.items()
+        ]
 
 
 async def look_and_plan(
@@ -156,6 +167,9 @@ async def _take_steps(
     under_way: set[asyncio.Task[None]] = set()
     try:
         for step in report.plan.steps:
+            if _is_relieved(keeper, platform, step):
+                report.relieved[step.decision.disk] += 1
+                continue
             beside = platform.precise and _ends_nobody(step)
             await _until_at_most(under_way, AT_ONCE - 1 if beside else 0)
             report.paused = await _why_not_now(keeper)
@@ -170,6 +184,13 @@ async def _take_steps(
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
+    """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
+    may be hundreds, and the next pass decides about each of them anew."""
+    disk = step.decision.disk
+    return bool(disk) and not keeper.pressed.get((platform.name, platform.place, disk), False)
 
 
 def _ends_nobody(step: Step) -> bool:

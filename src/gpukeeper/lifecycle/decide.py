@@ -171,4 +171,5 @@ def _decision(
         complaints,
         begins,
         _RANKS[subject.category],
+        subject.disk_name if answer.pressed else "",
     )

@@ -66,6 +66,7 @@ class Answer(msgspec.Struct, frozen=True):
     spares: frozenset[str] = frozenset()  # when it suspends every rule: but not these
     complaint: str | None = None  # something an admin should mend
     begins: Hold | None = None  # a hold that begins with this answer; the engine writes it down
+    pressed: bool = False  # due only because something is scarce
 
 
 class View(msgspec.Struct, frozen=True):
@@ -117,6 +118,7 @@ class Decision(msgspec.Struct, frozen=True):
     complaints: tuple[str, ...] = ()
     begins: Hold | None = None
     rank: int = 0  # of a tree: what is cheaper to lose goes first
+    disk: str = ""  # of a tree that is due only because a disk is too full: that disk
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ class Ref(msgspec.Struct, frozen=True, gc=False):
     def path(self) -> str:
         """How people write it: platform/place/name, or platform/place/namespace/kind/name."""
         if self.namespace:
-            return f"{self.platform}/{self.place}/{self.namespace}/{self.kind}/{self.name}"
+            return f"{self.platform}/{self.place}/{self.namespace}/{self.kind}/{self.name.lstrip('/')}"
         return f"{self.platform}/{self.place}/{self.name.lstrip('/')}"
 
     @property

@@ -115,6 +115,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
     busy: str | Unknown | None = None  # what runs beside it and may need it, in a few words; None: nothing does
+    kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
     disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
     evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
@@ -127,6 +128,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ref(self) -> Ref:
         return self.seen.ref
+
+    @property
+    def disk_name(self) -> str:
+        """Two nodes of one place may have disks of the same name."""
+        return "" if self.disk is None else f"{self.ref.namespace} {self.disk.name}".strip()
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):

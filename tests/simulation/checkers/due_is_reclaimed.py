@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpukeeper.model.event import Held, Passed
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Category, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import Thing
 from tests.simulation.harness import Run
@@ -31,8 +31,10 @@ def violations(run: Run) -> Iterator[str]:
 def _due(run: Run, thing: Thing) -> datetime | None:
     """A plain second opinion on the clearest cases: ended work and forgotten containers."""
     scope = run.policy.scope[thing.ref.platform]
-    if thing.root is not None or (thing.ref.namespace and thing.ref.namespace not in scope.namespaces):
+    if thing.root is not None or (thing.ref.namespace and not {"*", thing.ref.namespace} & set(scope.namespaces)):
         return None
+    if thing.shape is Shape.TREE:
+        return _tree_due(run, thing)
     if thing.shape is not Shape.WORKLOAD or thing.marks.ttl is not None:
         return None
     if isinstance(thing.marks.keep_alive, Unknown):
@@ -43,6 +45,14 @@ def _due(run: Run, thing: Thing) -> datetime | None:
     if thing.state is State.RUNNING and limits.max_runtime is not None and thing.started is not None:
         return thing.started + max(limits.max_runtime, timedelta(minutes=100))
     return None
+
+
+def _tree_due(run: Run, tree: Thing) -> datetime | None:
+    """Of trees that need no more than to be closed and old."""
+    if tree.category is Category.TEMPORARY or tree.in_use or tree.last_used is None:
+        return None
+    older_than = run.policy.kept[tree.category.value].older_than
+    return None if older_than is None else tree.last_used + older_than
 
 
 def _held_lately(run: Run, thing: Thing) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from gpukeeper.model.event import Held, Released
 from tests.simulation.harness import Run
@@ -22,7 +23,7 @@ def violations(run: Run) -> Iterator[str]:
             if intent.owner == exemption.owner and intent.rule in exemption.rules and look[1].at < exemption.until:
                 yield f"{act.action} by {intent.rule} on {act.uid} of {intent.owner}, who is exempt"
         scope = run.policy.scope[intent.ref.platform]
-        if intent.ref.namespace and intent.ref.namespace not in scope.namespaces:
+        if intent.ref.namespace and not any(fnmatchcase(intent.ref.namespace, one) for one in scope.namespaces):
             yield f"{act.action} on {intent.ref.path}, which is out of scope"
 
 

@@ -1,4 +1,4 @@
-"""Promise 8: only roots, only proven remainders, only closed files below a root that the policy names."""
+"""Promise 8: only roots, only proven remainders, only files below a root that the policy names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def violations(run: Run) -> Iterator[str]:
             continue
         if not look[1].root:
             yield f"{act.action} on {intent.ref.path}, which is part of another"
-        if intent.ref.kind == "tree":
+        if intent.rule == "temporary_tree":
             name = intent.ref.name.removeprefix("/tmp/")
             if not any(fnmatchcase(name, pattern) for entry in run.policy.temporary for pattern in entry.names):
                 yield f"{intent.ref.name} was deleted and no pattern names it"
-            if look[1].in_use:
-                yield f"{intent.ref.name} was deleted while in use"
+            if any(fnmatchcase(name, pattern) for entry in run.policy.temporary for pattern in entry.keep):
+                yield f"{intent.ref.name} was deleted, and its name is to be kept"
         if intent.ref.kind == "process" and "cgroup" not in intent.reason:
             yield f"{intent.ref.path} was ended without proof"

@@ -17,7 +17,8 @@ NEEDED = {
     "own_ttl": {"state", "root", "live_children"},
     "live_children": {"state", "root", "live_children"},
     "never_started": {"state", "root", "class_", "owner"},
-    "temporary_tree": {"state", "root", "in_use", "size"},
+    "temporary_tree": {"state", "root", "in_use", "busy", "last_used", "size"},
+    "leftover_tree": {"state", "root", "in_use", "busy", "last_used"},
     "orphan": {"state", "root", "proof"},
     "restart_loop": {"state", "root"},
 }

@@ -36,8 +36,28 @@ def test_there_are_examples() -> None:
 def test_the_built_in_values_are_the_models() -> None:
     """Two places with defaults would drift apart."""
     loaded = load("").policy
-    plain = msgspec.structs.replace(loaded, digest="", scope={}, classes={})
+    plain = msgspec.structs.replace(loaded, digest="", scope={}, classes={}, kept={})
     assert plain == model.Policy()
+
+
+def test_how_long_trees_are_kept_follows_from_the_sections() -> None:
+    """C10.9: each category has its own switch; a full disk shortens only what is cheap to lose."""
+    kept = load("ray: {sessions: 2d, logs: none}\nreports: {older_than: 30d}\n").policy.kept
+    assert kept == {
+        "unfinished": model.Kept(older_than=timedelta()),
+        "dead-session": model.Kept(older_than=2 * D, under_pressure=H),
+        "dead-logs": model.Kept(older_than=None, under_pressure=D),
+        "report": model.Kept(older_than=30 * D),
+    }
+
+
+def test_temporary_folders_of_ray_nodes_are_judged_only_where_ray_is_covered() -> None:
+    given = "ray: {roots: [/tmp, /scratch/tmp], names: [tmp*], keep: [tmp-keep*], above: 1GB, older_than: 2h}\n"
+    assert load(given).policy.temporary == ()
+    wanted = {"names": ("tmp*",), "keep": ("tmp-keep*",), "above": 10**9, "older_than": 2 * H, "platform": "ray"}
+    assert load_text("scope: {ray: {}}\n" + given).policy.temporary == tuple(
+        model.Temporary(root=root, **wanted) for root in ("/tmp", "/scratch/tmp")
+    )
 
 
 def test_a_policy_of_everything() -> None:
@@ -239,7 +259,7 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
 def test_the_policies_of_the_how_to_page_are_valid() -> None:
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-policy.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     for block in blocks:
         text = block.replace("students", grp.getgrgid(0).gr_name)  # a group that every machine has
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")

@@ -204,6 +204,57 @@ MISTAKES = {
         "temporary: [{root: /tmp}]",
         'temporary[0]: "names" is missing. Only trees of these names, directly below the root.',
     ),
+    "everything to be kept": (
+        "temporary: [{root: /tmp, names: [tmp*], keep: [tmp*, x]}]",
+        "temporary[0].keep: every name that may go is also to be kept, so nothing would ever go."
+        " Name fewer under keep.",
+    ),
+    "a keep pattern with a folder": (
+        "temporary: [{root: /tmp, names: [tmp*], keep: [/tmp/a]}]",
+        'temporary[0].keep[0]: "/tmp/a" contains /. Write the name alone; the folder belongs in root.',
+    ),
+    "pressure that makes ages longer": (
+        "temporary: [{root: /tmp, names: [tmp*], older_than: 30m, under_pressure: 40m}]",
+        "temporary[0].under_pressure: under_pressure is 40m and older_than only 30m:"
+        " a full disk never makes ages longer. Write at most 30m.",
+    ),
+    "no name on Ray nodes": (
+        "ray: {names: []}",
+        'ray.names: no name is given, so nothing would ever go. Write some, like ["tmp*"].',
+    ),
+    "everything to be kept on Ray nodes": (
+        'ray: {keep: ["*"]}',
+        "ray.keep: every name that may go is also to be kept, so nothing would ever go. Name fewer under keep.",
+    ),
+    "sessions that may be starting": (
+        "ray: {sessions: 30m}",
+        "ray.sessions: 30m is too short: a session that is just starting has folders and no processes yet."
+        " Write at least 1h, or none to only report dead ones.",
+    ),
+    "a disk that is never empty enough": (
+        "disk: {low: 80%}",
+        "disk.low: low is 80% and high is 80%, so a disk would be too full and not too full at once."
+        " Write low smaller than high, like 70% and 80%.",
+    ),
+    "reports that are temporary, too": (
+        "reports: {roots: [/scratch/tmp]}\ntemporary: [{root: /scratch/tmp, names: [tmp*]}]",
+        "reports.roots[0]: /scratch/tmp and temporary[0].root /scratch/tmp overlap, so reports would go as temporary"
+        " trees, or the other way round. Keep reports in a folder of their own.",
+    ),
+    "reports inside a temporary tree": (
+        "reports: {roots: [/scratch/tmp-7/reports]}\ntemporary: [{root: /scratch, names: [tmp*]}]",
+        "reports.roots[0]: /scratch/tmp-7/reports and temporary[0].root /scratch overlap, so reports would go as"
+        " temporary trees, or the other way round. Keep reports in a folder of their own.",
+    ),
+    "temporary trees inside a report": (
+        "reports: {roots: [/data]}\ntemporary: [{root: /data/scratch, names: [tmp*]}]",
+        "reports.roots[0]: /data and temporary[0].root /data/scratch overlap, so reports would go as temporary"
+        " trees, or the other way round. Keep reports in a folder of their own.",
+    ),
+    "a negative number of reports": (
+        "reports: {keep_last: -1}",
+        "reports.keep_last: -1 is less than 0. Write 0 or more.",
+    ),
     "not a cron line": (
         "schedule: {at: 02:00}",
         'schedule.at: "02:00" is not a cron line (wrong number of fields). Write it like "0 2 * * *" (daily at 02:00).',

@@ -39,7 +39,27 @@ def test_a_small_lab() -> None:
         ("groups: {student: {members: [ben]}}", "; members of student have limits of their own;"),
         (
             "temporary: [{root: /tmp, names: [a*, b*]}]",
-            "; temporary trees a* and b* below /tmp go when unused for 1h and together above 5GB;",
+            "; temporary trees a* and b* below /tmp go when unused for 1h and together above 5GB;"
+            " from 80% of a disk on ages shrink until it is below 70%, conditions never do;",
+        ),
+        (
+            "temporary: [{root: /tmp, names: [a*], keep: [a-keep*, a1]}]\ndisk: {high: 90%, low: 60%}",
+            "; temporary trees a*, but not a-keep* and a1, below /tmp go when unused for 1h and together above 5GB;"
+            " from 90% of a disk on ages shrink until it is below 60%, conditions never do;",
+        ),
+        ("temporary: [{root: /tmp, names: [a*]}]", " an hour; at most 1000 trees an hour besides; nothing at all"),
+        (
+            "reports: {roots: [/data/reports]}\nbudget: {trees: 50}",
+            "; reports below /data/reports go when unused for 7d, saved first, but not the newest 3;"
+            " at most 20 steps a pass and 100 an hour; at most 50 trees an hour besides;",
+        ),
+        (
+            "reports: {roots: [/data/a, /data/b], keep_last: 0, keep: [base*], archive: false, older_than: 2d}",
+            "; reports below /data/a and /data/b go when unused for 2d, but not base*;",
+        ),
+        (
+            "reports: {roots: [/data/a], older_than: none}",
+            "; reports below /data/a are only reported;",
         ),
         (
             "classes: {devcontainer: {idle_when_large: 4h}}",
@@ -58,6 +78,17 @@ def test_a_small_lab() -> None:
 )
 def test_what_a_setting_adds(text: str, said: str) -> None:
     assert said in sentence(load_text(f"scope: {{docker: {{}}}}\n{text}\n").policy)
+
+
+def test_ray_nodes_are_told_of_only_where_ray_is_covered() -> None:
+    given = "ray: {names: [tmp*], above: 1GB, sessions: 2d, logs: none}\n"
+    assert "Ray" not in sentence(load_text("scope: {docker: {}}\n" + given).policy)
+    assert (
+        "; temporary trees tmp* below /tmp of each idle Ray node go when unused for 1h and together above 1GB;"
+        " dead Ray sessions go when unused for 2d;"
+        " logs of ended processes of live Ray sessions are only reported;"
+        " from 80% of a disk on ages shrink until it is below 70%, conditions never do;"
+    ) in sentence(load_text("scope: {ray: {}}\n" + given).policy)
 
 
 def test_named_places_are_said() -> None:

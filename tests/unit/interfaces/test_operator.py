@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.operator.metrics import CountedEvidence, Metrics
 from gpukeeper.interfaces.operator.run import Operator
+from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action
 from gpukeeper.model.errors import PlatformError

@@ -199,6 +199,20 @@ def test_acts_are_counted_on_every_place(ledger: SqliteLedger) -> None:
     run(story())
 
 
+def test_acts_are_counted_by_their_rules(ledger: SqliteLedger) -> None:
+    """Trees of files have an hour of their own."""
+    trees = frozenset({"temporary_tree", "leftover_tree"})
+
+    async def story() -> None:
+        rules = ("idle", "temporary_tree", "leftover_tree", "temporary_tree", "retention")
+        await ledger.append([intended(f"s{n}", rule=rule) for n, rule in enumerate(rules)])
+        assert await ledger.acts_since(NOW, trees) == 3
+        assert await ledger.acts_since(NOW, trees, but=True) == 2
+        assert await ledger.acts_since(NOW + timedelta(seconds=1), trees) == 0
+
+    run(story())
+
+
 def test_an_outcome_that_could_not_be_verified_leaves_the_intent_open(ledger: SqliteLedger) -> None:
     async def story() -> None:
         await ledger.append([intended(action=Action.REMOVE), closed(action=Action.REMOVE, result=Result.UNKNOWN)])

@@ -23,7 +23,12 @@ async def everything(ledger: SqliteLedger | InMemoryLedger) -> tuple[object, ...
         dict(await ledger.decided(keys)),
         [dict(await ledger.present(*place)) for place in places],
         [list(await ledger.open_intents(*place)) for place in places],
-        [await ledger.acts_since(at, frozenset(), but=True) for at in (NOW.replace(year=2000), NOW, NOW.replace(year=2050))],
+        [
+            await ledger.acts_since(at, rules, but=but)
+            for at in (NOW.replace(year=2000), NOW, NOW.replace(year=2050))
+            for rules in (frozenset(), frozenset({"idle"}), frozenset({"temporary_tree", "leftover_tree"}))
+            for but in (True, False)
+        ],
         [list(await ledger.about(words)) for words in ("eval", "trainjob/RUN-7", "uid-7", "a/uid-7", "nothing")],
         await ledger.paused(),
         await ledger.last_line_at(),

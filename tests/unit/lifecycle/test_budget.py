@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.lifecycle.budget import Fleet, make_plan, open_breaker, room_left
+from gpukeeper.lifecycle.budget import Fleet, hourly_budget, make_plan, open_breaker, room_left
 from gpukeeper.model.decision import Action, Decision, Plan
 from gpukeeper.model.policy import Amount, Breaker, Budget, Policy
 from tests.unit.lifecycle.examples import NOW, decision
@@ -151,3 +151,74 @@ def test_images_and_build_cache_wait_behind_everything_else() -> None:
     old = [decision(100 + n, rule=rule) for n, rule in enumerate(["unused_image", "build_cache"])]
     made = plan([*old, decision(1), decision(2)], policy())
     assert names(step.decision for step in made.steps) == ["job-2", "job-1"]
+
+
+def tree(number: int, **more: Any) -> Decision:
+    return decision(number, **({"rule": "temporary_tree", "rank": 3} | more))
+
+
+def limited(trees: int, per_pass: int = 2, per_hour: int = 5) -> Policy:
+    return Policy(budget=Budget(per_pass=Amount(count=per_pass), per_hour=Amount(count=per_hour), trees=trees))
+
+
+def test_trees_and_work_have_budgets_of_their_own() -> None:
+    """Hundreds of trees defer no work, and work defers no tree."""
+    work, trees = [decision(n) for n in range(4)], [tree(100 + n) for n in range(4)]
+    made = plan([*trees, *work], limited(trees=3))
+    assert names(step.decision for step in made.steps) == ["job-3", "job-2", "job-103", "job-102", "job-101"]
+    assert names(made.deferred) == ["job-1", "job-0", "job-100"]
+
+
+def test_what_work_did_in_the_last_hour_is_nothing_to_trees_and_the_other_way_round() -> None:
+    due = [decision(1), tree(2)]
+    assert names(s.decision for s in plan(due, limited(trees=3), acts_last_hour=5).steps) == ["job-2"]
+    assert names(s.decision for s in plan(due, limited(trees=3), trees_last_hour=3).steps) == ["job-1"]
+
+
+def test_trees_of_the_last_hour_count() -> None:
+    made = plan([tree(n) for n in range(5)], limited(trees=7), trees_last_hour=5)
+    assert names(step.decision for step in made.steps) == ["job-4", "job-3"]
+    assert plan([tree(1)], limited(trees=3), trees_last_hour=9).steps == ()
+
+
+def test_of_trees_the_cheapest_category_goes_first_and_then_the_oldest() -> None:
+    due = [
+        tree(9, rank=4),
+        tree(1, rank=0, rule="leftover_tree"),
+        tree(3),
+        tree(7),
+        tree(8, rank=1, rule="leftover_tree"),
+    ]
+    made = plan(due, limited(trees=4))
+    assert names(step.decision for step in made.steps) == ["job-1", "job-8", "job-7", "job-3"]
+    assert names(made.deferred) == ["job-9"]
+
+
+def test_the_rank_of_what_is_no_tree_means_nothing() -> None:
+    made = plan([decision(1, rank=0), decision(2, rank=4)], policy())
+    assert names(step.decision for step in made.steps) == ["job-2", "job-1"]
+
+
+def test_images_wait_behind_trees() -> None:
+    made = plan([decision(300, rule="unused_image"), tree(1)], limited(trees=1, per_pass=1))
+    assert names(step.decision for step in made.steps) == ["job-1", "job-300"]
+
+
+def test_trees_do_not_open_the_breaker() -> None:
+    assert open_breaker([tree(n) for n in range(900)], limited(trees=1000), fleet(running=1)) is None
+
+
+def test_an_open_breaker_spares_trees_too() -> None:
+    made = plan([tree(1)], limited(trees=9), vanished=99)
+    assert (made.steps, made.breaker is not None) == ((), True)
+
+
+def test_a_person_who_allows_so_many_allows_that_many_of_both_together() -> None:
+    made = plan([*(tree(n) for n in range(5)), decision(100)], limited(trees=1, per_pass=1), allow=4)
+    assert names(step.decision for step in made.steps) == ["job-100", "job-4", "job-3", "job-2"]
+    assert len(made.deferred) == 2
+
+
+def test_each_step_is_held_to_the_hour_of_its_kind() -> None:
+    rules = limited(trees=7, per_hour=5)
+    assert (hourly_budget(tree(1), rules, 100), hourly_budget(decision(1), rules, 100)) == (7, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -13,6 +13,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import Closed, GpuChecked, WarningSent
@@ -34,20 +35,32 @@ def apply(
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
     ] = None,
     yes: o.Yes = False,
+    textfile: o.Textfile = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
+    from gpukeeper.interfaces.cli.plan import check_textfile, write_textfile
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         owner = _whose(session, owner)
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
-        reports = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
-        _print(session, reports, json=json, quiet=quiet)
+        check_textfile(textfile, narrow)
+        done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        reports = [one.report for one in done]
+        _print(session, done, json=json, quiet=quiet)
+        write_textfile(textfile, session, reports)
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
+
+
+class Done(NamedTuple):
+    """A pass at one place, and what became of its nodes and disks."""
+
+    report: PassReport
+    nodes: list[Change]
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -78,7 +91,7 @@ def _whose(session: Session, owner: str | None) -> str | None:
     return me
 
 
-async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[PassReport]:
+async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
     from gpukeeper.engine.reclaim import reclaim
     from gpukeeper.interfaces.terminal import show
 
@@ -91,10 +104,31 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
             show.progress_line(f"{done} done: {line.ref.path}")
 
     confirm = _confirm if ask else None
-    return [
+    reports = [
         await reclaim(session.keeper, p, session.book, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
         for p in session.keeper.platforms
     ]
+    # After the last of them: what went at one place may have freed a disk that another shows.
+    acted = any(report.outcomes for report in reports)
+    return [Done(report, await _changes(report, look=acted)) for report in reports]
+
+
+async def _changes(report: PassReport, *, look: bool) -> list[Change]:
+    from gpukeeper.interfaces.terminal.nodes import Change
+    from gpukeeper.model.errors import PlatformError
+    from gpukeeper.model.subject import Subject
+    from gpukeeper.model.unknown import Unknown
+
+    async def again(before: Subject) -> Subject | Unknown | None:
+        if not look:
+            return None
+        try:
+            found = await report.survey.platform.look(before.ref)
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        return found if isinstance(found, Subject | Unknown) else Unknown("it is not there any more")
+
+    return [Change(before, await again(before)) for before in report.survey.nodes]
 
 
 async def _confirm(plan: Plan) -> bool:
@@ -114,19 +148,22 @@ async def _confirm(plan: Plan) -> bool:
         signal.signal(signal.SIGINT, previous)
 
 
-def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bool) -> None:
+def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.cli.plan import policy_head, say_the_rest
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
     if json:
-        show.as_json("apply", {"policy": policy_head(session), "places": [_place(report) for report in reports]})
+        show.as_json("apply", {"policy": policy_head(session), "places": [_place(*one) for one in done]})
         return
+    reports = [one.report for one in done]
     outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
     warnings = [w for r in reports for w in r.warnings]
     show.progress_line("")
     checks = [_check_row(c) for r in reports for c in r.checks]
     show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
+    for one in done:
+        _print_nodes(*one)
     if not quiet:
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
@@ -137,12 +174,40 @@ def _print(session: Session, reports: list[PassReport], *, json: bool, quiet: bo
         say(f"{reclaimed} of {due} due reclaimed, {len(warnings)} warned. The record: gpukeeper ledger list")
 
 
+def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
+    """Before and after, of each node and disk; and what came back in all."""
+    from gpukeeper.interfaces.terminal.nodes import change_in_words
+    from gpukeeper.model.durations import size_in_words
+    from gpukeeper.notify.terminals import plain
+
+    for change in nodes:
+        if change.after is not None:
+            ours = [line for line in report.outcomes if line.ref and line.ref.namespace == change.before.ref.name]
+            typer.echo(plain(change_in_words(change, _bytes_back(ours)[0])))
+    back, unmeasured = _bytes_back(report.outcomes)
+    if back or (unmeasured and nodes):
+        where = f"{report.survey.platform.name}/{report.survey.platform.place}"
+        unknown = f"; of {unmeasured} it was not measured" if unmeasured else ""
+        typer.echo(f"{where}: {size_in_words(back)} came back{unknown}")
+
+
+def _bytes_back(lines: list[Closed]) -> tuple[int, int]:
+    """In all, and of how many that were reclaimed it was not measured."""
+    from gpukeeper.model.decision import Result
+    from gpukeeper.model.unknown import Unknown
+
+    told = [line.bytes_back for line in lines if line.result is Result.RECLAIMED]
+    return sum(one for one in told if not isinstance(one, Unknown)), sum(isinstance(one, Unknown) for one in told)
+
+
 def _check_row(line: GpuChecked) -> tuple[str, ...]:
     assert line.ref is not None
     return (line.result.value, line.ref.path, "check", "-", line.reason)
 
 
-def _place(report: PassReport) -> dict[str, object]:
+def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
+    from gpukeeper.interfaces.terminal.nodes import change_in_numbers
+
     return {
         "pass": report.pass_id,
         "platform": report.survey.platform.name,
@@ -155,6 +220,8 @@ def _place(report: PassReport) -> dict[str, object]:
         "checks": report.checks,
         "deferred": report.plan.deferred,
         "unseen": report.survey.unseen,
+        "nodes": [change_in_numbers(one) for one in nodes],
+        "bytes_back": _bytes_back(report.outcomes)[0],
     }
 
 

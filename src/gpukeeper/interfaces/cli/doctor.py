@@ -1,10 +1,10 @@
-"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, ledger, daemon. Changes nothing."""
+"""`gpukeeper doctor`: can gpukeeper do its work here? Policy, platforms, GPUs, files, ledger, daemon. Looks only."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def doctor(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     from gpukeeper.model.errors import KeeperError
 
     rows: list[tuple[str, ...]] = []
-    for name, examine in (("policy", _policy), ("platforms", _platforms), ("gpus", _gpus), ("ledger", _ledger)):
+    for name, examine in _EXAMINED.items():
         try:
             rows += examine(policy)
         except KeeperError as problem:
@@ -106,6 +106,35 @@ def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
     return [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
 
 
+def _files(policy: Path | None) -> list[tuple[str, ...]]:
+    """What stands in the way of telling which files are in use, and who else removes them."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.interfaces.cli.aging import aged_by
+
+    loaded = load_policy(policy).policy
+    rows: list[tuple[str, ...]] = [("note", "files", words) for one in _session_folders() for words in aged_by(one)]
+    if os.geteuid() != 0 and (loaded.temporary or loaded.reports.roots or "ray" in loaded.scope):
+        rows.append(
+            (
+                *("note", "files"),
+                "what files others have open cannot be seen without root, so their trees are unknown, and kept. "
+                "Run gpukeeper as root to reclaim them",
+            )
+        )
+    return rows
+
+
+def _session_folders() -> list[str]:
+    """Where clusters of this machine itself keep their sessions: as usual, and as those say that run."""
+    from gpukeeper.platforms.ray.connect import RAY, temporary_folders
+    from gpukeeper.platforms.ray.processes import raylet_of, read_all
+
+    usual = [folder for one in temporary_folders(os.environ) if (folder := Path(one, RAY)).is_dir()]
+    here = [raylet_of(one) for one in read_all() if one.container is None]
+    told = [Path(one.temp_dir) for one in here if one is not None and one.temp_dir]
+    return list(dict.fromkeys(str(one) for one in (*usual, *told)))
+
+
 def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
     from gpukeeper.ledger.journal import open_ledger
     from gpukeeper.ledger.paths import ledger_path
@@ -133,3 +162,12 @@ def _daemon() -> list[tuple[str, ...]]:
         return [("note", "daemon", f"none runs here (no {path}); idle needs one to measure. Start: gpukeeper serve")]
     usable = os.access(path, os.R_OK | os.W_OK)
     return [("ok", "daemon", str(path)) if usable else ("problem", "daemon", f"{path} may not be used by you")]
+
+
+_EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {
+    "policy": _policy,
+    "platforms": _platforms,
+    "gpus": _gpus,
+    "files": _files,
+    "ledger": _ledger,
+}

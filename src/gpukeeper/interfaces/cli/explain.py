@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.memory import Warned
+    from gpukeeper.model.subject import Subject
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import Session
 
@@ -234,6 +235,7 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
         ("last used", subject.last_used),
         ("in use", subject.in_use if subject.last_used is not None else None),
         ("size", subject.size),
+        *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
         ("asks for exemption", subject.marks.asks_exemption),
         ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
@@ -245,6 +247,23 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
     told += (("warned", f"{w.rule}, stage {w.stage}, {_heard(w)}, {_when(w.at, now)}") for w in memory.warnings)
     told += (("held by", f"{h.by}, until {_when(h.until, now)}") for h in memory.holds if h.until > now)
     return [(name, _said(value, now)) for name, value in told if value is not None]
+
+
+def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:
+    """What is beside it and below it counts as much as the tree itself."""
+    from gpukeeper.model.subject import Shape
+
+    if subject.shape is not Shape.TREE:
+        return []
+    disk = subject.disk
+    inodes = f", {disk.inodes:.0%} of its inodes" if disk is not None and disk.inodes is not None else ""
+    return [
+        ("category", subject.category.value),
+        ("with its like", subject.together),
+        ("kept because", subject.kept),
+        ("work beside it", subject.busy if subject.busy is not None else "none"),
+        ("disk", None if disk is None else f"{disk.name}, {disk.used:.0%} used{inodes}"),
+    ]
 
 
 def _heard(warned: Warned) -> str:

@@ -22,6 +22,7 @@ from gpukeeper.interfaces.cli import (
     policy,
     restore,
     stop_all,
+    tidy,
     workload,
 )
 
@@ -47,6 +48,7 @@ app.command("doctor")(doctor.doctor)
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.command("stop-all")(stop_all.stop_all)
+app.command("tidy", context_settings={"allow_interspersed_args": False})(tidy.tidy)
 
 
 def _print_version(wanted: bool) -> None:

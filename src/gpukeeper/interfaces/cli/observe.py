@@ -146,8 +146,7 @@ def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet
         rows = [show.claim_row(claim, now) for claim in _claims(session, found, narrow, now)]
         show.table(rows, head=GPUS_HEAD)
     else:
-        rows = [_row(view.subject) for view in found.views if narrow.fits(view.subject, now)]
-        show.table(rows, head=HEAD)
+        rows = _print_subjects([view.subject for view in found.views if narrow.fits(view.subject, now)])
     if quiet:
         return
     for finding in _findings(session, found, narrow, now):
@@ -160,6 +159,20 @@ def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet
         f"{len(rows)} {what if len(rows) == 1 else f'{what}s'} at {now:%Y-%m-%d %H:%M:%S} UTC"
         + (", and some were not seen" if found.unseen else "")
     )
+
+
+def _print_subjects(subjects: list[Subject]) -> list[tuple[str, ...]]:
+    """Work and what it left, and below that the nodes and disks it is on."""
+    from gpukeeper.interfaces.terminal import nodes, show
+    from gpukeeper.model.subject import Shape
+
+    things = [_row(one) for one in subjects if one.shape is not Shape.NODE]
+    below = [nodes.row(one) for one in subjects if one.shape is Shape.NODE]
+    show.table(things, head=HEAD)
+    if things and below:
+        typer.echo("")
+    show.table(below, head=nodes.HEAD)
+    return [*things, *below]
 
 
 def _claims(session: Session, found: Looked, narrow: Narrow, now: datetime) -> list[Claim]:

@@ -12,6 +12,7 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gpukeeper.engine.observe import Pile
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Decision
@@ -31,6 +32,7 @@ def plan(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
+    textfile: o.Textfile = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
@@ -39,8 +41,10 @@ def plan(
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
     narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    check_textfile(textfile, narrow)
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
+        write_textfile(textfile, session, reports)
         if json:
             print_json(session, reports)
         else:
@@ -56,6 +60,27 @@ async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
     from gpukeeper.engine.reclaim import look_and_plan
 
     return [await look_and_plan(session.keeper, p, session.book, narrow) for p in session.keeper.platforms]
+
+
+def check_textfile(textfile: Path | None, narrow: Narrow) -> None:
+    """Before anything is done. Half of what is there, told as if it were all, would be a lie in every graph."""
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.model.errors import UsageError
+
+    if textfile is None:
+        return
+    from gpukeeper.interfaces.telemetry.textfile import check
+
+    if narrow != Narrow():
+        raise UsageError("--textfile tells of everything: leave out what narrows the look. Nothing was done.")
+    check(textfile)
+
+
+def write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
+    if textfile is not None:
+        from gpukeeper.interfaces.telemetry.textfile import write
+
+        write(textfile, session, reports)
 
 
 def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
@@ -74,9 +99,45 @@ def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, q
     others = [d for report in reports for d in report.survey.decisions if d.action.value == "keep"]
     told = [d for d in others if verbose or d.verdict.value == "report"]
     show.table([show.decision_row(d) for d in [*due, *told]])
+    _print_trees(reports)
     if not quiet:
         say_the_rest(session, reports)
         say(_sentence(session, reports, due, others, again))
+
+
+def _print_trees(reports: list[PassReport]) -> None:
+    """How much lies around, by category, and how much of it would go."""
+    from gpukeeper.interfaces.terminal import show
+
+    rows = [
+        (category, *map(_pile_in_words, (both, keep, remove))) for category, both, keep, remove in tree_totals(reports)
+    ]
+    if rows:
+        typer.echo("")
+        show.table(rows, head=("trees", "total", "keep", "remove"))
+
+
+def tree_totals(reports: list[PassReport]) -> list[tuple[str, Pile, Pile, Pile]]:
+    """By category, the cheapest first: all, what is kept, what is due."""
+    from gpukeeper.engine.observe import LIVE, Pile
+    from gpukeeper.model.subject import Category
+
+    def piled(category: str, *, due: bool) -> Pile:
+        return sum((report.survey.trees.get((category, due), Pile()) for report in reports), Pile())
+
+    names = [*(one.value for one in Category), LIVE]
+    totals = [(name, piled(name, due=False), piled(name, due=True)) for name in names]
+    return [(category, keep + remove, keep, remove) for category, keep, remove in totals if (keep + remove).number]
+
+
+def _pile_in_words(pile: Pile) -> str:
+    from gpukeeper.model.durations import size_in_words
+
+    if not pile.number:
+        return "-"
+    told = [size_in_words(pile.bytes)] if pile.sized else []
+    told += [f"{pile.unsized} not measured"] if pile.unsized else []
+    return f"{pile.number} ({', '.join(told)})" if told else str(pile.number)
 
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
@@ -91,6 +152,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
             say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
         if report.plan.deferred:
             say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
+        for words in report.relief:
+            say(words)
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             say(f"needs an admin: {path}: {complaint}")
     for reason in sorted({report.paused for report in reports if report.paused}):  # said once, not for each place
@@ -141,4 +204,8 @@ def _place(report: PassReport) -> dict[str, object]:
         "steps": [s.decision for s in report.plan.steps],
         "deferred": report.plan.deferred,
         "decisions": found.decisions,
+        "trees": [
+            {"category": category, "total": both, "keep": keep, "remove": remove}
+            for category, both, keep, remove in tree_totals([report])
+        ],
     }

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
+
+import typer
 
 from gpukeeper.interfaces.terminal import options as o
 
 
 def serve(
-    policy: o.PolicyFile = None, platform: o.OnPlatform = None, json: o.Json = False, quiet: o.Quiet = False
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            help="Tell Prometheus on /metrics there. Default: not at all; without an address on 127.0.0.1.",
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. One line for every outcome and warning."""
+    from gpukeeper.interfaces.daemon.metrics import told
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
     from gpukeeper.interfaces.terminal.session import opened, say
     from gpukeeper.interfaces.terminal.watching import Lines
 
     with opened(policy, write=True, only=platform, quiet=quiet) as session:
         tell = Lines(say, json=json, quiet=quiet).tell
-        asyncio.run(serve_until_stopped(session, policy, tell, say, quiet=quiet))
+        telling = told(metrics, session, tell, (lambda words: None) if quiet else say)
+        asyncio.run(serve_until_stopped(session, policy, telling, say, quiet=quiet))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
-from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.daemon.metrics import Telling
 from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
@@ -19,7 +19,7 @@ from gpukeeper.wiring import Session
 async def serve_until_stopped(
     session: Session,
     policy: Path | None,
-    on_report: Callable[[PassReport], None],
+    telling: Telling,
     say: Callable[[str], None],
     *,
     quiet: bool = False,
@@ -29,7 +29,7 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session):
+    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session), telling.opened:
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
@@ -37,6 +37,6 @@ async def serve_until_stopped(
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = PolicyNow(session, policy, say)
-            group.create_task(watch(Watch(session.keeper, book, stop, on_report, say)))
+            group.create_task(watch(Watch(session.keeper, book, stop, telling.passed, say)))
             group.create_task(rotate_daily(session, stop, say))
         tell_systemd("STOPPING=1")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.operator.health import Answer, listening, words
-from gpukeeper.interfaces.operator.metrics import CONTENT_TYPE, CountedEvidence, Metrics
+from gpukeeper.interfaces.telemetry.metrics import CONTENT_TYPE, CountedEvidence, Metrics
+from gpukeeper.interfaces.telemetry.pages import Answer, Where, listening, words
 from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
 from gpukeeper.ledger.lease import DAEMON
 from gpukeeper.lifecycle.settings import Rulebook
@@ -161,7 +161,7 @@ async def operate_until_stopped(
     """SIGTERM and SIGINT end it after the step under way; then the next one leads at once."""
     settings = session.book.policy.kubernetes
     cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
-    metrics = Metrics(session.keeper.clock)
+    metrics = Metrics(session.keeper.clock, session.keeper.platforms)
     session.keeper.evidence = CountedEvidence(session.evidence, metrics)
     leadership = _leadership(session, cluster, election)
 
@@ -173,7 +173,7 @@ async def operate_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, one.stop.set)
     pages = {"/healthz": one.healthz, "/readyz": one.readyz, "/metrics": one.metrics_page}
-    async with session.keeper.ledger.lease(DAEMON, "serve"), cluster.opened(), listening(port, pages):
+    async with session.keeper.ledger.lease(DAEMON, "serve"), cluster.opened(), listening(Where(port), pages):
         _introduce(session, leadership, port, say)
         async with asyncio.TaskGroup() as group:
             group.create_task(rotate_daily(session, one.stop, say))

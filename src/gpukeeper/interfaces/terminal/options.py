@@ -27,6 +27,10 @@ OlderThan: TypeAlias = Annotated[
     str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
 ]
 Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this name; patterns allowed.")]
+Textfile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),
+]
 Workload: TypeAlias = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="platform/place/[namespace/kind/]name; any unique ending will do.")
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.decision import Action, Decision, Result, Verdict
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
@@ -92,8 +93,8 @@ def holds(d: Decision) -> str:
         return "? GPUs"
     if d.gpus:
         return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
-    if isinstance(d.size, Unknown):
-        return "-"
+    if isinstance(d.size, Unknown):  # of a tree its bytes are what matters; of other things they are seldom measured
+        return "?" if d.rule in TREES and not d.size.by_design else "-"
     return size_in_words(d.size) if d.size else "-"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.rules.temporary_tree import not_free
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.policy import Kept
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -17,6 +18,7 @@ FOR = (Shape.TREE,)
 ACTS = True
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "a temporary tree, or none at all")
+_FOR_EVER = Kept(older_than=None)
 _WORDS = {
     Category.UNFINISHED: "left by a removal of gpukeeper that was interrupted",
     Category.DEAD_SESSION: "a dead session",
@@ -29,24 +31,29 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if subject.shape is not Shape.TREE or subject.category is Category.TEMPORARY:
         return _NOT_ONE
-    what, kept = _WORDS[subject.category], settings.policy.kept.get(subject.category.value)
-    if kept is None or kept.older_than is None:
-        return Answer(NAME, Verdict.PROTECT, f"{what}; the policy keeps these until somebody removes them")
     if (problem := not_free(NAME, subject)) is not None:
         return problem
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
         why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
         return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
-    shrinks = view.pressure and kept.under_pressure is not None
-    allowed = min(kept.older_than, kept.under_pressure) if shrinks and kept.under_pressure else kept.older_than
-    reason = f"{what}{_size(subject)}, unused for {in_words(now - last_used)}, allowed {in_words(allowed)}"
-    if shrinks:
+    kept = settings.policy.kept.get(subject.category.value, _FOR_EVER)
+    reason = f"{_WORDS[subject.category]}{_size(subject)}, unused for {in_words(now - last_used)}"
+    if kept.older_than is None:
+        return Answer(NAME, Verdict.REPORT, f"{reason}; the policy only reports these", since=last_used)
+    allowed = _allowed(kept.older_than, kept.under_pressure if view.pressure else None)
+    reason += f", allowed {in_words(allowed)}"
+    if allowed < kept.older_than:
         reason += " while the disk is too full"
     due = last_used + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
-    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used)
+    pressed = now < last_used + kept.older_than
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used, pressed=pressed)
+
+
+def _allowed(older_than: timedelta, under_pressure: timedelta | None) -> timedelta:
+    return older_than if under_pressure is None else min(older_than, under_pressure)
 
 
 def _size(subject: Subject) -> str:

@@ -19,7 +19,7 @@ FOR = (Shape.TREE,)
 ACTS = True
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
-_NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it")
+_NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or its name is to be kept")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
@@ -35,24 +35,22 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if together < named.above and not view.pressure:
         held = f"{size_in_words(together)} of such trees below {named.root}"
         return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
-    return not_free(NAME, subject) or _by_age(subject, named, view.pressure, now)
+    return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
 
 
 def named_by(policy: Policy, subject: Subject) -> Temporary | None:
     """The entry that names it: a direct child of the root, by pattern. Anything else is not ours to delete."""
     root, name = posixpath.split(subject.ref.name)
-    for entry in policy.temporary:
-        if entry.platform != subject.ref.platform or posixpath.normpath(entry.root) != root:
-            continue
-        if any(fnmatchcase(name, pattern) for pattern in entry.keep):
-            return None  # whatever else names it: what is to be kept is kept
-        if any(fnmatchcase(name, pattern) for pattern in entry.names):
-            return entry
-    return None
+    here = [e for e in policy.temporary if e.platform == subject.ref.platform and posixpath.normpath(e.root) == root]
+    if any(fnmatchcase(name, pattern) for entry in here for pattern in entry.keep):
+        return None  # whichever entry names it: what is to be kept is kept
+    return next((entry for entry in here if any(fnmatchcase(name, pattern) for pattern in entry.names)), None)
 
 
 def not_free(rule: str, subject: Subject) -> Answer | None:
     """Why it must stay however old it is: used itself, or beside work that may use it. None: it is free."""
+    if subject.kept is not None:
+        return Answer(rule, Verdict.PROTECT, f"it stays: {subject.kept}")
     if isinstance(subject.busy, Unknown):
         return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is not known ({subject.busy.why})")
     if subject.busy is not None:
@@ -64,7 +62,7 @@ def not_free(rule: str, subject: Subject) -> Answer | None:
     return None
 
 
-def _by_age(subject: Subject, named: Temporary, pressure: bool, now: datetime) -> Answer:
+def _by_age(subject: Subject, named: Temporary, together: int, pressure: bool, now: datetime) -> Answer:
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
         why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
@@ -78,4 +76,5 @@ def _by_age(subject: Subject, named: Temporary, pressure: bool, now: datetime) -
     due = last_used + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
-    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used)
+    otherwise = together >= named.above and now >= last_used + named.older_than
+    return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used, pressed=not otherwise)

@@ -42,7 +42,7 @@ from gpukeeper.notify.inside import tell_inside
 from gpukeeper.platforms.docker import keepalive, translate
 from gpukeeper.platforms.docker.acts import Acts
 from gpukeeper.platforms.docker.capture import Captures
-from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
 from gpukeeper.platforms.docker.people import Directory
@@ -56,7 +56,7 @@ from gpukeeper.platforms.docker.surroundings import (
     container_ids,
     holders_of,
 )
-from gpukeeper.platforms.docker.wire import Inspected, when
+from gpukeeper.platforms.docker.wire import Inspected, Listed, when
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
@@ -225,6 +225,19 @@ class DockerPlatform:
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
+
+    async def called(self, patterns: Sequence[str]) -> Sequence[Inspected] | Unknown:
+        """Containers of these names, or of labels as key=value, for whoever looks inside them from this machine."""
+        if not self._engine.local:
+            return ()
+        try:
+            async with self._engine.opened():
+                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                answers = [await self.records.inspect(one.id) for one in listed if translate.is_called(one, patterns)]
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        unknown = next((one for one in answers if isinstance(one, Unknown)), None)
+        return [one for one in answers if isinstance(one, Inspected)] if unknown is None else unknown
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""

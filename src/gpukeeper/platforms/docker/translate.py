@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 
 import durationpy
 import msgspec
@@ -16,7 +17,7 @@ from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker.asks import Asked
 from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected, when
+from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected, Listed, when
 
 PLATFORM = "docker"
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
@@ -85,6 +86,13 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
         # Ours come last: nobody can pass for another image by a label of that name.
         labels={**container.labels, "image": container.config.image, "image_id": container.image},
     )
+
+
+def is_called(line: Listed, patterns: Iterable[str]) -> bool:
+    """By name, or by label where the pattern is key=value."""
+    names = [name.removeprefix("/") for name in line.names or ()]
+    labels = [f"{key}={value}" for key, value in (line.labels or {}).items()]
+    return any(fnmatchcase(one, pattern) for pattern in patterns for one in (labels if "=" in pattern else names))
 
 
 def state_of(container: Inspected) -> State | Unknown:

@@ -23,6 +23,7 @@ class Listed(Part, frozen=True):
     image_id: str = msgspec.field(name="ImageID", default="")
     state: str = ""
     created: int = 0
+    labels: dict[str, str] | None = None
 
 
 class ContainerState(Part, frozen=True):

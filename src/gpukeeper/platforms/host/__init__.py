@@ -1,1 +1,1 @@
-"""This machine itself: its GPUs, the processes that hold them, its temporary trees. Always there, looks only."""
+"""This machine itself: its GPUs and who holds them, its disks, and the trees of files on them. Only trees are removed."""

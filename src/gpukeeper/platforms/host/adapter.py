@@ -1,7 +1,7 @@
-"""This machine itself as a platform: its GPUs, processes that hold them outside containers, temporary trees.
+"""This machine itself as a platform: its GPUs, processes that hold them outside containers, trees of files, disks.
 
-Looks only: `guards` is empty, so nothing here is ever stopped or deleted. Relies on /proc and, for GPUs, on the
-NVIDIA driver. Without root it sees less, and says so.
+Trees are removed; the rest is only looked at. Relies on /proc and, for GPUs, on the NVIDIA driver. Without root it
+sees less, and says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from gpukeeper.devices import nvml
+from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
@@ -25,15 +26,20 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Temporary
-from gpukeeper.model.subject import Gone, Shape, Subject
+from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
+from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Patience
+from gpukeeper.platforms.host import archive, capture, errors, translate
+from gpukeeper.platforms.host.acts import Removals
+from gpukeeper.platforms.host.connect import Patience, Scan
+from gpukeeper.platforms.host.disks import Disks
+from gpukeeper.platforms.host.folders import Named
 from gpukeeper.platforms.host.gpus import Gpus, Inventory
+from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
-NOTHING_OFFERED: Mapping[Action, Guard] = {}
+OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
+TREES = (translate.TREE, translate.REPORT)
 
 
 class HostPlatform:
@@ -43,15 +49,28 @@ class HostPlatform:
         temporary: Sequence[Temporary],
         clock: Clock,
         *,
+        reports: Reports | None = None,
+        marks: DiskMarks | None = None,
+        folders: Sequence[str] = (),
         inventory: Inventory = nvml.inventory,
         proc: str = "/proc",
+        scan: Scan | None = None,
         limits: Limits | None = None,
         patience: Patience | None = None,
     ) -> None:
-        self._place, self._clock = place, clock
-        patience = patience or Patience()
-        self._gpus = Gpus(self._at, inventory, proc, patience)
-        self._trees = Trees(self._at, tuple(temporary), proc, limits or Limits(), patience)
+        """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them."""
+        self._place, self._clock, self._folders = place, clock, tuple(folders)
+        self._patience = patience or Patience()
+        scan = scan or (lambda: open_files.scan(proc))
+        named = self._named(temporary, reports or Reports(), marks or DiskMarks())
+        self._gpus = Gpus(self._at, inventory, proc, self._patience)
+        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience)
+        self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
+        self._removals = Removals(scan, self._patience)
+
+    def follow(self, policy: Policy) -> None:
+        """A policy that changed counts from the next look on."""
+        self._trees.follow(self._named(policy.temporary, policy.reports, policy.disk))
 
     @property
     def name(self) -> str:
@@ -75,14 +94,19 @@ class HostPlatform:
 
     @property
     def guards(self) -> Mapping[Action, Guard]:
-        return NOTHING_OFFERED
+        """Removing is atomic: what changed since the look, or is opened meanwhile, is put back."""
+        return OFFERED
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
-        for page in (self._gpus.observe(), self._trees.observe()):
-            async for subjects, unseen in page:
-                yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
+        async for subjects, unseen in self._gpus.observe():
+            yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
+        disks, unseen = await self._disks.observe()
+        if disks or unseen:
+            yield Snapshot(self.name, self._place, self._clock.now(), disks, unseen)
+        async for subjects, unseen in self._trees.observe():
+            yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         """The machine gives no hints; the next pass looks."""
@@ -95,17 +119,25 @@ class HostPlatform:
             return await self._gpus.look(ref)
         if ref.kind == translate.PROCESS:
             return await self._gpus.look_at_holder(ref)
-        if ref.kind == translate.TREE:
+        if ref.kind in TREES:
             return await self._trees.look(ref)
+        if ref.kind == translate.DISK:
+            return await self._disks.look(ref)
         return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
-        if subject.shape is Shape.TREE:
+        if subject.shape is not Shape.TREE:
+            return Unknown(f"this version captures nothing of a {subject.ref.kind} on the machine itself")
+        if subject.category is not Category.REPORT:
             return NothingToCapture("temporary files have no logs, manifest or events of their own")
-        return Unknown(f"this version captures nothing of a {subject.ref.kind} on the machine itself")
+        if not self._trees.named.archive:
+            return NothingToCapture("the policy saves no reports (reports.archive)")
+        return await capture.report(subject, self._trees.named, self._patience)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        return errors.LOOKS_ONLY
+        if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
+            return errors.LOOKS_ONLY
+        return await self._removals.remove(fresh, self._trees.named)
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine
@@ -121,7 +153,24 @@ class HostPlatform:
         """A stop here is one command: nothing is changed on the way."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
-        return errors.LOOKS_ONLY
+        """A report that was saved. Of other trees there is nothing to bring back."""
+        saved = None if evidence is None else evidence.files.get(capture.FILE)
+        if ref.kind != translate.REPORT or saved is None:
+            return errors.NO_COPY
+        return await archive.bring_back(ref, saved, self._trees.named, self._patience)
+
+    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:
+        ours = [one for one in temporary if one.platform == self.name]
+        return Named(
+            roots=roots_of(ours, reports),
+            folders=self._folders,
+            marks=marks,
+            keep_last=reports.keep_last,
+            archive=reports.archive,
+        )
+
+    def _on_disk(self) -> tuple[str, ...]:
+        return (*(root.path for root in self._trees.named.roots), *self._folders)
 
     def _at(self) -> translate.At:
         return translate.At(self._place, self._clock.now())

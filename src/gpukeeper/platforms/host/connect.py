@@ -1,29 +1,34 @@
-"""How this machine is reached: its name, its users, and how long a look may take."""
+"""How this machine is reached: its name, its users, and how long a look or a removal may take."""
 
 from __future__ import annotations
 
 import pwd
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import Subject
 
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
+Scan: TypeAlias = Callable[[], OpenFiles]
 PAGE = 500  # subjects
 A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long each kind of look may take."""
+    """How long each kind of look, and a removal, may take."""
 
     gpus: timedelta = timedelta(seconds=10)
     processes: timedelta = timedelta(seconds=30)
     tree: timedelta = timedelta(minutes=5)
     trees: timedelta = timedelta(minutes=15)  # all of one pass; the rest is listed and not measured
+    removal: timedelta = timedelta(minutes=15)  # of one tree; what is left of it then waits in the trash
+    disk: timedelta = timedelta(seconds=10)
 
 
 def hostname() -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from gpukeeper.disk.remove import Removal
 from gpukeeper.model.decision import Refused, Unseen
-from gpukeeper.model.durations import in_words
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.unknown import Unknown
 
-LOOKS_ONLY = Refused("this version only looks at the machine itself; deleting trees comes with a later version")
+LOOKS_ONLY = Refused("gpukeeper only looks at the GPUs, processes and disks of the machine itself; nothing was done")
+NOT_MEASURED = Refused("it could not be measured whole, so it was left where it is")
+NO_COPY = Refused("nothing was saved of it, so there is nothing to bring back")
+SAID = 3  # of what could not be removed
 
 
 def unreadable(what: str, error: OSError) -> Unseen:
@@ -16,3 +21,14 @@ def unreadable(what: str, error: OSError) -> Unseen:
 
 def too_slow(what: str, deadline: timedelta) -> Unseen:
     return Unseen(what, f"did not answer within {in_words(deadline)}")
+
+
+def not_all(removal: Removal, trash: str) -> Refused:
+    """Part of it is left. Trying again at once would leave the same."""
+    more = f"; and {len(removal.left) - SAID} more" if len(removal.left) > SAID else ""
+    back = removal.bytes_back
+    gone = f"{removal.entries:,} entries" + ("" if isinstance(back, Unknown) else f" ({size_in_words(back)})")
+    why = f"{'; '.join(removal.left[:SAID])}{more}"
+    return Refused(
+        f"{gone} of it were removed and not all: {why}. What is left is in {trash}; a later pass tries again"
+    )

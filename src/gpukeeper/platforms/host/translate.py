@@ -10,25 +10,24 @@ import msgspec
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.disk import naming
 from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.disk.usage import Usage
 from gpukeeper.lifecycle.cleanliness import OF_A_SESSION
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "host"
-GPU, SLICE, PROCESS, TREE = "gpu", "slice", "process", "tree"
+GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
 FIRST_PERSON_UID = 1000  # below are the system's own users, the driver's services among them
 SETTLED = timedelta(seconds=60)  # what is younger may end by itself before anybody reads about it
 NOT_MEASURED = "not measured"
+is_named = naming.is_named
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
+FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
-# Names that others rely on, with root's trust: whoever could re-create them after a removal would own that trust.
-WELL_KNOWN = (
-    *("lost+found", "ray", "_ray_lockfiles", ".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
-    *(".snap", "snap-private-tmp", "systemd-private-*"),
-)
 
 
 class At(msgspec.Struct, frozen=True):
@@ -155,44 +154,89 @@ def _nodes(holder: Holder) -> str:
 # Trees
 
 
-def is_named(name: str, patterns: Iterable[str]) -> bool:
-    """As in a shell: a hidden name needs a pattern that begins with a dot. A well-known name is never meant."""
-    if any(fnmatch.fnmatchcase(name, known) for known in WELL_KNOWN):
-        return False
-    return any(
-        fnmatch.fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
-        for pattern in patterns
-    )
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def tree_uid(device: int, inode: int) -> str:
     return f"{device}:{inode}"
 
 
-def tree_subject(
-    path: str, root: str, measured: Measured, in_use: bool | Unknown, held_by: int | None, owner: str, at: At
-) -> Subject:
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a tree besides its files."""
+
+    path: str
+    root: str
+    owner: str
+    kind: str = TREE
+    category: Category = Category.TEMPORARY
+    in_use: bool | Unknown
+    held_by: int | None = None  # a pid
+    kept: str | None = None
+    disk: Disk | None = None
+
+
+def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
     newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     incarnation = f"{measured.inode}:{newest_change}"
     uid = tree_uid(measured.device, measured.inode)
-    labels = {"root": root} | ({"held_by": f"pid {held_by}"} if held_by else {})
+    labels = {"root": tree.root} | ({"held_by": f"pid {tree.held_by}"} if tree.held_by else {})
     return Subject(
-        seen=at.seen(TREE, printable(path), uid, incarnation, incarnation),
+        seen=at.seen(tree.kind, printable(tree.path), uid, incarnation, incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
-        owner=owner,
-        class_=TREE,
+        owner=tree.owner,
+        class_=tree.kind,
         created=Unknown("when a tree was made is not recorded everywhere", by_design=True),
         size=measured.size,
         last_used=measured.newest,
-        in_use=in_use,
+        in_use=tree.in_use,
+        category=tree.category,
+        kept=tree.kept,
+        disk=tree.disk,
         labels=labels,
     )
 
 
+def change_of(subject: Subject) -> int | None:
+    """The newest change that this look saw, in nanoseconds. None: it was not measured."""
+    numbers = two_numbers(subject.seen.incarnation, ":")
+    return None if numbers is None else numbers[1]
+
+
 def all_together(trees: Sequence[Subject]) -> int:
-    """At least this much: a tree that could not be measured adds nothing, so the sum never argues for acting."""
-    return sum(tree.size for tree in trees if is_known(tree.size))
+    """At least this much: a tree that could not be measured adds nothing, nor does one that stays anyway, so the sum
+    never argues for acting."""
+    return sum(tree.size for tree in trees if is_known(tree.size) and tree.kept is None)
+
+
+# Disks
+
+
+def disk(usage: Usage) -> Disk:
+    return Disk(usage.mount_point, usage.used, usage.inodes_used)
+
+
+def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ...], at: At) -> Subject:
+    labels: dict[str, object] = {
+        "disk_size": usage.size,
+        "disk_free": usage.free,
+        "inodes": usage.inodes,
+        "inodes_free": usage.inodes_free,
+        "held_open": held_open,
+    }
+    uid = str(usage.device)
+    return Subject(
+        seen=at.seen(DISK, printable(usage.mount_point), uid, uid, ""),
+        shape=Shape.NODE,
+        state=FILESYSTEM,
+        class_=DISK,
+        created=FILESYSTEM,
+        size=usage.taken,
+        disk=disk(usage),
+        findings=findings,
+        labels={key: str(value) for key, value in labels.items() if isinstance(value, int)},
+    )
 
 
 # Uids

@@ -1,14 +1,11 @@
-"""The temporary trees of this machine: entries below the roots that the policy names. Looks only, deletes nothing.
-
-A root may itself be a link, since people link a short name to a big disk; below it none is followed.
-"""
+"""The trees of this machine: temporary ones, reports, and what interrupted removals left. Looks only."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,58 +14,59 @@ from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Temporary
-from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
+from gpukeeper.platforms.host import errors, folders, reports, roots, translate
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, Scan, user_name
+from gpukeeper.platforms.host.folders import Folder, Named
+from gpukeeper.platforms.host.remembered import Remembered
+from gpukeeper.platforms.host.roots import Entry
 
+
+class Heavy:
+    """A tree with so many entries that it is not walked before it is clear that this is worth it."""
+
+
+HEAVY = Heavy()
+InUse: TypeAlias = open_files.Below | Unknown
+Found: TypeAlias = Subject | Unseen | Heavy | None
 NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """A name below a root of the policy. `folder`: the root with its own links resolved."""
-
-    root: str
-    folder: str
-    name: str
-
-    @property
-    def path(self) -> str:
-        """As the policy writes it."""
-        return str(Path(os.path.normpath(self.root), self.name))
-
-    @property
-    def real_path(self) -> str:
-        return str(Path(self.folder, self.name))
+NOT_RANKED = Unknown("which reports of its root are the newest could not be learned")
+STAYS = Unknown("not measured, since it stays anyway")
+FAR_BELOW = Unknown("not measured, since such trees are far below the threshold together")
+LIGHT = 5_000  # entries; a tree with more is heavy
+AT_ONCE = 1_000  # paths of one estimate
 
 
 class Trees:
     def __init__(
-        self,
-        at: Callable[[], translate.At],
-        temporary: Sequence[Temporary],
-        proc: str,
-        limits: Limits,
-        patience: Patience,
+        self, at: Callable[[], translate.At], named: Named, scan: Scan, limits: Limits, patience: Patience
     ) -> None:
-        self._at, self._temporary, self._proc, self._limits, self._patience = at, temporary, proc, limits, patience
+        self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
+        self.follow(named)
+
+    def follow(self, named: Named) -> None:
+        """What was learned under another policy is learned anew."""
+        self.named = named
         self._together: dict[str, int] = {}  # by folder, of the last observe; a look measures one tree only
+        self._ranked: dict[str, reports.Ranked] = {}  # by folder, the same
+        self._remembered = Remembered()
 
     async def observe(self) -> AsyncIterator[Page]:
-        """Root by root: how much its trees hold together is known only when all of them were measured."""
-        folders, unseen = await self._list()
+        """Folder by folder: how much its trees hold together is known only when all of them were measured."""
+        listed, unseen = await folders.list_all(self.named, self._patience.tree)
         if unseen:
             yield (), unseen
         until = time.monotonic() + self._patience.trees.total_seconds()
-        for folder, entries in folders.items():
-            trees, missed = await self._measure_all(folder, entries, until)
-            together = self._together[folder] = translate.all_together(trees)
+        there: set[str] = set()
+        for path, entries in listed.items():
+            trees, missed = await self._observe_folder(path, entries, until)
+            there.update(tree.ref.uid for tree in trees)
             for start in range(0, len(trees), PAGE):
-                page = trees[start : start + PAGE]
-                yield tuple(msgspec.structs.replace(tree, together=together) for tree in page), ()
+                yield trees[start : start + PAGE], ()
             if missed:
                 yield (), missed
+        self._remembered.forget_all_but(there)
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
@@ -76,148 +74,227 @@ class Trees:
             return Unknown(f"{ref.uid!r} names no tree")
         deadline = self._patience.tree
         try:
-            entry = await in_thread(lambda: find(self._temporary, *wanted), deadline)
+            entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
         except TimeoutError:
             return Unknown(errors.too_slow(ref.name, deadline).why)
         except OSError as error:
             return Unknown(f"its root {errors.unreadable(ref.name, error).why}")
         if entry is None:
             return Gone(ref, self._at().now)
-        return entry if isinstance(entry, Unknown) else await self._look_inside(entry, ref)
+        return entry if isinstance(entry, Unknown) else await self._look_at(entry, ref)
 
-    async def _look_inside(self, entry: Entry, ref: Ref) -> Subject | Unknown:
+    async def _look_at(self, entry: Entry, ref: Ref) -> Subject | Unknown:
+        folder = await folders.learn(self.named, entry.folder, [entry], self._patience.tree)
+        if isinstance(folder, Unseen):
+            return Unknown(folder.why)
         until = time.monotonic() + self._patience.tree.total_seconds()
-        found = await self._measure(entry, await self._in_use(entry.folder), until)
+        found = await self._measure(entry, folder, await self._in_use(entry.inside), until, self._limits)
         if isinstance(found, Unseen):
             return Unknown(found.why)
-        if found is None or found.ref.uid != ref.uid:
+        if not isinstance(found, Subject) or found.ref.uid != ref.uid:
             return Unknown(f"it {measure.CHANGED}")  # the next look tells what became of it
+        if entry.taken is not None:
+            return found
+        if entry.kind == translate.REPORT:
+            return await self._ranked_again(found, entry)
         return msgspec.structs.replace(found, together=self._together.get(entry.folder, NOT_SUMMED))
 
-    async def _list(self) -> tuple[dict[str, list[Entry]], tuple[Unseen, ...]]:
-        """By folder. An entry that two roots or patterns name is listed once."""
-        folders: dict[str, dict[str, Entry]] = {}
-        unseen = []
-        for temporary in self._temporary:
-            entries = await self._entries(temporary)
-            if isinstance(entries, Unseen):
-                unseen.append(entries)
-                continue
-            for entry in entries:
-                folders.setdefault(entry.folder, {}).setdefault(entry.name, entry)
-        return {folder: list(entries.values()) for folder, entries in folders.items()}, tuple(unseen)
-
-    async def _entries(self, temporary: Temporary) -> tuple[Entry, ...] | Unseen:
+    async def _ranked_again(self, report: Subject, entry: Entry) -> Subject:
+        """By the last observe, and by what is still there of what was newer then."""
+        root = next(one for one in self.named.roots if one.path == entry.root)
         deadline = self._patience.tree
+        if entry.folder not in self._ranked:
+            listed = await folders.list_one(root, deadline)
+            if not isinstance(listed, Unseen):
+                until = time.monotonic() + self._patience.trees.total_seconds()
+                await self._observe_folder(entry.folder, listed, until)
+        ranked = self._ranked.get(entry.folder)
         try:
-            return await in_thread(lambda: entries_of(temporary), deadline)
-        except TimeoutError:
-            return errors.too_slow(temporary.root, deadline)
-        except FileNotFoundError:
-            return ()  # a root that is not there has no trees
-        except OSError as error:
-            return errors.unreadable(temporary.root, error)
+            there = await in_thread(lambda: reports.uids_in(root), deadline)
+        except (OSError, TimeoutError):
+            ranked = None
+        if ranked is None:
+            return msgspec.structs.replace(report, last_used=NOT_RANKED)
+        return _with_rank(report, ranked, there, self.named.keep_last)
 
-    async def _in_use(self, folder: str) -> open_files.Below | Unknown:
-        what, deadline = "the list of open files", self._patience.processes
-        try:
-            return await in_thread(lambda: open_files.below(folder, open_files.scan(self._proc)), deadline)
-        except TimeoutError:
-            return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
-        except OSError as error:
-            return Unknown(f"{what} {errors.unreadable(what, error).why}")
-
-    async def _measure_all(self, folder: str, entries: Sequence[Entry], until: float) -> Page:
-        found: list[Subject | Unseen | None] = []
-        for start in range(0, len(entries), PAGE):
-            in_use = await self._in_use(folder)  # anew, since measuring takes its time
-            found += [await self._measure(entry, in_use, until) for entry in entries[start : start + PAGE]]
-        trees = tuple(one for one in found if isinstance(one, Subject))
+    async def _observe_folder(self, path: str, entries: Sequence[Entry], until: float) -> Page:
+        folder = await folders.learn(self.named, path, entries, self._patience.tree)
+        if isinstance(folder, Unseen):
+            return (), (folder,)
+        left = [entry for entry in entries if entry.taken is not None]
+        found = await self._measure_all(folder, [entry for entry in entries if entry.taken is None], until)
+        found += [await self._measure(one, folder, await self._in_use(one.inside), until, self._limits) for one in left]
+        trees = self._compared(folder, [one for one in found if isinstance(one, Subject)])
         return trees, tuple(one for one in found if isinstance(one, Unseen))
 
-    async def _measure(self, entry: Entry, in_use: open_files.Below | Unknown, until: float) -> Subject | Unseen | None:
-        """None: it went away since it was listed."""
+    def _compared(self, folder: Folder, trees: Sequence[Subject]) -> tuple[Subject, ...]:
+        """What is known only of all together: their sum, and which are the newest."""
+        found = [one for one in trees if one.ref.kind == translate.REPORT]
+        ranked = self._ranked[folder.path] = reports.rank(found)
+        there = frozenset(one.ref.uid for one in found)
+        total = self._together[folder.path] = self._total(folder, trees)
+        return tuple(
+            _with_rank(one, ranked, there, self.named.keep_last)
+            if one.ref.kind == translate.REPORT
+            else one
+            if one.category is Category.UNFINISHED
+            else msgspec.structs.replace(one, together=total)
+            for one in trees
+        )
+
+    def _total(self, folder: Folder, trees: Sequence[Subject]) -> int:
+        now = self._at().now
+        counted = translate.all_together([one for one in trees if one.category is Category.TEMPORARY])
+        if any(one.size is FAR_BELOW for one in trees):
+            return max(counted, self._remembered.total(folder))
+        if not self._remembered.is_far_below(folder, now):
+            self._remembered.learn_total(folder, counted, now)
+        return counted
+
+    # Measuring
+
+    async def _measure_all(self, folder: Folder, entries: Sequence[Entry], until: float) -> list[Found]:
+        """What is light, or known well enough, first; the rest only where something could come of it."""
+        light = msgspec.structs.replace(self._limits, entries=min(self._limits.entries, LIGHT))
+        first = await self._measure_some(folder, entries, until, light)
+        heavy = [entry for entry, one in zip(entries, first, strict=True) if one is HEAVY]
+        if heavy and await self._is_far_below(folder):
+            again = await self._measure_some(folder, heavy, until, None)
+        else:
+            again = await self._measure_some(folder, heavy, until, self._limits)
+        return [one for one in first if one is not HEAVY] + again
+
+    async def _measure_some(
+        self, folder: Folder, entries: Sequence[Entry], until: float, limits: Limits | None
+    ) -> list[Found]:
+        found: list[Found] = []
+        for start in range(0, len(entries), PAGE):
+            in_use = await self._in_use(folder.path)  # anew, since measuring takes its time
+            some = entries[start : start + PAGE]
+            found += [await self._measure(entry, folder, in_use, until, limits, fresh=False) for entry in some]
+        return found
+
+    async def _measure(
+        self, entry: Entry, folder: Folder, in_use: InUse, until: float, limits: Limits | None, *, fresh: bool = True
+    ) -> Found:
+        """None: it went away since it was listed. `fresh`: not from memory. Without limits it is not walked."""
         deadline = self._patience.tree
         try:
-            return await in_thread(lambda: self._walk(entry, in_use, until), deadline + A_MOMENT)
+            return await in_thread(
+                lambda: self._weigh(entry, folder, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
+            )
         except TimeoutError:
             return errors.too_slow(measure.printable(entry.path), deadline)
         except OSError as error:
             return errors.unreadable(measure.printable(entry.path), error)
 
-    def _walk(self, entry: Entry, in_use: open_files.Below | Unknown, until: float) -> Subject | None:
+    def _weigh(
+        self, entry: Entry, folder: Folder, in_use: InUse, until: float, limits: Limits | None, *, fresh: bool
+    ) -> Subject | Heavy | None:
+        top = roots.top_of(entry)
+        if top is None:
+            return None
+        now = self._at().now
+        found = None if fresh else self._recall(entry, top, folder, in_use)
+        if found is None and limits is None:
+            found = _unmeasured(top, FAR_BELOW)
+        elif found is None and limits is not None:
+            found = self._walk(entry, in_use, until, limits)
+            if found is None:
+                return None
+            if limits.entries < self._limits.entries and found.entries > limits.entries:
+                return HEAVY
+            self._remembered.learn(found, now)
+        assert found is not None
+        return self._subject(entry, found, in_use, folder)
+
+    def _recall(self, entry: Entry, top: os.stat_result, folder: Folder, in_use: InUse) -> Measured | None:
+        known = self._remembered.recall(entry, top, folder, in_use, self._at().now)
+        stays = entry.kind == translate.TREE and entry.name in folder.kept
+        return _unmeasured(top, STAYS) if known is None and stays else known
+
+    def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits) -> Measured | None:
         end = min(until, time.monotonic() + self._patience.tree.total_seconds())
         files = {} if isinstance(in_use, Unknown) else in_use.open_files.files
-        with measure.open_directory(entry.folder) as folder:
-            found = measure.measure(entry.name, folder, files, self._limits, lambda: time.monotonic() > end)
-        return None if found is None else self._subject(entry, found, in_use)
+        with measure.open_directory(entry.inside) as folder:
+            found = measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
+        return found if found is None or isinstance(in_use, Unknown) else _with_mounts(entry, found, in_use)
 
-    def _subject(self, entry: Entry, found: Measured, in_use: open_files.Below | Unknown) -> Subject:
-        owner, user = user_name(found.uid), None
+    def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
         used: bool | Unknown
         if isinstance(in_use, Unknown):
-            used = in_use
+            used, held_by = in_use, None
         else:
-            found = with_mounts(entry, found, in_use)
-            user = open_files.user_of(entry.name, found, in_use)
             used = open_files.is_in_use(entry.name, found, in_use)
-        return translate.tree_subject(entry.path, entry.root, found, used, user, owner, self._at())
+            held_by = open_files.user_of(entry.name, found, in_use)
+        standing = translate.Standing(
+            path=entry.path,
+            root=entry.root,
+            owner=user_name(found.uid),
+            kind=entry.kind,
+            category=_category(entry),
+            in_use=used,
+            held_by=held_by,
+            kept=None if entry.taken is not None else folder.kept.get(entry.name),
+            disk=folder.disk,
+        )
+        return translate.tree_subject(standing, found, self._at())
+
+    async def _in_use(self, folder: str) -> InUse:
+        what, deadline = "the list of open files", self._patience.processes
+        try:
+            return await in_thread(lambda: open_files.below(folder, self._scan()), deadline)
+        except TimeoutError:
+            return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
+        except OSError as error:
+            return Unknown(f"{what} {errors.unreadable(what, error).why}")
+
+    async def _is_far_below(self, folder: Folder) -> bool:
+        """By an estimate, which takes half the time of a walk and is good for nothing else."""
+        now = self._at().now
+        if folder.may_be_too_full or folder.above == 0 or self._remembered.is_far_below(folder, now):
+            return self._remembered.is_far_below(folder, now)
+        paths = [entry.real_path for entry in folder.entries]
+        total = 0
+        for start in range(0, len(paths), AT_ONCE):
+            some, deadline = paths[start : start + AT_ONCE], self._patience.tree
+            try:
+                held = await in_thread(lambda: measure.estimate(some, deadline), deadline + A_MOMENT)  # noqa: B023
+            except TimeoutError:
+                return False
+            if isinstance(held, Unknown):
+                return False  # so it is measured
+            total += held
+        self._remembered.learn_total(folder, total, now)
+        return self._remembered.is_far_below(folder, now)
 
 
-def entries_of(temporary: Temporary) -> tuple[Entry, ...]:
-    folder = os.path.realpath(temporary.root)
-    with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
-        names = sorted(entry.name for entry in listing if translate.is_named(entry.name, temporary.names))
-    return tuple(Entry(temporary.root, folder, name) for name in names)
+def _category(entry: Entry) -> Category:
+    if entry.taken is not None:
+        return Category.UNFINISHED
+    return Category.REPORT if entry.kind == translate.REPORT else Category.TEMPORARY
 
 
-def find(temporary: Sequence[Temporary], device: int, inode: int) -> Entry | Unknown | None:
-    """By identity, whatever it is called now. None only when its filesystem was looked at and it is not there."""
-    renamed: str | None = None
-    disk_is_here = False
-    for one in temporary:
-        folder = os.path.realpath(one.root)
-        if nearest_device(folder) != device:
-            continue
-        disk_is_here = True
-        for name in names_of(folder, device, inode):
-            entry = Entry(one.root, folder, name)
-            if translate.is_named(name, one.names):
-                return entry
-            renamed = measure.printable(entry.path)
-    if renamed is not None:
-        return Unknown(f"it is called {renamed} now, which the policy does not name")
-    return None if disk_is_here else Unknown("no root that the policy names is on its filesystem now")
+def _unmeasured(top: os.stat_result, why: Unknown) -> Measured:
+    return Measured(
+        device=top.st_dev,
+        inode=top.st_ino,
+        uid=top.st_uid,
+        size=why,
+        entries=0,
+        newest=why,
+        ctime_ns=why,
+        problems=(why.why,),
+    )
 
 
-def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
-    try:
-        with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
-            for entry in listing:
-                if entry.inode() == inode and is_still(entry, device, inode):
-                    yield entry.name
-    except FileNotFoundError:
-        return
+def _with_rank(report: Subject, ranked: reports.Ranked, there: frozenset[str], keep_last: int) -> Subject:
+    if report.kept is not None:
+        return report
+    return msgspec.structs.replace(report, kept=ranked.why_kept(report.ref.uid, there, keep_last))
 
 
-def is_still(entry: os.DirEntry[str], device: int, inode: int) -> bool:
-    """A listing tells the inode below a mount point; only a stat tells what is there now."""
-    try:
-        found = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (device, inode)
-
-
-def nearest_device(folder: str) -> int:
-    """A root that is gone was on the filesystem of the nearest folder above it that is still there."""
-    path = Path(folder)
-    while not path.exists():
-        path = path.parent
-    return path.stat().st_dev
-
-
-def with_mounts(entry: Entry, found: Measured, in_use: open_files.Below) -> Measured:
+def _with_mounts(entry: Entry, found: Measured, in_use: open_files.Below) -> Measured:
     """A single file mounted inside escapes the walk; the list of mounts knows it."""
     if not mounts.has_mount_inside(entry.real_path, in_use.open_files.own_mounts):
         return found

@@ -1,15 +1,65 @@
-"""Is there a Ray node here? Looks for an address or a session folder, asks nothing."""
+"""How Ray's nodes are reached: what is told from outside, how long a look may take, and whether there is any."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pwd
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import TypeAlias
 
-SESSION = "/tmp/ray/session_latest"  # noqa: S108 - Ray's own default
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+
+RAY = "ray"  # the name of Ray's own folder, below a temporary root
+DEFAULT_TMP = "/tmp"  # noqa: S108 - Ray's own default
+VARIABLES = ("RAY_TMPDIR", "TMPDIR")
+
+
+class Inside(msgspec.Struct, frozen=True):
+    """A container that the policy calls a node. `pid` 0: it does not run now."""
+
+    name: str
+    pid: int
+    uid: str
+
+
+Containers: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[Inside] | Unknown]]
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long each kind of look may take."""
+
+    processes: timedelta = timedelta(seconds=30)
+    tree: timedelta = timedelta(minutes=5)
+    node: timedelta = timedelta(minutes=15)  # all of one node in one pass; the rest is listed and not measured
+    removal: timedelta = timedelta(minutes=30)
+    asking: timedelta = timedelta(seconds=10)  # Ray itself
+
+
+async def no_containers(patterns: Sequence[str]) -> Sequence[Inside]:
+    return ()
+
+
+def temporary_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Below which Ray makes its own folder, unless a command line says otherwise."""
+    return tuple(dict.fromkeys((DEFAULT_TMP, *(environ[name] for name in VARIABLES if environ.get(name)))))
 
 
 def find(environ: Mapping[str, str]) -> str | None:
-    """Where it is, or None."""
+    """Where a Ray of this machine is, or None."""
     if address := environ.get("RAY_ADDRESS"):
         return address
-    return SESSION if Path(SESSION).exists() else None
+    for folder in temporary_folders(environ):
+        if Path(folder, RAY).is_dir():
+            return str(Path(folder, RAY))
+    return None
+
+
+def user_name(uid: int) -> str:
+    """The number itself when nobody has it any more: `ls` does the same."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

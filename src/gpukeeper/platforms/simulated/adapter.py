@@ -26,10 +26,10 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
-from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
-from gpukeeper.platforms.simulated.world import Place, World
+from gpukeeper.platforms.simulated.world import Crashed, Place, World
 
 PAGE = 200
 HINTS_EVERY = 120.0  # seconds
@@ -152,6 +152,9 @@ class SimulatedPlatform:
         if self.guards[action] is Guard.ATOMIC and not self.unchanged(thing, fresh):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
             return Changed("it is not the version that was looked at")
+        if not self.is_free(thing):
+            world.note("act", thing, step=step.id, action=action.value, effect="changed")
+            return Changed("somebody opened it, or work began beside it")
         if faults.lost and world.rng.random() < faults.lost:
             world.note("act", thing, step=step.id, action=action.value, effect="nothing")
             return Accepted()
@@ -159,6 +162,9 @@ class SimulatedPlatform:
         if garbled and world.rng.random() < 0.5:
             world.note("act", thing, step=step.id, action=action.value, effect="nothing")
             return Unknown("the answer was lost")
+        if thing.shape is Shape.TREE and faults.halfway and world.rng.random() < faults.halfway:
+            world.note("act", thing, step=step.id, action=action.value, effect="halfway")
+            return self._leave_half(thing)
         world.note("act", thing, step=step.id, action=action.value, effect="done")
         self._do(thing, action)
         return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size)
@@ -194,6 +200,22 @@ class SimulatedPlatform:
     def unchanged(thing: Thing, fresh: Subject) -> bool:
         """What a real platform checks for us: uid and version."""
         return str(thing.version) == fresh.seen.version and thing.incarnation == fresh.seen.incarnation
+
+    @staticmethod
+    def is_free(thing: Thing) -> bool:
+        """Opening a file changes no time and no version: it is looked for once more after a tree was moved away."""
+        return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy)
+
+    def _leave_half(self, thing: Thing) -> Unknown:
+        """Moved away, under the same inode; the rest of it is found there."""
+        world, name = self._world, thing.ref.name.rsplit("/", 1)[-1]
+        thing.ref = msgspec.structs.replace(thing.ref, name=f"/tmp/.gpukeeper-trash-{thing.ref.uid}/{name}")  # noqa: S108
+        thing.category, thing.size, thing.last_used = Category.UNFINISHED, thing.size // 2, world.clock.true_now()
+        thing.touch()
+        if world.rng.random() < 0.5:
+            world.note("crash")
+            raise Crashed
+        return Unknown("the removal did not end in its time")
 
     def _do(self, thing: Thing, action: Action) -> None:
         world = self._world

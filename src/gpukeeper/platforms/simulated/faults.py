@@ -13,6 +13,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     blind: float = 0.0  # a look answers unknown
     vague: float = 0.0  # one fact of a subject is unknown
     lost: float = 0.0  # a command is accepted and nothing happens
+    halfway: float = 0.0  # the removal of a tree ends in the middle, often with us
     garbled: float = 0.0  # a command's answer is lost; it happened or it did not
     refused: float = 0.0
     late: float = 0.0  # an answer takes up to a minute
@@ -32,6 +33,7 @@ ROUGH = Faults(
     blind=0.03,
     vague=0.15,
     lost=0.05,
+    halfway=0.06,
     garbled=0.04,
     refused=0.02,
     late=0.05,

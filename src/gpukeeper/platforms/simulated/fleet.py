@@ -20,8 +20,8 @@ def places() -> tuple[Place, ...]:
         Place("docker", "node-2", gpus(4), PEOPLE),
         Place("docker", "node-3", gpus(8), PEOPLE),
         Place("kubernetes", "prod", gpus(32), PEOPLE, ("research", "team-vision", "default")),
-        Place("ray", "ray-1", gpus(2), PEOPLE),
-        Place("ray", "ray-2", gpus(2), PEOPLE),
+        Place("ray", "ray-1", gpus(2), PEOPLE, nodes=("head", "worker-1")),
+        Place("ray", "ray-2", gpus(2), PEOPLE, nodes=("worker-2",)),
     )
 
 

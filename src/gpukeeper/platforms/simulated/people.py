@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Marks, Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated.files import Files
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import Place, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-GIB = 1024**3
 ADJECTIVES = ("train", "eval", "tune", "notebook", "sweep", "render", "embed", "distil")
 
 
@@ -23,7 +23,8 @@ class People:
         self._world = world
         self._pace = pace
         self._minute = MINUTE / hurry
-        world.stirrers = [self.restart, self.use_again, self.remove, self.replace, self.end, self.touch_files]
+        self._files = Files(world, self._minute)
+        world.stirrers = [self.restart, self.use_again, self.remove, self.replace, self.end, *self._files.stirrers]
 
     def settle_in(self) -> None:
         for place in self._world.places:
@@ -68,15 +69,9 @@ class People:
         self._world.add(again)
 
     def end(self, thing: Thing) -> None:
-        if thing.state is State.RUNNING and thing.root is None:
+        if thing.state is State.RUNNING and thing.root is None and thing.shape is not Shape.TREE:
             thing.end(self._now(), Outcome.STOPPED)
             self._world.note("person", thing, effect="stopped by its owner")
-
-    def touch_files(self, thing: Thing) -> None:
-        if thing.shape is Shape.TREE:
-            thing.last_used, thing.in_use = self._now(), self._world.rng.random() < 0.5
-            thing.touch()
-            self._world.note("person", thing, effect="files touched")
 
     # Stories, from arrival on.
 
@@ -86,7 +81,12 @@ class People:
         )
 
     def _arrive(self, place: Place) -> None:
-        stories = {"docker": self._docker_stories, "kubernetes": self._cluster_stories, "ray": self._ray_stories}
+        stories = {
+            "docker": self._docker_stories,
+            "kubernetes": self._cluster_stories,
+            "ray": self._ray_stories,
+            "host": self._host_stories,
+        }
         self._world.rng.choice(stories[place.platform]())(place)
         self._arrive_later(place)
 
@@ -105,7 +105,11 @@ class People:
         return [self._trains, self._trains, self._leaves_workers, self._loops, self._names_ttl]
 
     def _ray_stories(self) -> list[Callable[[Place], None]]:
-        return [self._spills, self._spills, self._leaves_process]
+        files = self._files
+        return [files.spills, files.crashes, files.starts_session, files.works, self._leaves_process]
+
+    def _host_stories(self) -> list[Callable[[Place], None]]:
+        return [self._files.spills, self._files.crashes, self._files.reports, self._files.fills]
 
     def _works(self, place: Place) -> None:
         thing = self._container(place)
@@ -162,17 +166,6 @@ class People:
         root.start(self._now(), 10 * self._minute)
         self._world.after(20 * self._minute, lambda: self._finish(root))
 
-    def _spills(self, place: Place) -> None:
-        rng = self._world.rng
-        name = f"/tmp/{rng.choice(('ray_tmp_', 'pip-', 'tmp', 'keep-'))}{rng.randrange(16**6):06x}"  # noqa: S108
-        ref = Ref(place.platform, place.place, "tree", name, self._world.new_uid())
-        tree = Thing(ref, self._now(), Shape.TREE, rng.choice(place.people), "ray", state=State.ENDED)
-        tree.size, tree.last_used = rng.randint(1, 40) * GIB, self._now()
-        tree.in_use = rng.random() < 0.3
-        self._world.add(tree)
-        if tree.in_use:
-            self._world.after(self._span(60, 300), lambda: self._close_files(tree))
-
     def _leaves_process(self, place: Place) -> None:
         rng = self._world.rng
         ref = Ref(place.platform, place.place, "process", f"worker-{rng.randrange(10**4)}", self._world.new_uid())
@@ -198,11 +191,6 @@ class People:
         if not root.gone:
             root.end(self._now(), Outcome.SUCCEEDED)
             self._world.note("person", root, effect="ended, children run on")
-
-    def _close_files(self, tree: Thing) -> None:
-        if not tree.gone:
-            tree.in_use, tree.last_used = False, self._now()
-            tree.touch()
 
     def _container(self, place: Place) -> Thing:
         rng = self._world.rng

@@ -6,8 +6,24 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
+from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
+
+
+@dataclass
+class Node:
+    """What trees lie on: a disk, and work beside them."""
+
+    name: str
+    capacity: int
+    others: int = 0  # bytes of what is not for us
+    busy: str | None = None
+    trees: list[Thing] = field(default_factory=list)
+
+    @property
+    def disk(self) -> Disk:
+        held = self.others + sum(tree.size for tree in self.trees if not tree.gone)
+        return Disk("/tmp", min(1.0, held / self.capacity))  # noqa: S108
 
 
 @dataclass
@@ -30,6 +46,8 @@ class Thing:
     size: int = 0
     last_used: datetime | None = None
     in_use: bool = False
+    category: Category = Category.TEMPORARY
+    node: Node | None = None  # of a tree
     proof: str | None = None
     marks: Marks = field(default_factory=Marks)
     labels: dict[str, str] = field(default_factory=dict)
@@ -59,6 +77,11 @@ class Thing:
         return 80.0 if working else 0.0
 
     @property
+    def busy(self) -> str | None:
+        """Of what people may still need. What is proven to be over is nobody's."""
+        return self.node.busy if self.node is not None and self.category is Category.TEMPORARY else None
+
+    @property
     def incarnation(self) -> str:
         return f"run-{self.run}" if self.shape is not Shape.TREE else f"v{self.version}"
 
@@ -75,6 +98,8 @@ UNKNOWABLE = (
     "size",
     "proof",
     "root",
+    "busy",
+    "last_used",
 )
 
 
@@ -96,6 +121,7 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
         "size": thing.size,
         "last_used": thing.last_used,
         "in_use": thing.in_use,
+        "busy": thing.busy,
         "proof": thing.proof,
     }
     if vague is not None:
@@ -103,6 +129,8 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
     return Subject(
         seen=Seen(thing.ref, thing.incarnation, str(thing.version), now),
         shape=thing.shape,
+        category=thing.category,
+        disk=thing.node.disk if thing.node is not None else None,
         ends_for_good=thing.ends_for_good,
         marks=thing.marks,
         labels=thing.labels,

@@ -18,7 +18,9 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.platforms.simulated.clock import VirtualClock
 from gpukeeper.platforms.simulated.faults import CALM, Faults
-from gpukeeper.platforms.simulated.thing import Thing
+from gpukeeper.platforms.simulated.thing import Node, Thing
+
+DISK = 200 * 1024**3  # bytes
 
 
 class Crashed(BaseException):  # a crash is not an error anybody may catch
@@ -40,9 +42,12 @@ class Happened:
     state: str = ""
     root: bool = True
     in_use: bool = False
+    busy: bool = False  # work runs beside it
+    last_used: datetime | None = None
+    full: float = 0.0  # its disk
     children: int = 0
     gone: bool = False
-    effect: str = ""  # of an act: done, nothing, changed, refused
+    effect: str = ""  # of an act: done, halfway, nothing, changed, refused
     vague: str = ""
     running: int = 0  # of a listing: running roots at that place
     line: Event | None = None
@@ -55,6 +60,7 @@ class Place:
     gpus: tuple[str, ...]
     people: tuple[str, ...]
     namespaces: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # what trees lie on; "" is the place itself
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,6 +75,7 @@ class World:
     faults: Faults = CALM
     log: list[Happened] = field(default_factory=list)
     things: dict[tuple[str, str], dict[str, Thing]] = field(default_factory=dict)
+    nodes: dict[tuple[str, str], list[Node]] = field(default_factory=dict)
     samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
     on_warning: Callable[[str, str], None] = lambda owner, message: None
     stirrers: list[Callable[[Thing], None]] = field(default_factory=list)
@@ -79,6 +86,7 @@ class World:
         self._numbers = itertools.count(1)
         for place in self.places:
             self.things[place.key] = {}
+            self.nodes[place.key] = [Node(name, DISK) for name in place.nodes]
 
     # Time and people.
 
@@ -127,6 +135,8 @@ class World:
 
     def add(self, thing: Thing) -> Thing:
         self.things[thing.ref.platform, thing.ref.place][thing.ref.uid] = thing
+        if thing.node is not None:
+            thing.node.trees.append(thing)
         self.note("person", thing, effect="created")
         return thing
 
@@ -155,6 +165,8 @@ class World:
             entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version
             entry.state, entry.root, entry.in_use = thing.state.value, thing.root is None, thing.in_use
             entry.children, entry.gone = thing.children, thing.gone
+            if thing.node is not None:
+                entry.busy, entry.last_used, entry.full = bool(thing.busy), thing.last_used, thing.node.disk.full
         for name, value in facts.items():
             setattr(entry, name, value)
         self.log.append(entry)

@@ -23,6 +23,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Action,
     Decision,
+    Guard,
     NothingToCapture,
     Refused,
     Snapshot,
@@ -60,7 +61,9 @@ async def pages_of(platform: Platform, scope: PlaceScope = EVERYWHERE) -> list[S
 
 
 def subjects(platform: Platform) -> dict[str, Subject]:
-    return {subject.ref.name: subject for page in wait(pages_of(platform)) for subject in page.subjects}
+    """All but disks, by name."""
+    found = [subject for page in wait(pages_of(platform)) for subject in page.subjects]
+    return {subject.ref.name: subject for subject in found if subject.shape is not Shape.NODE}
 
 
 def unseen(platform: Platform) -> dict[str, str]:
@@ -112,7 +115,8 @@ def test_a_tree_that_changes_is_another_incarnation_of_the_same_thing(tmp_path: 
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
     (path / "file").chmod(0o600)
-    (after,) = subjects(platform).values()
+    after = wait(platform.look(before.ref))
+    assert isinstance(after, Subject)
     assert after.ref == before.ref
     assert after.seen.incarnation != before.seen.incarnation
 
@@ -126,7 +130,7 @@ def test_an_entry_that_two_roots_name_is_listed_once(tmp_path: Path) -> None:
 
 
 def test_a_root_that_is_not_there_has_no_trees_and_one_that_is_no_folder_is_unseen(tmp_path: Path) -> None:
-    assert wait(pages_of(host(tmp_path / "nothing"))) == [Snapshot("host", "node-1", NOW, ())]
+    assert subjects(host(tmp_path / "nothing")) == unseen(host(tmp_path / "nothing")) == {}
     (tmp_path / "file").touch()
     assert "could not be read" in unseen(host(tmp_path / "file"))[str(tmp_path / "file")]
 
@@ -137,7 +141,9 @@ def test_hostile_names_become_valid_text(tmp_path: Path) -> None:
     (found,) = subjects(platform).values()
     assert found.ref.name == f"{tmp_path}/pip-\\x0a\\xff"
     assert b"pip-" in msgspec.json.encode(found)
-    assert wait(platform.look(found.ref)) == found
+    again = wait(platform.look(found.ref))
+    assert isinstance(again, Subject)
+    assert again.seen == found.seen
 
 
 def test_a_tree_that_a_child_sits_in_is_in_use(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_pages_hold_at_most_500(tmp_path: Path) -> None:
     for number in range(501):
         (tmp_path / f"pip-{number}").touch()
     pages = wait(pages_of(host(tmp_path)))
-    assert [len(page.subjects) for page in pages] == [0, 500, 1]
+    assert [len(page.subjects) for page in pages] == [0, 1, 500, 1], "no GPU, one disk, trees"
 
 
 def test_a_place_outside_the_scope_is_not_looked_at(tmp_path: Path) -> None:
@@ -189,7 +195,9 @@ def test_a_tree_is_looked_at_by_identity_whatever_its_name_is_now(tmp_path: Path
     path = tree(tmp_path)
     platform = host(tmp_path)
     (before,) = subjects(platform).values()
-    assert wait(platform.look(before.ref)) == before
+    again = wait(platform.look(before.ref))
+    assert isinstance(again, Subject)
+    assert (again.seen, again.size, again.last_used) == (before.seen, before.size, before.last_used)
     path.rename(tmp_path / "pip-b")
     renamed = wait(platform.look(before.ref))
     assert isinstance(renamed, Subject)
@@ -318,16 +326,18 @@ def test_a_gpu_is_gone_only_when_the_driver_lists_all_others(proc: Path) -> None
 # The rest of the port
 
 
-def test_it_offers_no_verb_and_refuses_every_one(tmp_path: Path) -> None:
-    platform: Platform = host(tmp_path)
-    tree(tmp_path)
-    (seen,) = subjects(platform).values()
-    assert platform.guards == {}
+def test_of_all_verbs_only_the_removal_of_trees_is_offered(proc: Path, tmp_path: Path) -> None:
+    platform: Platform = gpu_host(proc)
+    assert platform.guards == {Action.REMOVE: Guard.ATOMIC}
     assert (platform.name, platform.place) == ("host", "node-1")
-    step = Step("s", Decision(seen.seen, Action.REMOVE, "temporary_tree", "large"))
-    for answer in (wait(platform.act(step, seen)), wait(platform.restore(seen.ref, None))):
+    gpu = subjects(platform)["gpu-0"]
+    step = Step("s", Decision(gpu.seen, Action.REMOVE, "temporary_tree", "large"))
+    for answer in (wait(platform.act(step, gpu)), wait(platform.restore(gpu.ref, None))):
         assert isinstance(answer, Refused)
-        assert "later version" in answer.why
+    tree(tmp_path)
+    (seen,) = subjects(host(tmp_path)).values()
+    stop = Step("s", Decision(seen.seen, Action.STOP, "temporary_tree", "large"))
+    assert isinstance(wait(host(tmp_path).act(stop, seen)), Refused)
     assert (tmp_path / "pip-a/file").exists()
 
 

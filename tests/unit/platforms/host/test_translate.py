@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.disk.measure import Measured
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.disk.usage import Usage
+from gpukeeper.model.subject import Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.translate import (
     At,
+    Standing,
     all_together,
+    change_of,
     devices_of,
+    disk_subject,
     gpu_subjects,
     is_bare,
     is_named,
@@ -130,23 +135,38 @@ def measured(size: int | Unknown, ctime_ns: int | Unknown = 5) -> Measured:
     return Measured(device=8, inode=42, uid=0, size=size, entries=1, newest=NOW, ctime_ns=ctime_ns, problems=())
 
 
+def standing(path: str = "/tmp/a", in_use: bool | Unknown = False, **more: Any) -> Standing:
+    return Standing(path=path, root="/tmp", owner="ann", in_use=in_use, **more)
+
+
 def test_a_tree_is_named_by_its_path_and_known_by_its_identity() -> None:
-    tree = tree_subject("/tmp/pip-\n", "/tmp", measured(10), False, 77, "ann", AT)
+    tree = tree_subject(standing("/tmp/pip-\n", held_by=77), measured(10), AT)
     assert (tree.shape, tree.ref.kind, tree.ref.name, tree.ref.uid) == (Shape.TREE, "tree", "/tmp/pip-\\x0a", "8:42")
     assert tree.seen.incarnation == "42:5"
+    assert change_of(tree) == 5
     assert (tree.size, tree.last_used, tree.in_use) == (10, NOW, False)
     assert tree.labels == {"root": "/tmp", "held_by": "pid 77"}
 
 
 def test_a_tree_that_was_not_measured_keeps_its_unknowns() -> None:
     why = Unknown("contains a mount point")
-    tree = tree_subject("/tmp/a", "/tmp", measured(why, why), why, None, "ann", AT)
+    tree = tree_subject(standing(in_use=why), measured(why, why), AT)
     assert (tree.size, tree.in_use, tree.seen.incarnation) == (why, why, "42:not measured")
+    assert change_of(tree) is None
 
 
-def test_trees_together_hold_at_least_what_was_measured() -> None:
-    trees = [tree_subject("/tmp/a", "/tmp", measured(size), False, None, "ann", AT) for size in (1, Unknown("?"), 2)]
-    assert all_together(trees) == 3
+def test_trees_together_hold_at_least_what_was_measured_and_may_go() -> None:
+    trees = [tree_subject(standing(), measured(size), AT) for size in (1, Unknown("?"), 2)]
+    stays = tree_subject(standing(kept="a file asks for that"), measured(100), AT)
+    assert all_together([*trees, stays]) == 3
+
+
+def test_a_disk_is_shown_as_df_tells_it() -> None:
+    usage = Usage(device=8, mount_point="/tmp", size=1000, taken=450, free=450, inodes=10, inodes_free=9)
+    disk = disk_subject(usage, Unknown("not everybody could be looked at"), ("a finding",), AT)
+    assert (disk.shape, disk.ref.kind, disk.ref.name, disk.ref.uid) == (Shape.NODE, "disk", "/tmp", "8")
+    assert (disk.size, disk.disk, disk.findings) == (450, Disk("/tmp", 0.5, 0.1), ("a finding",))
+    assert disk.labels == {"disk_size": "1000", "disk_free": "450", "inodes": "10", "inodes_free": "9"}
 
 
 @pytest.mark.parametrize("uid", ["", "7", "7@", "@7", "a@b", "7@-1", "7@1@2"])

@@ -1,6 +1,6 @@
 """The small HTTP server that probes and Prometheus ask. Everybody may ask; nothing can be changed here.
 
-One request a connection, a short patience, few at once: whoever reaches the port cannot wear the operator out.
+One request a connection, a short patience, few at once: whoever reaches the port cannot wear the program out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gpukeeper.model.errors import UsageError
 PATIENCE = 5.0  # seconds for a request to arrive, and for its answer to be taken
 LONGEST = 16 * 1024  # bytes of a request
 AT_ONCE = 32
+PORTS = 65536
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -30,14 +31,30 @@ class Answer(NamedTuple):
 Page = Callable[[], Awaitable[Answer]]
 
 
+class Where(NamedTuple):
+    """Where to listen. An empty address is every one. `flag` is what a person would change."""
+
+    port: int
+    address: str = ""
+    flag: str = "--health"
+
+
 def words(problem: str | None) -> Answer:
     """What a probe gets: ok, or the sentence that says what is wrong."""
     return Answer(200, b"ok\n") if problem is None else Answer(503, f"{problem}\n".encode())
 
 
+def read_where(words: str, flag: str, address: str) -> Where:
+    """[ADDRESS:]PORT. Without an address it is the one given here; `0.0.0.0` and `[::]` say every one."""
+    given, colon, port = words.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < PORTS) or (colon and not given):
+        raise UsageError(f'{flag} "{words}" is not PORT or ADDRESS:PORT. Write it like 9101 or 10.0.0.7:9101.')
+    return Where(int(port), given.removeprefix("[").removesuffix("]") or address, flag)
+
+
 @asynccontextmanager
-async def listening(port: int, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[None]:
-    """Answers while the block runs."""
+async def listening(where: Where, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[int]:
+    """Answers while the block runs. Gives the port: of 0 the kernel makes a free one."""
     at_once = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,9 +70,9 @@ async def listening(port: int, pages: Mapping[str, Page], patience: float = PATI
             at_once -= 1
             writer.close()
 
-    server = await asyncio.start_server(serve, sock=_socket(port), limit=LONGEST)
+    server = await asyncio.start_server(serve, sock=_socket(where), limit=LONGEST)
     try:
-        yield
+        yield int(server.sockets[0].getsockname()[1])
     finally:
         server.close()
 
@@ -87,12 +104,15 @@ def _head(answer: Answer) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def _socket(port: int) -> socket.socket:
-    """On all addresses of both families; where there is no IPv6, of one."""
-    with contextlib.suppress(OSError):
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+def _socket(where: Where) -> socket.socket:
+    """On the address asked for; on all of both families without one; where there is no IPv6, of one."""
+    if not where.address:
+        with contextlib.suppress(OSError):
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", where.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in where.address else socket.AF_INET
     try:
-        return socket.create_server(("", port))
+        return socket.create_server((where.address, where.port), family=family)
     except (OSError, OverflowError) as error:
-        raise UsageError(f"port {port} cannot be listened on: {error}. Name another with --health.") from error
+        place = f"port {where.port}" + (f" of {where.address}" if where.address else "")
+        raise UsageError(f"{place} cannot be listened on: {error}. Name another with {where.flag}.") from error

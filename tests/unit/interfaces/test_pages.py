@@ -1,4 +1,4 @@
-"""The small HTTP server of the operator, over real sockets on loopback."""
+"""The small HTTP server of operator and daemon, over real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpukeeper.interfaces.operator import health
-from gpukeeper.interfaces.operator.health import Answer, listening, words
+from gpukeeper.interfaces.telemetry import pages
+from gpukeeper.interfaces.telemetry.pages import Answer, Where, listening, read_where, words
 from gpukeeper.model.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def a_port() -> int:
         return int(one.getsockname()[1])
 
 
-def served(story: Callable[[int], Awaitable[None]], patience: float = health.PATIENCE) -> None:
+def served(story: Callable[[int], Awaitable[None]], patience: float = pages.PATIENCE) -> None:
     async def fine() -> Answer:
         return words(None)
 
@@ -27,7 +27,7 @@ def served(story: Callable[[int], Awaitable[None]], patience: float = health.PAT
 
     async def tell() -> None:
         port = a_port()
-        async with listening(port, {"/healthz": fine, "/readyz": bad}, patience):
+        async with listening(Where(port), {"/healthz": fine, "/readyz": bad}, patience):
             await story(port)
 
     asyncio.run(tell())
@@ -91,7 +91,7 @@ def test_who_says_nothing_is_not_waited_for() -> None:
 
 def test_too_many_at_once_are_turned_away_and_room_comes_back() -> None:
     async def story(port: int) -> None:
-        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(health.AT_ONCE)]
+        waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(pages.AT_ONCE)]
         assert await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n") == (b"", b"")
         for _, writer in waiting:
             writer.close()
@@ -118,9 +118,41 @@ def test_it_listens_on_all_addresses() -> None:
 def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
     async def twice() -> None:
         port = a_port()
-        async with listening(port, {}):
+        async with listening(Where(port), {}):
             with pytest.raises(UsageError, match=f"port {port} cannot be listened on.*--health"):
-                async with listening(port, {}):
+                async with listening(Where(port), {}):
                     pass
 
     asyncio.run(twice())
+
+
+def test_a_daemon_listens_on_loopback_unless_told_otherwise() -> None:
+    assert read_where("9101", "--metrics", "127.0.0.1") == Where(9101, "127.0.0.1", "--metrics")
+    assert read_where("10.0.0.7:9101", "--metrics", "127.0.0.1") == Where(9101, "10.0.0.7", "--metrics")
+    assert read_where("[::1]:0", "--metrics", "127.0.0.1") == Where(0, "::1", "--metrics")
+    assert read_where("node-3:9101", "--metrics", "127.0.0.1").address == "node-3"
+
+
+@pytest.mark.parametrize("words", ["", "yes", ":9101", "node-3:", "65536", "-1", "9101/metrics", "١"])
+def test_what_is_no_address_is_the_users_to_mend(words: str) -> None:
+    with pytest.raises(UsageError, match=r"--metrics .* is not PORT or ADDRESS:PORT"):
+        read_where(words, "--metrics", "127.0.0.1")
+
+
+def test_it_listens_only_on_the_address_it_was_given() -> None:
+    async def story() -> None:
+        async with listening(Where(0, "127.0.0.1"), {}) as port:
+            assert (await ask(port, b"GET / HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 404")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.2", port)
+
+    asyncio.run(story())
+
+
+def test_an_address_that_is_not_ours_is_the_users_to_mend() -> None:
+    async def story() -> None:
+        with pytest.raises(UsageError, match=r"port 9101 of 192\.0\.2\.1 cannot be listened on.*--metrics"):
+            async with listening(Where(9101, "192.0.2.1", "--metrics"), {}):
+                pass
+
+    asyncio.run(story())

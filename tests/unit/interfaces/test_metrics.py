@@ -12,18 +12,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from gpukeeper import __version__
-from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.observe import Pile, Survey
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.operator.metrics import COUNTERS, GAUGES, CountedEvidence, Metrics, overdue
+from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
+from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from gpukeeper.ledger.in_memory import InMemoryEvidence
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.bench import Unwritable
+from tests.unit.interfaces.workers import GIB, Workers, disk, node, tree
+from tests.unit.interfaces.workers import passed as a_pass_over
 
 ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
@@ -201,29 +206,190 @@ def test_names_of_workloads_are_no_labels(metrics: Metrics) -> None:
     assert b"secret-project" not in metrics.text()
 
 
+# Several places, as a daemon has them
+
+
+def at(platform: str, *decisions: Decision, **survey: Any) -> PassReport:
+    made = report(*decisions, survey=survey)
+    made.survey.platform = SimpleNamespace(name=platform, place="lab")  # type: ignore[assignment]
+    return made
+
+
+def a_daemons(clock: Ticking) -> Metrics:
+    places: Any = [SimpleNamespace(name=name, place="lab") for name in ("kubernetes", "host")]
+    return Metrics(clock, places, elects=False)
+
+
+def test_a_daemon_leads_nobody(clock: Ticking) -> None:
+    """Two hosts under one Prometheus are not two leaders."""
+    metrics = a_daemons(clock)
+    metrics.passed(report())
+    assert "gpukeeper_leader" not in told(metrics)
+
+
+def test_a_place_that_never_had_a_pass_is_late_whatever_the_others_do(clock: Ticking) -> None:
+    metrics = a_daemons(clock)
+    metrics.passed(at("kubernetes"))
+    assert "gpukeeper_last_pass_timestamp_seconds" not in told(metrics)
+    clock.at = NOW + HOUR
+    metrics.passed(at("host"))
+    clock.at = NOW + 2 * HOUR
+    metrics.passed(at("host"))
+    assert told(metrics)["gpukeeper_last_pass_timestamp_seconds"] == NOW.timestamp()
+
+
+def test_places_add_up(clock: Ticking) -> None:
+    metrics = a_daemons(clock)
+    counts = Counter({("job", "running", "", ""): 2})
+    metrics.passed(at("kubernetes", decision("a"), counts=counts, unseen=[Unseen("jobs", "403")]))
+    metrics.passed(at("host", counts=counts, unseen=[Unseen("gpus", "silent")]))
+    seen = told(metrics)
+    assert seen['gpukeeper_workloads{kind="job",outcome="",state="running"}'] == 4
+    assert seen["gpukeeper_unseen"] == 2
+    assert seen["gpukeeper_overdue"] == 1, "a look at one place says nothing of another"
+    metrics.passed(at("kubernetes"))
+    assert told(metrics)["gpukeeper_overdue"] == 0
+
+
+def test_a_breaker_that_is_open_anywhere_is_open(clock: Ticking) -> None:
+    metrics = a_daemons(clock)
+    one, other = at("kubernetes"), at("host")
+    one.plan = msgspec.structs.replace(EMPTY_PLAN, breaker="too many at once")
+    other.acted = False
+    metrics.passed(one)
+    metrics.passed(other)
+    seen = told(metrics)
+    assert (seen["gpukeeper_breaker_open"], seen["gpukeeper_acting"]) == (1, 0)
+
+
+# Nodes, disks and trees
+
+
+WORKER = 'node="worker-1",place="lab",platform="ray"'
+DISK = f'disk="/",{WORKER}'
+
+
+def test_a_node_tells_its_bytes_its_disk_and_whether_it_works(clock: Ticking) -> None:
+    """C10.1, C15.2"""
+    metrics = Metrics(clock, elects=False)
+    metrics.passed(a_pass_over(Workers(node("worker-1", 35 * GIB, 0.75, busy="2 tasks run"), node("worker-2"))))
+    seen = told(metrics)
+    assert seen[f"gpukeeper_node_temporary_bytes{{{WORKER}}}"] == 35 * GIB
+    assert seen[f"gpukeeper_node_busy{{{WORKER}}}"] == 1
+    assert seen[f"gpukeeper_node_busy{{{WORKER.replace('1', '2')}}}"] == 0
+    assert seen[f"gpukeeper_disk_size_bytes{{{DISK}}}"] == 100 * GIB
+    assert seen[f"gpukeeper_disk_free_bytes{{{DISK}}}"] == 25 * GIB
+    assert seen[f"gpukeeper_disk_used_ratio{{{DISK}}}"] == 0.75
+    assert seen[f"gpukeeper_disk_inodes_used_ratio{{{DISK}}}"] == 0.1
+    assert seen['gpukeeper_not_measured{what="busy"}'] == 0
+
+
+def test_what_was_not_measured_is_absent_and_counted(clock: Ticking) -> None:
+    """Unknown is never zero, never idle."""
+    silent = Unknown("silent")
+    metrics = Metrics(clock, elects=False)
+    metrics.passed(
+        a_pass_over(
+            Workers(
+                node("worker-1", silent, busy=silent, disk=None),
+                tree("/tmp/ray/session_1", "worker-1", silent, in_use=True),
+            )
+        )
+    )
+    seen = told(metrics)
+    assert not [name for name in seen if name.startswith(("gpukeeper_node", "gpukeeper_disk"))]
+    for what in ("busy", "temporary bytes", "disk", "tree size"):
+        assert seen[f'gpukeeper_not_measured{{what="{what}"}}'] == 1
+    assert seen['gpukeeper_trees{category="dead-session"}'] == 1
+    assert 'gpukeeper_tree_bytes{category="dead-session"}' not in seen
+
+
+def test_a_session_that_lives_is_no_dead_one_and_is_not_measured_by_design(clock: Ticking) -> None:
+    metrics = Metrics(clock, elects=False)
+    lives = tree("/tmp/ray/session_1", "worker-1", Unknown("it lives", by_design=True), in_use=True)
+    metrics.passed(a_pass_over(Workers(node("worker-1"), msgspec.structs.replace(lives, state=State.RUNNING))))
+    seen = told(metrics)
+    assert seen['gpukeeper_trees{category="live"}'] == 1
+    assert 'gpukeeper_trees{category="dead-session"}' not in seen
+    assert seen['gpukeeper_not_measured{what="tree size"}'] == 0
+
+
+def test_a_disk_of_the_machine_is_nobodys_node(clock: Ticking) -> None:
+    metrics = Metrics(clock, elects=False)
+    metrics.passed(at("host", nodes=[disk("/", 0.81), disk("/data", 0.2, labels={})]))
+    seen = told(metrics)
+    where = 'disk="/",node="",place="node-3",platform="host"'
+    assert seen[f"gpukeeper_disk_used_ratio{{{where}}}"] == 0.81
+    assert seen[f"gpukeeper_held_open_bytes{{{where}}}"] == 3 * GIB
+    assert not [name for name in seen if name.startswith("gpukeeper_node")]
+    assert seen['gpukeeper_not_measured{what="held open"}'] == 1
+
+
+def test_bytes_that_came_back_are_counted_by_rule(clock: Ticking) -> None:
+    metrics = Metrics(clock, elects=False)
+    here = Workers(
+        node("worker-1", 3 * GIB),
+        tree("/tmp/ray/session_1", "worker-1", 2 * GIB),
+        tree("/tmp/ray/session_2", "worker-1", Unknown("silent")),
+    )
+    metrics.passed(a_pass_over(here))
+    seen = told(metrics)
+    assert seen['gpukeeper_bytes_returned_total{rule="leftover_tree"}'] == 2 * GIB
+    assert seen['gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'] == 2
+
+
+def test_odd_names_break_no_line(clock: Ticking) -> None:
+    metrics = Metrics(clock, elects=False)
+    metrics.passed(a_pass_over(Workers(node('a"b\n\udce4\\'))))
+    assert len([line for line in metrics.text().splitlines() if line.startswith(b"gpukeeper_node_busy{")]) == 1
+
+
 # The page, the alerts and the code
 
 
-def test_every_series_is_told_and_every_told_series_is_in_the_list(metrics: Metrics) -> None:
+def everything_told(metrics: Metrics) -> None:
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(
         at=NOW, ref=ref("a"), rule="idle", stage=1, incarnation="1", limit=HOUR, delivered=True, channel="", message=""
     )
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
-    metrics.passed(report(survey={"counts": counts, "oldest": {"trainjob": NOW}}, outcomes=done, warnings=[warned]))
+    there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
+    seen = {"counts": counts, "oldest": {"trainjob": NOW}, **there}
+    metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
+
+
+def test_every_series_is_told_and_every_told_series_is_in_the_list(metrics: Metrics) -> None:
+    everything_told(metrics)
     names = {name.partition("{")[0] for name in told(metrics) if name.startswith("gpukeeper_")}
-    assert {name for name in names if not name.endswith("_created")} == set(GAUGES) | set(COUNTERS)
+    assert names == set(GAUGES) | set(COUNTERS)
 
 
-def test_the_page_lists_every_series_in_the_codes_words() -> None:
-    page = (ROOT / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
-    listed = dict(re.findall(r"^\| `(gpukeeper_\w+)`[^|]*\| (.+) \|$", page, re.MULTILINE))
-    assert listed == GAUGES | COUNTERS
+def test_the_page_lists_every_series_in_the_codes_words(metrics: Metrics) -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(gpukeeper_\w+)` \| (gauge|counter) \| [^|]*\| (.+) \|$", page, re.MULTILINE)
+    assert rows == [
+        *((name, "gauge", words) for name, words in GAUGES.items()),
+        *((name, "counter", words) for name, words in COUNTERS.items()),
+    ]
 
 
-def test_alerts_ask_for_series_that_exist() -> None:
-    rules = YAML(typ="safe").load(ROOT / "examples" / "kubernetes" / "alerts.yaml")
+def test_the_page_names_the_labels_that_series_have(metrics: Metrics) -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    listed = dict(re.findall(r"^\| `(gpukeeper_\w+)` \| \w+ \| ([^|]*)\|", page, re.MULTILINE))
+    everything_told(metrics)
+    labels = {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if sample.name.startswith("gpukeeper_")
+    }
+    assert {name: {one.strip() for one in words.split(",")} - {""} for name, words in listed.items()} == labels
+
+
+@pytest.mark.parametrize("file", ["kubernetes/alerts.yaml", "prometheus/ray-alerts.yaml"])
+def test_alerts_ask_for_series_that_exist(file: str) -> None:
+    rules = YAML(typ="safe").load(ROOT / "examples" / file)
     asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     names = {name for expression in asked for name in re.findall(r"\bgpukeeper_\w+", expression)}
     assert names

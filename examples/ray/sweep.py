@@ -1,0 +1,91 @@
+"""Run `gpukeeper apply` on every idle node of a Ray cluster, by one short task pinned to each.
+
+For clusters whose nodes nothing but Ray reaches. gpukeeper must be installed on the nodes (in their image). A task
+restarts the idle clock of its node, so run this seldom: once a night, not every five minutes. Nodes that Ray calls busy
+get no task at all.
+
+    python sweep.py --policy ray-host.yaml [--address auto] [--node NODE_ID ...] [--plan]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+DEADLINE = 600  # seconds, of one node
+
+
+@ray.remote(num_cpus=0, max_retries=0)  # it takes no place away from work, and is never done twice
+def sweep(verb: list[str], policy: str, job: str) -> dict[str, Any]:
+    """Runs on the node itself."""
+    with tempfile.NamedTemporaryFile("w", prefix="gpukeeper-", suffix=".yaml") as file:
+        file.write(policy)
+        file.flush()
+        command = [sys.executable, "-m", "gpukeeper", *verb, "--policy", file.name, "--platform", "ray", "--json"]
+        # This job's own task and driver are no work that could need the files.
+        environment = os.environ | {"GPUKEEPER_RAY_JOB": job}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    return {"exit_code": done.returncode, "said": done.stderr.strip(), "report": done.stdout}
+
+
+def busy_nodes() -> dict[str, str]:
+    """By node id: what Ray says runs there. Asked before the first task of ours is."""
+    from ray.util.state import list_actors, list_tasks
+
+    job = ray.get_runtime_context().get_job_id()
+    found: dict[str, str] = {}
+    for actor in list_actors(limit=10_000, detail=True):
+        if actor.state not in {"DEAD"} and actor.node_id and actor.job_id != job:
+            found[actor.node_id] = f"actor {actor.class_name}"
+    for task in list_tasks(limit=10_000, detail=True, filters=[("state", "=", "RUNNING")]):
+        if task.node_id and task.job_id != job:
+            found[task.node_id] = f"task {task.name}"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", type=Path, required=True)
+    parser.add_argument("--address", default="auto")
+    parser.add_argument("--node", action="append", default=[], help="only these nodes, by the beginning of their id")
+    parser.add_argument("--plan", action="store_true", help="look only")
+    asked = parser.parse_args()
+
+    ray.init(address=asked.address, log_to_driver=False)
+    job, busy, policy = ray.get_runtime_context().get_job_id(), busy_nodes(), asked.policy.read_text()
+    verb, running = ["plan"] if asked.plan else ["apply", "--yes"], {}
+    for node in ray.nodes():
+        name, address = node["NodeID"], node["NodeManagerAddress"]
+        if not node["Alive"] or (asked.node and not name.startswith(tuple(asked.node))):
+            continue
+        if name in busy:
+            print(f"{name[:12]} {address}: busy, left alone: {busy[name]}", file=sys.stderr)
+            continue
+        here = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
+        running[sweep.options(scheduling_strategy=here).remote(verb, policy, job)] = (name, address)
+
+    failed = 0
+    while running:
+        # One node that hangs or dies must not hide what the others say.
+        (first, *_), _ = ray.wait(list(running), num_returns=1)
+        name, address = running.pop(first)
+        try:
+            said = ray.get(first)
+        except ray.exceptions.RayError as problem:
+            said = {"exit_code": 1, "said": str(problem), "report": ""}
+        failed += said["exit_code"] != 0
+        print(json.dumps({"node": name, "address": address, **said}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The part of the checks that is about trees of files: what would delete too much, or never anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from gpukeeper.config.problems import Path, Problem
+from gpukeeper.config.sections import PolicyFile, Ray, Temporary
+from gpukeeper.config.units import share_in_words
+from gpukeeper.config.units import span_in_words as words
+from gpukeeper.model import policy as model
+
+_PRESSED = model.RaySettings().under_pressure
+
+
+def check_trees(file: PolicyFile) -> Iterator[Problem]:
+    for i, entry in enumerate(file.temporary):
+        yield from _names(entry, ("temporary", i))
+    yield from _names(file.ray, ("ray",))
+    yield from _sessions(file)
+    yield from _marks(file)
+    for i, root in enumerate(file.reports.roots):
+        yield from _apart(file, root, ("reports", "roots", i))
+
+
+def _names(entry: Temporary | Ray, at: Path) -> Iterator[Problem]:
+    if not entry.names:
+        yield Problem(((*at, "names"),), 'no name is given, so nothing would ever go. Write some, like ["tmp*"].')
+    elif set(entry.names) <= set(entry.keep) or "*" in entry.keep:
+        yield Problem(
+            ((*at, "keep"), (*at, "names")),
+            "every name that may go is also to be kept, so nothing would ever go. Name fewer under keep.",
+        )
+    # The built-in value may well be more than a short age; the shorter of the two holds.
+    if entry.under_pressure > entry.older_than and entry.under_pressure != _PRESSED:
+        yield Problem(
+            ((*at, "under_pressure"), (*at, "older_than")),
+            f"under_pressure is {words(entry.under_pressure)} and older_than only {words(entry.older_than)}:"
+            f" a full disk never makes ages longer. Write at most {words(entry.older_than)}.",
+        )
+
+
+def _sessions(file: PolicyFile) -> Iterator[Problem]:
+    if file.ray.sessions is not None and file.ray.sessions < model.HOUR:
+        yield Problem(
+            (("ray", "sessions"),),
+            f"{words(file.ray.sessions)} is too short: a session that is just starting has folders and no processes"
+            " yet. Write at least 1h, or none to only report dead ones.",
+        )
+
+
+def _marks(file: PolicyFile) -> Iterator[Problem]:
+    low, high = file.disk.low, file.disk.high
+    if low >= high:
+        yield Problem(
+            (("disk", "low"), ("disk", "high")),
+            f"low is {share_in_words(low)} and high is {share_in_words(high)}, so a disk would be too full and not too"
+            " full at once. Write low smaller than high, like 70% and 80%.",
+        )
+
+
+def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
+    """Reports have ages and archives of their own, which a temporary root around or inside them would undo."""
+    for i, entry in enumerate(file.temporary):
+        reports, temporary = PurePosixPath(root), PurePosixPath(entry.root)
+        taken = _is_named(reports, temporary, entry.names) or temporary.is_relative_to(reports)
+        if taken:
+            yield Problem(
+                (at, ("temporary", i, "root")),
+                f"{root} and temporary[{i}].root {entry.root} overlap, so reports would go as temporary trees, or the"
+                " other way round. Keep reports in a folder of their own.",
+            )
+
+
+def _is_named(reports: PurePosixPath, temporary: PurePosixPath, names: list[str]) -> bool:
+    """It lies in a tree that may be deleted as a whole."""
+    if reports == temporary or not reports.is_relative_to(temporary):
+        return False
+    return any(fnmatchcase(reports.relative_to(temporary).parts[0], pattern) for pattern in names)

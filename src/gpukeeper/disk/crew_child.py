@@ -1,0 +1,79 @@
+"""`python -m gpukeeper.disk.crew_child WORK TOP SETTINGS`: one of the programs that share a large tree; see `crew`.
+
+TOP and SETTINGS are descriptors. Every line of standard input is a list of folders below the top; for each line it
+prints one: what it counted, and which folders it leaves to others since it has done its share.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpukeeper.disk import kernel
+from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.walk import Enough, Pending, Tally, Walk
+
+Answer = dict[str, Any]
+
+
+def main(work: str, top: str, settings: str) -> None:
+    with os.fdopen(int(settings), "rb") as file:
+        given = json.load(file)
+    gc.disable()  # walking makes no cycles, and looking for them takes a tenth of the time
+    share = {"measure": measure_share, "erase": erase_share}[work]
+    if work == "erase":
+        kernel.work_in_the_background()
+    sys.stdout.write("{}\n")  # ready: whoever started us works alone until now
+    sys.stdout.flush()
+    for line in sys.stdin:
+        jobs = [(path.encode("latin-1"), depth) for path, depth in json.loads(line)]
+        sys.stdout.write(json.dumps(share(int(top), jobs, given)) + "\n")
+        sys.stdout.flush()
+
+
+def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
+    tally = Tally({(device, inode): pid for device, inode, pid in given["open"]})
+    walk = Walk(tally, depth_max=given["depth_max"], locking=given["locking"])
+    try:
+        left = _in_turn(jobs, lambda job: walk.one(top, job, given["quantum"]), tally, given["quantum"])
+    except Enough as enough:
+        tally.problem(str(enough))
+        left = []
+    return {**tally.record(), "left_to_do": _told(left)}
+
+
+def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
+    eraser, later = Eraser(given["until"]), list[bytes]()
+
+    def one(job: Pending) -> list[Pending]:
+        path, _ = job
+        left, unfinished = (eraser.remove if path else eraser.empty)(top, path, given["quantum"])
+        later.extend(unfinished)
+        return left
+
+    left = _in_turn(jobs, one, eraser, given["quantum"])
+    return {**eraser.record(), "left_to_do": _told(left), "later": [path.decode("latin-1") for path in later]}
+
+
+def _in_turn(
+    jobs: list[Pending], work: Callable[[Pending], list[Pending]], count: Tally | Eraser, quantum: int
+) -> list[Pending]:
+    left: list[Pending] = []
+    for number, job in enumerate(jobs):
+        left += work(job)
+        if count.entries >= quantum:
+            return left + jobs[number + 1 :]
+    return left
+
+
+def _told(left: list[Pending]) -> list[tuple[str, int]]:
+    """Names are bytes, and JSON is text: each byte becomes the sign of its number."""
+    return [(path.decode("latin-1"), depth) for path, depth in left]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,205 @@
+"""Deleting a tree by descriptors, and counting what came back. Called only for what lies in our own trash.
+
+It follows no link and enters no mount all the same. What cannot be removed is a sentence, never the end of the work.
+Imports little: the programs of `crew_child` start with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from gpukeeper.disk import kernel
+from gpukeeper.disk.walk import BLOCK, CHUNK, OUT_OF_TIME, Descent, Folder, Identity, Pending, pending, printable
+
+LEFT_NAMED = 20
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class Eraser:
+    """`back`: the blocks of what lost its last link by us. Other people's writing does not disturb that figure."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until  # of the monotonic clock, which all programs of a machine share
+        self.entries = self.blocks = self.left_count = 0
+        self.left: list[str] = []
+        self.links: dict[Identity, list[int]] = {}  # of files with several: links it had, links removed, blocks
+        self.stopped: str | None = None  # why it did not come to the end
+        self._again: set[Identity] = set()
+
+    def back(self) -> int:
+        gone = sum(blocks for links, removed, blocks in self.links.values() if removed >= links)
+        return (self.blocks + gone) * BLOCK
+
+    def empty(self, top: int, path: bytes = b"", quantum: int | None = None) -> tuple[list[Pending], list[bytes]]:
+        """Empties the open folder. Having removed `quantum` it gives the folders left to do, and those to be removed
+        when these are done."""
+        way = Descent(top, path)
+        enough = None if quantum is None else self.entries + quantum
+        try:
+            self._files(way.here)
+            while True:
+                if enough is not None and self.entries >= enough and (left := pending(way, 0)) is not None:
+                    return left, _paths(way)
+                if way.here.todo:
+                    self._enter(way, way.here.todo.pop()[0])
+                elif len(way.folders) > 1:
+                    self._remove_folder(way)
+                else:
+                    return [], []
+        except _OutOfTime:
+            self.stopped = OUT_OF_TIME
+            return [], []
+        finally:
+            way.close()
+
+    def remove(self, top: int, path: bytes, quantum: int | None = None) -> tuple[list[Pending], list[bytes]]:
+        """The folder at that path below the top, with all that is in it."""
+        try:
+            fd = kernel.open_inside(top, path)
+        except OSError as error:
+            self._keep(os.fsdecode(os.path.basename(path)), error)  # noqa: PTH119 - bytes
+            return [], []
+        try:
+            left, later = self.empty(fd, path, quantum)
+        finally:
+            os.close(fd)
+        if not left and not later and self.stopped is None:
+            self.remove_empty(top, path)
+        return left, later
+
+    def remove_empty(self, top: int, path: bytes) -> None:
+        above, name = os.path.split(path)
+        fd = -1
+        try:
+            fd = kernel.open_inside(top, above or b".")
+            blocks = os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks
+            os.rmdir(name, dir_fd=fd)
+            self._count(blocks)
+        except OSError as error:
+            self._keep_folder(os.fsdecode(name), error)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def remove_file(self, folder: int, name: str) -> None:
+        try:
+            self._unlink(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+        except OSError as error:
+            self._keep(name, error)
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "entries": self.entries,
+            "blocks": self.blocks,
+            "left": self.left,
+            "left_count": self.left_count,
+            "links": [[*identity, *counted] for identity, counted in self.links.items()],
+            "stopped": self.stopped,
+        }
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        self.entries += other["entries"]
+        self.blocks += other["blocks"]
+        self.left += other["left"][: LEFT_NAMED - len(self.left)]
+        self.left_count += other["left_count"]
+        self.stopped = self.stopped or other["stopped"]
+        for device, inode, links, removed, blocks in other["links"]:
+            known = self.links.setdefault((device, inode), [0, 0, blocks])
+            known[0], known[1] = max(known[0], links), known[1] + removed
+
+    def _enter(self, way: Descent, name: str) -> None:
+        try:
+            folder, _ = way.enter(name)
+        except OSError as error:
+            self._keep(name, error)
+            return
+        self._files(folder)
+
+    def _files(self, folder: Folder) -> None:
+        """Removes what is no folder, and notes the folders."""
+        try:
+            with os.scandir(folder.fd) as entries:
+                while chunk := list(islice(entries, CHUNK)):
+                    if time.monotonic() > self.until:
+                        raise _OutOfTime
+                    self._chunk(folder, chunk)
+        except OSError as error:
+            self._keep(folder.name, error)
+
+    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+        for entry in chunk:
+            if entry.is_dir(follow_symlinks=False):
+                folder.todo.append((entry.name, None))
+                continue
+            try:
+                self._unlink(folder.fd, entry.name, entry.stat(follow_symlinks=False))
+            except OSError as error:
+                self._try_harder(folder, entry, error)
+
+    def _unlink(self, folder: int, name: str, found: os.stat_result) -> None:
+        os.unlink(name, dir_fd=folder)
+        if found.st_nlink == 1:
+            self.blocks += found.st_blocks
+        else:
+            known = self.links.setdefault((found.st_dev, found.st_ino), [found.st_nlink, 0, found.st_blocks])
+            known[1] += 1
+        self.entries += 1
+
+    def _try_harder(self, folder: Folder, entry: os.DirEntry[str], error: OSError) -> None:
+        """A folder of ours that is only for reading (package caches make such) may be made writable."""
+        found = os.fstat(folder.fd)
+        if error.errno != errno.EACCES or found.st_uid != os.geteuid() or found.st_mode & 0o700 == 0o700:
+            self._keep(entry.name, error)
+            return
+        os.fchmod(folder.fd, 0o700)
+        self.remove_file(folder.fd, entry.name)
+
+    def _remove_folder(self, way: Descent) -> None:
+        left = way.leave()
+        try:
+            os.rmdir(left.name, dir_fd=way.here.fd)
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY and left.identity not in self._again:
+                # Some network filesystems skip entries of a folder that shrinks while it is listed.
+                self._again.add(left.identity)
+                if not self.left_count:
+                    way.here.todo.append((left.name, None))
+                    return
+            self._keep_folder(left.name, error)
+        else:
+            self._count(left.blocks)
+
+    def _count(self, blocks: int) -> None:
+        self.entries += 1
+        self.blocks += blocks
+
+    def _keep_folder(self, name: str, error: OSError) -> None:
+        """Not empty: what is in it has been told of already."""
+        if error.errno == errno.ENOTEMPTY and self.left_count:
+            self.left_count += 1
+        else:
+            self._keep(name, error)
+
+    def _keep(self, name: str, error: OSError) -> None:
+        if error.errno == errno.ENOENT:
+            return  # gone is what was wanted: a program of an interrupted run may still be at it
+        self.left_count += 1
+        if len(self.left) < LEFT_NAMED:
+            self.left.append(f"{printable(name)} could not be removed: {error.strerror}")
+
+
+def _paths(way: Descent) -> list[bytes]:
+    """Of the folders on the way, without the top of the whole tree, which has no path."""
+    paths, path = [], way.prefix
+    for folder in way.folders:
+        path = os.path.join(path, os.fsencode(folder.name)) if folder.name else path  # noqa: PTH118 - bytes
+        paths.append(path)
+    return [path for path in paths if path]

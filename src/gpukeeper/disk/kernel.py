@@ -1,0 +1,142 @@
+"""What the kernel can do and Python does not offer: opening without leaving a folder, renaming without replacing.
+
+Relies on openat2 (Linux 5.6) and renameat2. Where openat2 is missing or forbidden (an old kernel, a seccomp filter),
+folders are opened one name at a time without following links, and their mount is compared. Where a filesystem cannot
+rename without replacing there is no substitute, and the caller gets the error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from functools import cache
+
+Name = str | bytes
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPENAT2 = 437  # the same number on every architecture
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282}
+_IOPRIO_IDLE = 3 << 13
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
+_NOREPLACE = 1
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_openat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.POINTER(_OpenHow),
+    ctypes.c_size_t,
+    use_errno=True,
+)(("syscall", _libc))
+
+
+def open_inside(folder: int, path: Name, flags: int = FOLDER) -> int:
+    """Opens what is at `path` below the folder, without following any link, leaving the folder or crossing a mount.
+
+    A mount point is EXDEV, whatever is mounted there: a bind mount of the same filesystem has the same device number.
+    Without moving access times where we may: only owners and root are allowed that, and a look that counted as use
+    would keep every tree for ever.
+    """
+    try:
+        return _open_inside(folder, path, flags | os.O_NOATIME)
+    except PermissionError:
+        return _open_inside(folder, path, flags)
+
+
+def stat_inside(folder: int, name: Name) -> os.stat_result:
+    """Of whatever is there, also of a link itself. EXDEV where something is mounted on it."""
+    fd = _open_inside(folder, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def rename_inside(folder: int, name: Name, other: int, new_name: Name) -> None:
+    """Never replaces: FileExistsError. EINVAL: this filesystem cannot promise that."""
+    done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(new_name), _NOREPLACE)
+    if done != 0:
+        raise _failure(name)
+
+
+def lock(folder: int) -> bool:
+    """False: somebody holds a lock on it, a shared one or the only one. Kept until the descriptor is closed."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def work_in_the_background() -> None:
+    """This program yields processor and disk to everybody else. What the kernel refuses is done without."""
+    os.nice(10)
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        _libc.syscall(ctypes.c_long(number), ctypes.c_int(1), ctypes.c_int(0), ctypes.c_int(_IOPRIO_IDLE))
+
+
+def mount_id(fd: int) -> str:
+    with open(f"/proc/self/fdinfo/{fd}") as lines:  # noqa: PTH123 - importing pathlib takes longer than this
+        return next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+
+
+@cache
+def has_openat2() -> bool:
+    root = os.open("/", FOLDER)
+    try:
+        os.close(_by_openat2(root, b".", FOLDER))
+    except OSError:
+        return False
+    finally:
+        os.close(root)
+    return True
+
+
+def _open_inside(folder: int, path: Name, flags: int) -> int:
+    if has_openat2():
+        return _by_openat2(folder, os.fsencode(path), flags)
+    return _by_steps(folder, os.fsencode(path), flags)
+
+
+def _by_openat2(folder: int, path: bytes, flags: int) -> int:
+    fd = _openat2(_OPENAT2, folder, path, _how(flags), ctypes.sizeof(_OpenHow))
+    if fd < 0:
+        raise _failure(path)
+    return int(fd)
+
+
+@cache
+def _how(flags: int) -> _OpenHow:
+    return _OpenHow(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
+
+
+def _by_steps(folder: int, path: bytes, flags: int) -> int:
+    """One name at a time, so that no link on the way is followed either."""
+    mount, *names = mount_id(folder), *path.split(b"/")
+    fd = os.dup(folder)
+    for number, name in enumerate(names, start=1):
+        above = fd
+        try:
+            if name == b"..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+            fd = os.open(name, (flags if number == len(names) else FOLDER) | os.O_NOFOLLOW, dir_fd=above)
+        finally:
+            os.close(above)
+        if mount_id(fd) != mount:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    return fd
+
+
+def _failure(path: Name) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), path)

@@ -1,0 +1,454 @@
+"""Removing one tree, the whole story: take it out of reach, look once more, and only then delete.
+
+Whatever the second look finds (a user, a lock, a change, something it could not see) puts the tree back. After it
+nobody can reach the tree any more, so deleting cannot race with anybody. Blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gpukeeper.disk import crew, kernel, measure, trash
+from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
+from gpukeeper.disk.trash import Taken, Trash
+from gpukeeper.disk.walk import BLOCK, LOCKED, Enough, Identity, Tally, Walk, printable
+from gpukeeper.model.decision import Changed, Refused
+from gpukeeper.model.unknown import Unknown
+
+ALONE = 2_000  # entries; more are deleted by other programs, so that this one goes on answering
+SHARE = 5_000  # entries after which such a program hands back what is left, and is heard of
+NOTABLE = 64 * 1024 * 1024  # bytes by which the filesystem may differ from our count without a word
+StillFree: TypeAlias = Callable[[int], str | Unknown | None]
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What the look that decided saw: the tree, and the newest change of anything in it. Times have the grain of the
+    kernel's tick (some ms), so the tree must have been quiet for longer than that when it was looked at."""
+
+    identity: Identity
+    ctime_ns: int
+    uid: int | None = None  # its owner, where it matters
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """`bytes_back`: the blocks of everything that lost its last link by us, which nobody else's writing disturbs.
+    A file with a link elsewhere gave nothing back. `free_grew`: what the filesystem says, others included."""
+
+    entries: int
+    bytes_back: int | Unknown
+    left: tuple[str, ...] = ()  # a sentence for each entry that could not be removed, the first 20 and a count
+    free_grew: int | Unknown = Unknown("not measured")
+    note: str | None = None  # when the two figures do not fit together
+
+
+class FilesRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """Of many files: what was removed, and for each of the others why it was not."""
+
+    removal: Removal
+    removed: tuple[str, ...]
+    kept: dict[str, Changed | Refused | Unknown]
+
+
+Answer: TypeAlias = Removal | Changed | Refused | Unknown
+
+
+def nobody_asks(tree: int) -> None:
+    return None
+
+
+def nobody_listens(entries: int) -> None:
+    return None
+
+
+def remove(
+    folder: int,
+    name: str,
+    expected: Expected,
+    *,
+    scan: Callable[[], OpenFiles],
+    until: float,
+    still_free: StillFree = nobody_asks,
+    progress: Callable[[int], None] = nobody_listens,
+    sockets: bool = False,
+) -> Answer:
+    """The entry `name` of the open folder. Removal when it was deleted, as far as possible; else it is where it was,
+    and the answer says why, or where it is now. `still_free` gets the tree's descriptor (of a folder) and says by
+    whom it is used. `sockets`: dead sockets and pipes in it may go. `until`: of the monotonic clock."""
+    before = _as_expected(folder, name, expected)
+    if not isinstance(before, os.stat_result):
+        return before
+    device, inode = expected.identity
+    with trash.making(folder, f"{device}:{inode}") as bin_:
+        if isinstance(bin_, Refused):
+            return bin_
+        taken = bin_.take(name, expected.identity)
+        if not isinstance(taken, Taken):
+            return taken
+        act = _Act(bin_, taken, until, progress)
+        checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns)
+        try:
+            return act.run(checks)
+        except OSError as error:
+            return act.undo(Unknown(f"looking at it once more failed: {error.strerror}"))
+        except BaseException:
+            act.undo(Unknown("interrupted"))  # whatever it was is not the tree's fault
+            raise
+
+
+def finish(
+    folder: int,
+    taken: Taken,
+    *,
+    scan: Callable[[], OpenFiles],
+    until: float,
+    still_free: StillFree = nobody_asks,
+    progress: Callable[[int], None] = nobody_listens,
+) -> Answer:
+    """What an interrupted run left, as `trash.leftovers` gives it. Only taken: it is put back, and decided anew.
+    Half deleted: the rest is deleted, unless somebody uses it; it is never seen again under its own name."""
+    try:
+        with trash.opening(folder, taken.trash) as bin_:
+            if not taken.doomed:
+                return bin_.put_back(taken) or Changed("an interrupted run had taken it; it was put back")
+            act = _Act(bin_, taken, until, progress)
+            return act.run(_Checks(scan, still_free, True, None, None))
+    except OSError as error:
+        return Unknown(f"{taken.trash} could not be finished: {error.strerror}")
+
+
+def remove_files(
+    folder: int,
+    files: Sequence[tuple[str, Expected]],
+    *,
+    scan: Callable[[], OpenFiles],
+    until: float,
+) -> FilesRemoval:
+    """Many closed files of one folder, for the price of one look at open files."""
+    kept: dict[str, Changed | Refused | Unknown] = {}
+    with trash.making(folder, trash.SEVERAL) as bin_:
+        if isinstance(bin_, Refused):
+            return FilesRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
+        taken: list[tuple[Taken, os.stat_result]] = []
+        for name, expected in files:
+            before = _as_expected(folder, name, expected)
+            got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
+            if isinstance(got, Taken) and isinstance(before, os.stat_result):
+                taken.append((got, before))
+            elif not isinstance(got, Taken):
+                kept[name] = got
+        try:
+            free = _keep_used(bin_, taken, scan, kept)
+        except BaseException:
+            for one, _ in taken:
+                bin_.put_back(one)
+            raise
+        if not free:
+            return FilesRemoval(removal=_NOTHING, removed=(), kept=kept)
+        before_bytes = _free_bytes(bin_.fd)
+        bin_.doom()
+        eraser = Eraser(until)
+        for name in free:
+            eraser.remove_file(bin_.fd, name)
+        gone = tuple(name for name in free if not _is_there(bin_.fd, name))
+        return FilesRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
+
+
+def truncate(folder: int, name: str, expected: Expected) -> int | Changed | Refused:
+    """Empties a file that somebody writes to; the bytes that came back. The time of its last change does not matter,
+    since it is alive. A planted link leads nowhere: neither is a symbolic one followed, nor a hard one emptied."""
+    try:
+        fd = kernel.open_inside(folder, name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Changed("it is gone already")
+    except OSError as error:
+        return Refused(f"it was left as it is: {_why_not_opened(error)}")
+    try:
+        found = os.fstat(fd)
+        why = _why_not_truncated(found, expected)
+        if why is not None:
+            return why
+        os.ftruncate(fd, 0)
+        return (found.st_blocks - os.fstat(fd).st_blocks) * BLOCK
+    except OSError as error:
+        return Refused(f"it could not be emptied: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+_NOTHING = Removal(entries=0, bytes_back=0)
+
+
+class _Checks(msgspec.Struct, frozen=True):
+    """What is asked of a tree in the trash. Without `before` it is half deleted: then times say nothing."""
+
+    scan: Callable[[], OpenFiles]
+    still_free: StillFree
+    sockets: bool
+    before: os.stat_result | None
+    ctime_ns: int | None
+
+
+class _Act:
+    """One tree in the trash, until it is gone or back."""
+
+    def __init__(self, bin_: Trash, taken: Taken, until: float, progress: Callable[[int], None]) -> None:
+        self.bin, self.taken, self.until, self.progress = bin_, taken, until, progress
+
+    def run(self, checks: _Checks) -> Answer:
+        # Before we open anything of it ourselves, so that whoever is found is somebody else.
+        open_files = checks.scan()
+        why = _first(lambda: self._users(open_files), lambda: self._moved(checks))
+        if why is not None:
+            return self.undo(why)
+        if not stat.S_ISDIR(os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False).st_mode):
+            return self._run_file(checks, open_files)
+        try:
+            tree = kernel.open_inside(self.bin.fd, self.taken.name)
+        except OSError as error:
+            return self.undo(Unknown(f"it could not be opened: {error.strerror}"))
+        try:
+            tally = Tally(open_files.files)
+            why = _first(
+                lambda: self._lock(tree),
+                lambda: _asked(checks.still_free(tree)),
+                lambda: self._walk(tree, checks, tally),
+            )
+            if why is not None:
+                return self.undo(why)
+            return self._delete(tree, tally.entries)
+        finally:
+            os.close(tree)
+
+    def undo(self, why: Changed | Unknown) -> Changed | Refused | Unknown:
+        """Puts it back. What is half deleted stays where nobody takes it for whole."""
+        if self.taken.doomed:
+            return Unknown(f"the rest of it waits in {self.taken.trash}: {why.why}")
+        return self.bin.put_back(self.taken) or why
+
+    def _users(self, open_files: OpenFiles) -> Changed | Unknown | None:
+        # By identity too: where everybody may rename, our trash may have another name by now.
+        user: int | Unknown | None = open_files.files.get(self.taken.identity)
+        if user is None:
+            user = users_of_trash(self.taken.trash, open_files)
+        if isinstance(user, Unknown):
+            return Unknown(f"whether it is in use is not known: {user.why}")
+        return None if user is None else Changed(_used_by(user))
+
+    def _moved(self, checks: _Checks) -> Changed | None:
+        """The rename itself moves only the change time of the tree's own entry; everything else must be as before."""
+        if checks.before is None:
+            return None
+        now = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
+        same = all(
+            getattr(now, field) == getattr(checks.before, field)
+            for field in ("st_mtime_ns", "st_size", "st_mode", "st_uid", "st_gid", "st_nlink")
+        )
+        return None if same else Changed("it changed since it was looked at")
+
+    def _lock(self, tree: int) -> Changed | Unknown | None:
+        try:
+            return None if kernel.lock(tree) else Changed(LOCKED)
+        except OSError as error:
+            return Unknown(f"whether it is locked could not be learned: {error.strerror}")
+
+    def _walk(self, tree: int, checks: _Checks, tally: Tally) -> Changed | Unknown | None:
+        walk = Walk(tally, is_time_up=lambda: time.monotonic() > self.until, locking=True)
+        try:
+            measure.measure_below(walk, tree)
+        except Enough as enough:
+            return Unknown(f"it {enough}")
+        return _found(tally, checks)
+
+    def _run_file(self, checks: _Checks, open_files: OpenFiles) -> Answer:
+        found = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
+        tally = Tally(open_files.files)
+        tally.add([found])
+        why = _found(tally, msgspec.structs.replace(checks, ctime_ns=None))
+        if why is not None:
+            return self.undo(why)
+        free = _free_bytes(self.bin.fd)
+        self._doom()
+        eraser = Eraser(self.until)
+        eraser.remove_file(self.bin.fd, self.taken.name)
+        return _removal(eraser, free, self.bin)
+
+    def _delete(self, tree: int, entries: int) -> Removal:
+        free = _free_bytes(self.bin.fd)
+        self._doom()
+        eraser = Eraser(self.until)
+        if entries < ALONE:
+            eraser.empty(tree)
+        else:
+            self._share_out(tree, eraser)
+        if eraser.stopped is None and not eraser.left_count:
+            eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
+        return _removal(eraser, free, self.bin)
+
+    def _share_out(self, tree: int, eraser: Eraser) -> None:
+        later: list[bytes] = []
+
+        def accept(answer: dict[str, Any]) -> None:
+            eraser.merge(answer)
+            later.extend(path.encode("latin-1") for path in answer["later"])
+            self.progress(eraser.entries)
+
+        settings = {"until": self.until, "quantum": SHARE}
+        # They watch the clock themselves and say what they did; we wait a little longer for that.
+        with crew.Crew("erase", tree, settings) as programs:
+            left, unfinished = eraser.empty(tree, quantum=crew.MEANWHILE)
+            later += unfinished
+            while left and eraser.stopped is None and not programs.is_ready():
+                more, unfinished = eraser.remove(tree, left.pop()[0], crew.MEANWHILE)
+                left += more
+                later += unfinished
+            why = programs.share_out(left, accept, lambda: _is_past(self.until + 5))
+        if why is not None:
+            eraser.stopped = why
+        if eraser.stopped is not None:
+            return
+        for path in sorted(set(later), key=lambda path: path.count(b"/"), reverse=True):
+            eraser.remove_empty(tree, path)
+
+    def _doom(self) -> None:
+        self.bin.doom()
+        self.taken = msgspec.structs.replace(self.taken, doomed=True)
+
+
+def _as_expected(folder: int, name: str, expected: Expected) -> os.stat_result | Changed | Refused:
+    """Looked at once more before it is moved, so that what changed is not even touched."""
+    if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
+        return Refused(f"{printable(name)!r} is no name of a tree")
+    try:
+        found = kernel.stat_inside(folder, name)
+    except FileNotFoundError:
+        return Changed("it is gone already")
+    except OSError as error:
+        mounted = error.errno == errno.EXDEV
+        return Refused(f"it was left where it is: {'something is mounted on it' if mounted else error.strerror}")
+    if (found.st_dev, found.st_ino) != expected.identity:
+        return Changed("another entry has its name now")
+    if expected.uid is not None and found.st_uid != expected.uid:
+        return Changed("it belongs to somebody else now")
+    if found.st_ctime_ns > expected.ctime_ns:
+        return Changed("it changed since it was looked at")
+    return found
+
+
+def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
+    """What the walk over a tree in the trash tells against deleting it."""
+    if tally.held_by is not None:
+        return Changed(_used_by(tally.held_by))
+    if LOCKED in tally.problems:
+        return Changed(LOCKED)
+    if tally.problems:
+        return Unknown(measure.in_short(tally.problems))
+    if checks.ctime_ns is not None and tally.ctime_ns > checks.ctime_ns:
+        return Changed("something in it changed since it was looked at")
+    if tally.devices or ((tally.sockets or tally.fifos) and not checks.sockets):
+        return Unknown("it holds a socket, a pipe or a device, and who uses that cannot be seen by its files")
+    return None
+
+
+def _first(*questions: Callable[[], Changed | Unknown | None]) -> Changed | Unknown | None:
+    """The first thing that tells against it; later questions are not asked then."""
+    for ask in questions:
+        why = ask()
+        if why is not None:
+            return why
+    return None
+
+
+def _asked(answer: str | Unknown | None) -> Changed | Unknown | None:
+    return Changed(answer) if isinstance(answer, str) else answer
+
+
+def _used_by(pid: int) -> str:
+    return "it is in use: mounted somewhere, or by the kernel itself" if pid == KERNEL else f"it is in use by pid {pid}"
+
+
+def _keep_used(
+    bin_: Trash,
+    taken: list[tuple[Taken, os.stat_result]],
+    scan: Callable[[], OpenFiles],
+    kept: dict[str, Changed | Refused | Unknown],
+) -> list[str]:
+    """Puts back what is used or changed, and gives the names of the others."""
+    open_files = scan()
+    inside = f"/{bin_.name}/"
+    used = {path.partition(inside)[2]: pid for path, pid in open_files.paths.items() if inside in path}
+    seen_through = users_of_trash(bin_.name, open_files)
+    free = []
+    for one, before in taken:
+        why: Changed | Unknown | None = None
+        found = os.stat(one.name, dir_fd=bin_.fd, follow_symlinks=False)
+        user = used.get(one.name, open_files.files.get(one.identity))
+        if user is not None:
+            why = Changed(_used_by(user))
+        elif seen_through == KERNEL:
+            why = Changed(_used_by(KERNEL))
+        elif open_files.hidden:
+            why = Unknown(f"whether it is in use is not known: {open_files.hidden}")
+        elif not stat.S_ISREG(found.st_mode):
+            why = Changed("it is no plain file")
+        elif (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
+            why = Changed("it changed since it was looked at")
+        if why is None:
+            free.append(one.name)
+        else:
+            kept[one.name] = bin_.put_back(one) or why
+    return free
+
+
+def _removal(eraser: Eraser, before: int, bin_: Trash) -> Removal:
+    left = tuple(eraser.left)
+    if eraser.left_count > len(left):
+        left += (f"and {eraser.left_count - len(left):,} more",)
+    if eraser.stopped is not None:
+        left += (f"it {eraser.stopped}; the rest waits in {bin_.name}, and the next pass goes on",)
+    back, grew = eraser.back(), _free_bytes(bin_.fd) - before
+    note = None
+    if abs(grew - back) > max(NOTABLE, back // 10):
+        note = f"{back:,} bytes were removed and the free space grew by {grew:,}: others wrote or removed meanwhile"
+    return Removal(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
+
+
+def _free_bytes(fd: int) -> int:
+    found = os.fstatvfs(fd)
+    return found.f_bfree * found.f_frsize
+
+
+def _why_not_truncated(found: os.stat_result, expected: Expected) -> Changed | Refused | None:
+    if (found.st_dev, found.st_ino) != expected.identity:
+        return Changed("another entry has its name now")
+    if expected.uid is not None and found.st_uid != expected.uid:
+        return Changed("it belongs to somebody else now")
+    if not stat.S_ISREG(found.st_mode):
+        return Refused("it was left as it is: it is no plain file")
+    if found.st_nlink != 1:
+        return Refused("it was left as it is: it has another name somewhere, which would lose its content too")
+    return None
+
+
+def _why_not_opened(error: OSError) -> str:
+    known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is a pipe", errno.EXDEV: "something is mounted on it"}
+    return known.get(error.errno or 0) or error.strerror or str(error)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return True
+    return False
+
+
+def _is_past(until: float) -> bool:
+    return time.monotonic() > until

@@ -1,0 +1,54 @@
+"""How full a filesystem is, as `df` tells it. Looks only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk.mounts import is_at_or_below, own_mounts
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is reserved for root is neither used nor free: for everybody else it is gone."""
+
+    device: int
+    mount_point: str
+    size: int
+    taken: int  # bytes in files
+    free: int  # bytes that anybody may still write
+    inodes: int | None  # None: it makes them as it needs them
+    inodes_free: int | None
+
+    @property
+    def used(self) -> float:
+        """Share of the bytes that anybody may have."""
+        return self.taken / (self.taken + self.free) if self.taken + self.free else 0.0
+
+    @property
+    def inodes_used(self) -> float | None:
+        if self.inodes is None or self.inodes_free is None:
+            return None
+        return (self.inodes - self.inodes_free) / self.inodes
+
+
+def usage(path: str | int, proc: str = "/proc") -> Usage:
+    """Of the filesystem that a path or an open descriptor lies on. May hang where a network filesystem does."""
+    found = os.statvfs(path)
+    limited = found.f_files > 0
+    return Usage(
+        device=os.stat(path).st_dev,  # noqa: PTH116 - also of a descriptor
+        mount_point=_mount_point(path, proc),
+        size=found.f_blocks * found.f_frsize,
+        taken=(found.f_blocks - found.f_bfree) * found.f_frsize,
+        free=found.f_bavail * found.f_frsize,
+        inodes=found.f_files if limited else None,
+        inodes_free=found.f_favail if limited else None,
+    )
+
+
+def _mount_point(path: str | int, proc: str) -> str:
+    link = Path(proc, "self/fd", str(path))
+    real = str(link.readlink()) if isinstance(path, int) else os.path.realpath(path)
+    return max((mount.point for mount in own_mounts(proc) if is_at_or_below(real, mount.point)), key=len, default="/")

@@ -1,0 +1,355 @@
+"""Walking a tree by descriptors: what it holds, counted. Looks only.
+
+No link is followed and no mount entered, whatever is renamed meanwhile. However deep the tree, only the lowest folders
+are held open. Imports little and speaks plain values: the programs of `crew_child` start with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from itertools import islice
+from operator import attrgetter, methodcaller
+from typing import Any, TypeAlias
+
+from gpukeeper.disk import kernel
+
+Identity: TypeAlias = tuple[int, int]  # device, inode
+Lister: TypeAlias = Callable[[int], AbstractContextManager[Iterator["os.DirEntry[str]"]]]
+Pending: TypeAlias = tuple[bytes, int]  # a folder not yet visited: path below the top, depth
+MOUNT_POINT = "contains a mount point"
+CHANGED = "changed while it was measured"
+OUT_OF_TIME = "could not be finished in the time there was"
+LOCKED = "somebody holds a lock on a folder in it"
+BLOCK = 512  # st_blocks counts these, whatever the filesystem's own block is
+CHUNK = 1024  # entries at a time: a folder may have millions
+DESCRIPTORS = 48
+PATH_BYTES = 3000  # the kernel takes paths of 4,095 bytes; deeper folders stay with whoever is there already
+PROBLEMS_KEPT = 100  # each is the same story for whoever decides: not measured
+
+_times = attrgetter("st_ctime_ns"), attrgetter("st_mtime_ns"), attrgetter("st_atime_ns")
+_blocks, _links, _inode, _mode = (attrgetter(name) for name in ("st_blocks", "st_nlink", "st_ino", "st_mode"))
+_entry_inode = methodcaller("inode")
+
+
+def never() -> bool:
+    return False
+
+
+class Enough(Exception):
+    """The walk ends here; what was not visited is not known."""
+
+
+class Tally:
+    """What was counted. Two of them can be put together, so that several programs can walk one tree."""
+
+    def __init__(self, open_files: Mapping[Identity, int]) -> None:
+        self.open_files = open_files
+        self.open_inodes = {inode for _, inode in open_files}
+        self.entries = self.blocks = self.sockets = self.fifos = self.devices = 0
+        self.newest_ns = self.ctime_ns = 0
+        self.held_by: int | None = None
+        self.problems: list[str] = []
+        self.links: dict[Identity, list[int]] = {}  # of files with several: links it has, links seen here, blocks
+
+    def add(self, found: list[os.stat_result]) -> None:
+        """Written for speed, a thousand entries at a time: millions of them are usual."""
+        if not found:
+            return
+        self.entries += len(found)
+        self.blocks += sum(map(_blocks, found))
+        changed, modified, used = (max(map(time, found)) for time in _times)
+        self.ctime_ns = max(self.ctime_ns, changed)
+        self.newest_ns = max(self.newest_ns, changed, modified, used)
+        if not self.open_inodes.isdisjoint(map(_inode, found)):
+            self._look_for_users(found)
+        if max(map(_links, found)) > 1 or not all(map(stat.S_ISREG, set(map(_mode, found)))):
+            self._look_at_kinds(found)
+
+    def problem(self, problem: str) -> None:
+        if len(self.problems) < PROBLEMS_KEPT:
+            self.problems.append(problem)
+
+    def size(self) -> int:
+        """Allocated on disk; a file with several links counts once."""
+        return self.blocks * BLOCK
+
+    def back(self) -> int:
+        """What removing all of it would give back: nothing of a file that has a link elsewhere."""
+        elsewhere = sum(blocks for links, seen, blocks in self.links.values() if seen < links)
+        return (self.blocks - elsewhere) * BLOCK
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "entries": self.entries,
+            "blocks": self.blocks,
+            "sockets": self.sockets,
+            "fifos": self.fifos,
+            "devices": self.devices,
+            "newest_ns": self.newest_ns,
+            "ctime_ns": self.ctime_ns,
+            "held_by": self.held_by,
+            "problems": self.problems,
+            "links": [[*identity, *counted] for identity, counted in self.links.items()],
+        }
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        for name in ("entries", "blocks", "sockets", "fifos", "devices"):
+            setattr(self, name, getattr(self, name) + other[name])
+        self.newest_ns, self.ctime_ns = max(self.newest_ns, other["newest_ns"]), max(self.ctime_ns, other["ctime_ns"])
+        self.held_by = other["held_by"] if self.held_by is None else self.held_by
+        for problem in other["problems"]:
+            self.problem(problem)
+        for device, inode, links, seen, blocks in other["links"]:
+            known = self.links.setdefault((device, inode), [links, 0, blocks])
+            if known[1]:
+                self.blocks -= blocks  # both had counted it
+            known[1] += seen
+
+    def _look_for_users(self, found: Iterable[os.stat_result]) -> None:
+        for one in found:
+            self.held_by = self.open_files.get((one.st_dev, one.st_ino), self.held_by)
+
+    def _look_at_kinds(self, found: Iterable[os.stat_result]) -> None:
+        for one in found:
+            kind = stat.S_IFMT(one.st_mode)
+            if one.st_nlink > 1 and kind != stat.S_IFDIR:
+                self._add_link(one)
+            self.sockets += kind == stat.S_IFSOCK
+            self.fifos += kind == stat.S_IFIFO
+            self.devices += kind in {stat.S_IFCHR, stat.S_IFBLK}
+
+    def _add_link(self, one: os.stat_result) -> None:
+        known = self.links.setdefault((one.st_dev, one.st_ino), [one.st_nlink, 0, one.st_blocks])
+        known[1] += 1
+        if known[1] > 1:
+            self.blocks -= one.st_blocks
+
+
+class Folder:
+    """One on the way from the top to where a walk is. `fd` -1: closed for now."""
+
+    __slots__ = ("blocks", "fd", "identity", "name", "shape", "todo")
+
+    def __init__(self, name: str, fd: int, found: os.stat_result) -> None:
+        self.name, self.fd = name, fd
+        self.identity, self.shape, self.blocks = (found.st_dev, found.st_ino), shape(found), found.st_blocks
+        self.todo: list[tuple[str, os.stat_result | None]] = []
+
+
+class Descent:
+    """The way down. Only the lowest folders are open; one above is opened again from below, and must be the same."""
+
+    def __init__(self, top: int, path: bytes = b"") -> None:
+        """The top stays the caller's, who closes it. `path`: where it is, for the names of what is pending."""
+        self.prefix = path
+        self.folders = [Folder("", top, os.fstat(top))]
+
+    @property
+    def here(self) -> Folder:
+        return self.folders[-1]
+
+    def enter(self, name: str) -> tuple[Folder, os.stat_result]:
+        fd = kernel.open_inside(self.here.fd, name)
+        # Taken before it is read, since reading it may move its own access time.
+        found = os.fstat(fd)
+        folder = Folder(name, fd, found)
+        self.folders.append(folder)
+        highest = len(self.folders) - 1 - DESCRIPTORS
+        if highest >= 1:
+            _close(self.folders[highest])
+        return folder, found
+
+    def leave(self) -> Folder:
+        """Goes one up, and gives the folder that was left."""
+        left = self.folders.pop()
+        try:
+            if self.here.fd < 0:
+                self.here.fd = _reopened(left.fd, self.here.identity)
+        finally:
+            _close(left)
+        return left
+
+    def close(self) -> None:
+        for folder in self.folders[1:]:
+            _close(folder)
+        del self.folders[1:]
+
+    def path(self) -> bytes:
+        names = [self.prefix, *(os.fsencode(folder.name) for folder in self.folders[1:])]
+        return b"/".join(name for name in names if name)
+
+
+class Walk:
+    """One walk over one tree, or over the part of it below `path`."""
+
+    def __init__(
+        self,
+        tally: Tally,
+        entries_max: int = 2**63,
+        depth_max: int = 2**63,
+        is_time_up: Callable[[], bool] = never,
+        lister: Lister = os.scandir,
+        locking: bool = False,
+    ) -> None:
+        self.tally, self.entries_max, self.depth_max = tally, entries_max, depth_max
+        self.is_time_up, self.lister, self.locking = is_time_up, lister, locking
+
+    def below(self, top: int, at: Pending = (b"", 0), quantum: int | None = None) -> list[Pending]:
+        """Counts all below the folder, which is open and counted. Having counted `quantum`, it gives what is left."""
+        path, depth = at
+        way = Descent(top, path)
+        enough = None if quantum is None else self.tally.entries + quantum
+        try:
+            self._list(way.here, depth)
+            while True:
+                if enough is not None and self.tally.entries >= enough and (left := pending(way, depth)) is not None:
+                    self._compare(way.folders)
+                    return left
+                if way.here.todo:
+                    name, listed = way.here.todo.pop()
+                    assert listed is not None
+                    self._enter(way, name, listed, depth)
+                elif len(way.folders) > 1:
+                    self._compare([way.here])
+                    self._leave(way)
+                else:
+                    self._compare([way.here])
+                    return []
+        finally:
+            way.close()
+
+    def one(self, top: int, at: Pending, quantum: int) -> list[Pending]:
+        """Counts a folder that was pending, and all below it. Gives what is left then."""
+        path, _ = at
+        try:
+            fd = kernel.open_inside(top, path)
+        except OSError as error:
+            self.tally.problem(reason(os.fsdecode(path), error))
+            return []
+        try:
+            self.count([os.fstat(fd)])
+            self.lock(fd, os.fsdecode(path))
+            return self.below(fd, at, quantum)
+        finally:
+            os.close(fd)
+
+    def _enter(self, way: Descent, name: str, listed: os.stat_result, depth: int) -> None:
+        try:
+            folder, found = way.enter(name)
+        except OSError as error:
+            self.count([listed])
+            self.tally.problem(reason(name, error))
+            return
+        self.count([found])
+        self.lock(folder.fd, name)
+        self._list(folder, depth + len(way.folders) - 1)
+
+    def _list(self, folder: Folder, depth: int) -> None:
+        if depth >= self.depth_max:
+            raise Enough(f"is deeper than {self.depth_max:,} levels")
+        try:
+            with self.lister(folder.fd) as entries:
+                while chunk := list(islice(entries, CHUNK)):
+                    # In the order of the disk: read in the order of names, a cold tree takes twice as long.
+                    chunk.sort(key=_entry_inode)
+                    self._chunk(folder, chunk)
+        except OSError as error:
+            self.tally.problem(reason(folder.name, error))
+
+    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+        try:
+            found = [entry.stat(follow_symlinks=False) for entry in chunk]
+        except OSError:
+            chunk, found = self._one_by_one(chunk)
+        if any(map(stat.S_ISDIR, set(map(_mode, found)))):
+            both = list(zip(chunk, found, strict=True))
+            folder.todo += [(entry.name, one) for entry, one in both if stat.S_ISDIR(one.st_mode)]
+            found = [one for one in found if not stat.S_ISDIR(one.st_mode)]
+        self.count(found)
+
+    def _one_by_one(self, chunk: list[os.DirEntry[str]]) -> tuple[list[os.DirEntry[str]], list[os.stat_result]]:
+        seen: list[tuple[os.DirEntry[str], os.stat_result]] = []
+        for entry in chunk:
+            try:
+                seen.append((entry, entry.stat(follow_symlinks=False)))
+            except OSError as error:
+                self.tally.problem(reason(entry.name, error))
+        return [entry for entry, _ in seen], [found for _, found in seen]
+
+    def count(self, found: list[os.stat_result]) -> None:
+        if self.is_time_up():
+            raise Enough("could not be measured in the time there was")
+        self.tally.add(found)
+        if self.tally.entries > self.entries_max:
+            raise Enough(f"has more than {self.entries_max:,} entries")
+
+    def lock(self, folder: int, name: str) -> None:
+        """Tried, not kept: who wants it later finds a folder that nobody can reach any more."""
+        if not self.locking:
+            return
+        try:
+            if not kernel.lock(folder):
+                self.tally.problem(LOCKED)
+        except OSError as error:
+            self.tally.problem(f"whether {printable(name)} is locked could not be learned: {error.strerror}")
+
+    def _leave(self, way: Descent) -> None:
+        try:
+            way.leave()
+        except OSError as error:
+            raise Enough(CHANGED) from error  # the way back up is lost
+
+    def _compare(self, folders: Iterable[Folder]) -> None:
+        for folder in folders:
+            if folder.fd >= 0 and shape(os.fstat(folder.fd)) != folder.shape:
+                self.tally.problem(CHANGED)
+
+
+def pending(way: Descent, depth: int) -> list[Pending] | None:
+    """What is left to visit, to be handed to others. None: too deep for a path, so it cannot be handed out."""
+    left: list[Pending] = []
+    path = way.prefix
+    for level, folder in enumerate(way.folders):
+        path = os.path.join(path, os.fsencode(folder.name))  # noqa: PTH118 - bytes
+        if len(path) > PATH_BYTES:
+            return None
+        left += [(os.path.join(path, os.fsencode(name)), depth + level + 1) for name, _ in folder.todo]  # noqa: PTH118
+    return left
+
+
+def shape(found: os.stat_result) -> tuple[int, int]:
+    """What moves when entries come and go."""
+    return found.st_mtime_ns, found.st_nlink
+
+
+def reason(name: str, error: OSError) -> str:
+    if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE}:
+        return CHANGED
+    if error.errno == errno.EXDEV:
+        return MOUNT_POINT
+    return f"{printable(name)} could not be read: {error.strerror}"
+
+
+def printable(name: str) -> str:
+    """Names are bytes and hostile: no terminal codes, no line breaks, nothing that is not UTF-8."""
+    whole = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in whole)
+
+
+def _reopened(below: int, identity: Identity) -> int:
+    fd = os.open("..", kernel.FOLDER, dir_fd=below)
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != identity:
+        os.close(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    return fd
+
+
+def _close(folder: Folder) -> None:
+    if folder.fd >= 0:
+        os.close(folder.fd)
+        folder.fd = -1

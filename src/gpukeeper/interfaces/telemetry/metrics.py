@@ -1,0 +1,188 @@
+"""What Prometheus is told: how much is there, how much is overdue, what was done, and whether passes happen at all.
+
+Series follow kinds, rules, nodes and disks, never single workloads. What only a leader knows is absent in those that
+stand by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gpukeeper import __version__
+from gpukeeper.engine.ports import Clock, EvidenceStore, Platform
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.telemetry.nodes import of_nodes
+from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
+from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
+from gpukeeper.model.event import Closed
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+NO_FAILURE = (Result.RECLAIMED, Result.CHANGED, Result.DEFERRED)
+
+
+class Looked(NamedTuple):
+    """The last look at everything at one place."""
+
+    report: PassReport
+    finished: datetime
+
+
+class Metrics(Collector):
+    """`places`: a pass is late until each of them had one. `elects`: one of several leads. `process`: with the
+    usual series of this process; a file has none, for whoever reads it has its own."""
+
+    def __init__(
+        self, clock: Clock, places: Iterable[Platform] = (), *, elects: bool = True, process: bool = True
+    ) -> None:
+        self._clock, self._elects = clock, elects
+        self._expected = {(one.name, one.place) for one in places}
+        self.leads = False
+        self._last: dict[tuple[str, str], Looked] = {}
+        self._overdue: dict[str, datetime] = {}  # by key: due since
+        self._counted: dict[str, dict[tuple[str, ...], float]] = {
+            name: {} if COUNTED_BY[name] else {(): 0.0} for name in COUNTERS
+        }
+        self.registry = CollectorRegistry()
+        if process:
+            ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def lead(self, leads: bool) -> None:
+        """What was seen while leading is not what is there later: who stands by says nothing of it."""
+        self.leads = leads
+        if not leads:
+            self._last, self._overdue = {}, {}
+
+    def passed(self, report: PassReport) -> None:
+        for line in (*report.settled, *report.outcomes):
+            self._count(line)
+        for warning in report.warnings:
+            self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+        found = report.survey
+        here = f"{found.platform.name}/{found.platform.place}/"
+        elsewhere = {key: due for key, due in self._overdue.items() if not key.startswith(here)}
+        self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
+        if found.whole:
+            self._last[found.platform.name, found.platform.place] = Looked(report, self._clock.now())
+
+    def captured(self, files: Mapping[str, bytes]) -> None:
+        for name, content in files.items():
+            self.add("gpukeeper_captured_bytes_total", "logs" if "log" in name.lower() else "rest", by=len(content))
+
+    def add(self, name: str, *labels: str, by: float = 1) -> None:
+        values = self._counted[name]
+        values[labels] = values.get(labels, 0.0) + by
+
+    def collect(self) -> Iterator[Metric]:
+        yield gauge("gpukeeper_info", {(__version__,): 1}, "version")
+        if self._elects:
+            yield gauge("gpukeeper_leader", {(): self.leads})
+        for name, values in self._counted.items():
+            yield counter(name, values)
+        if self._last:
+            yield from self._of_workloads(self._clock.now())
+            yield from self._of_passes()
+            surveys = [one.report.survey for one in self._last.values()]
+            yield from of_nodes((node for one in surveys for node in one.nodes), (one.trees for one in surveys))
+
+    def _of_workloads(self, now: datetime) -> Iterator[Metric]:
+        counts: Tally[tuple[str, str, str, str]] = Tally()
+        oldest: dict[str, datetime] = {}
+        for one in self._last.values():
+            counts += one.report.survey.counts
+            for kind, end in one.report.survey.oldest.items():
+                oldest[kind] = min(end, oldest.get(kind, end))
+        yield gauge("gpukeeper_workloads", _by(counts, 0, 1, 2), "kind", "state", "outcome")
+        over = {key: n for key, n in counts.items() if key[3]}
+        yield gauge("gpukeeper_finished", _by(over, 0, 3), "kind", "age")
+        ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
+        yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
+        yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
+        longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
+        yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
+
+    def _of_passes(self) -> Iterator[Metric]:
+        looks = self._last.values()
+        reports = [one.report for one in looks]
+        yield gauge("gpukeeper_backlog", {(): sum(one.deferred for one in reports)})
+        yield gauge("gpukeeper_unseen", {(): sum(len(one.survey.unseen) for one in reports)})
+        yield gauge("gpukeeper_breaker_open", {(): any(one.plan.breaker is not None for one in reports)})
+        yield gauge("gpukeeper_acting", {(): all(one.acted and one.paused is None for one in reports)})
+        if self._expected <= self._last.keys():  # a place that never had a pass is late, whatever the others do
+            oldest = min(one.finished for one in looks)
+            yield gauge("gpukeeper_last_pass_timestamp_seconds", {(): oldest.timestamp()})
+        longest = max((one.finished - one.report.survey.at).total_seconds() for one in looks)
+        yield gauge("gpukeeper_pass_seconds", {(): longest})
+
+    def _count(self, line: Closed) -> None:
+        kind = line.ref.kind if line.ref is not None else ""
+        if line.result is Result.RECLAIMED:
+            self.add("gpukeeper_reclaimed_total", kind, line.rule, line.action.value)
+            if not isinstance(line.gpu_hours, Unknown):
+                self.add("gpukeeper_gpu_hours_returned_total", by=max(line.gpu_hours, 0.0))
+            if not isinstance(line.bytes_back, Unknown):
+                self.add("gpukeeper_bytes_returned_total", line.rule, by=max(line.bytes_back, 0))
+        elif line.result not in NO_FAILURE:
+            self.add("gpukeeper_failed_total", kind, line.result.value)
+
+
+class CountedEvidence:
+    """The store of evidence, with what goes in counted."""
+
+    def __init__(self, inside: EvidenceStore, metrics: Metrics) -> None:
+        self._inside, self._metrics = inside, metrics
+
+    async def save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
+        name = await self._inside.save(ref, step, at, evidence)
+        if not isinstance(name, Unknown):
+            self._metrics.captured(evidence.files)
+        return name
+
+    async def load(self, name: str) -> Evidence | Unknown:
+        return await self._inside.load(name)
+
+
+def overdue(report: PassReport, before: Mapping[str, datetime]) -> dict[str, datetime]:
+    """By key, since when: what is due and was not seen to go, on top of what was so before this pass."""
+    left = dict(before)
+    for decision in report.survey.decisions:
+        left.pop(decision.seen.ref.key, None)
+        if _is_overdue(decision, report.survey.at):
+            assert decision.due is not None
+            left[decision.seen.ref.key] = decision.due
+    for key in _went(report.survey.gone, [*report.settled, *report.outcomes]):
+        left.pop(key, None)
+    return left
+
+
+def _is_overdue(decision: Decision, now: datetime) -> bool:
+    """A step that came to nothing a moment ago is reported and not tried again yet: due all the same."""
+    if decision.due is None or decision.due > now or decision.action is Action.WARN:
+        return False
+    return decision.verdict in (Verdict.DUE, Verdict.REPORT)
+
+
+def _went(gone: Sequence[Ref], lines: Iterable[Closed]) -> Iterator[str]:
+    yield from (ref.key for ref in gone)
+    yield from (line.ref.key for line in lines if line.ref is not None and line.result is Result.RECLAIMED)
+
+
+def _by(counts: Mapping[tuple[str, str, str, str], int], *fields: int) -> dict[tuple[str, ...], float]:
+    """The same counts, told apart by fewer things."""
+    added: Tally[tuple[str, ...]] = Tally()
+    for key, number in counts.items():
+        added[tuple(key[field] for field in fields)] += number
+    return {key: float(number) for key, number in added.items()}

@@ -1,0 +1,115 @@
+"""Nodes and disks in words, before and after: what people read, and the numbers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+
+NODE, DISK = "node", "disk"
+HEAD = ("node", "what", "temporary", "disk", "inodes", "sessions", "busy")
+
+
+class Bytes(NamedTuple):
+    """Of a disk, as far as its platform tells it."""
+
+    size: int | None
+    free: int | None
+    held_open: int | None
+
+
+def bytes_of(subject: Subject) -> Bytes:
+    return Bytes(*(_number(subject.labels, name) for name in ("disk_size", "disk_free", "held_open")))
+
+
+def _number(labels: Mapping[str, str], name: str) -> int | None:
+    words = labels.get(name, "")
+    return int(words) if words.isascii() and words.isdecimal() else None
+
+
+class Change(NamedTuple):
+    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so none looked."""
+
+    before: Subject
+    after: Subject | Unknown | None
+
+
+def change_in_words(change: Change, came_back: int) -> str:
+    """ "ray/lab/worker-1: 35.2 GiB -> 70.0 MiB temporary; disk /: 81% -> 64%; 35.1 GiB came back"."""
+    before, after = change
+    parts = [] if before.ref.kind == DISK else [f"{_then(before, after, _temporary)} temporary"]
+    if before.disk is not None:
+        parts.append(f"disk {before.disk.name}: {_then(before, after, _used)}")
+    if came_back:
+        parts.append(f"{size_in_words(came_back)} came back")
+    name = f"{before.ref.platform}/{before.ref.place}" if before.ref.kind == DISK else before.ref.path
+    return f"{name}: {'; '.join(parts)}"
+
+
+def _then(before: Subject, after: Subject | Unknown | None, words: Callable[[Subject], str]) -> str:
+    return f"{words(before)} -> {words(after) if isinstance(after, Subject) else '?'}"
+
+
+def _temporary(subject: Subject) -> str:
+    return _size(subject.size)
+
+
+def _used(subject: Subject) -> str:
+    return "?" if subject.disk is None else _share(subject.disk.used)
+
+
+def change_in_numbers(change: Change) -> dict[str, object]:
+    ref = change.before.ref
+    return {"kind": ref.kind, "name": ref.name, "before": _numbers(change.before), "after": _numbers(change.after)}
+
+
+def _numbers(subject: Subject | Unknown | None) -> object:
+    if not isinstance(subject, Subject):
+        return subject
+    told = bytes_of(subject)
+    return {"bytes": subject.size, "disk": subject.disk, "disk_size": told.size, "disk_free": told.free}
+
+
+def row(subject: Subject) -> tuple[str, ...]:
+    """One line of the table of nodes and disks."""
+    is_disk = subject.ref.kind == DISK
+    return (
+        subject.ref.kind,
+        subject.ref.path,
+        "-" if is_disk else _size(subject.size),
+        _disk(subject),
+        _share(subject.disk.inodes) if subject.disk is not None else "?",
+        "-" if is_disk else _sessions(subject),
+        "-" if is_disk else busy(subject),
+    )
+
+
+def busy(subject: Subject) -> str:
+    if isinstance(subject.busy, Unknown):
+        return f"not known: {subject.busy.why}"
+    return "no" if subject.busy is None else subject.busy
+
+
+def _disk(subject: Subject) -> str:
+    disk, size = subject.disk, bytes_of(subject).size
+    if disk is None:
+        return "?"
+    of = "" if size is None else f" of {size_in_words(size)}"
+    return f"{disk.used:.0%}{of}" + ("" if subject.ref.kind == DISK else f" ({disk.name})")
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _size(size: int | Unknown) -> str:
+    return "?" if isinstance(size, Unknown) else size_in_words(size)
+
+
+def _sessions(subject: Subject) -> str:
+    """ "1 live, 3 dead", where its platform tells."""
+    told = [(subject.labels.get(f"sessions_{word}"), word) for word in ("live", "dead")]
+    return ", ".join(f"{number} {word}" for number, word in told if number) or "-"

@@ -1,0 +1,71 @@
+"""Removing a tree: exactly what was looked at, by descriptor, through the trash. Everything else is left alone."""
+
+from __future__ import annotations
+
+import time
+
+from gpukeeper.disk import measure, trash
+from gpukeeper.disk.remove import Expected, Removal, finish, remove
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.host import errors, roots, translate
+from gpukeeper.platforms.host.connect import A_MOMENT, Patience, Scan
+from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.roots import Entry
+
+UNDER_WAY = Refused("an earlier removal of it hangs, perhaps in a disk that does not answer; nothing more was done")
+
+
+class Removals:
+    def __init__(self, scan: Scan, patience: Patience) -> None:
+        self._scan, self._patience = scan, patience
+        self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
+
+    async def remove(self, fresh: Subject, named: Named) -> Accepted | Changed | Refused | Unknown:
+        identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
+        if identity is None or change is None:
+            return errors.NOT_MEASURED
+        if fresh.ref.uid in self._under_way:
+            return UNDER_WAY
+        self._under_way.add(fresh.ref.uid)
+        deadline = self._patience.removal
+
+        def work() -> Accepted | Changed | Refused:
+            try:
+                return self._remove(Expected(identity, change), named, time.monotonic() + deadline.total_seconds())
+            finally:
+                self._under_way.discard(fresh.ref.uid)
+
+        try:
+            return await in_thread(work, deadline + 2 * A_MOMENT)
+        except TimeoutError:
+            return Unknown(errors.too_slow("its disk", deadline).why)
+        except OSError as error:
+            return Unknown(f"its root {errors.unreadable(fresh.ref.name, error).why}")
+
+    def _remove(self, expected: Expected, named: Named, until: float) -> Accepted | Changed | Refused:
+        entry = roots.find(named.roots, *expected.identity)
+        if entry is None:
+            return Changed("it is gone already")
+        if isinstance(entry, Unknown):
+            return Changed(entry.why)
+        kept = roots.why_kept(entry, named.roots, named.untouched(), roots.links_in(entry.folder))
+        if kept is not None:
+            return Changed(f"it stays: {kept}")
+        with measure.open_directory(entry.folder) as folder:
+            trash.sweep(folder)
+            answer = self._through_trash(folder, entry, expected, until)
+        if isinstance(answer, Removal):
+            left = f"{entry.folder}/{trash.TRASH}*" if entry.taken is None else entry.inside
+            return errors.not_all(answer, left) if answer.left else Accepted(answer.bytes_back)
+        # Nothing was done, and the answer says why: no second look could tell more.
+        return Refused(f"it was left where it is: {answer.why}") if isinstance(answer, Unknown) else answer
+
+    def _through_trash(
+        self, folder: int, entry: Entry, expected: Expected, until: float
+    ) -> Removal | Changed | Refused | Unknown:
+        if entry.taken is not None:
+            return finish(folder, entry.taken, scan=self._scan, until=until)
+        return remove(folder, entry.name, expected, scan=self._scan, until=until)

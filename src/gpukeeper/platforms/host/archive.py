@@ -1,0 +1,95 @@
+"""Bringing back a report that was saved: under its old name, whole or not at all.
+
+It is unpacked in a private folder beside its place and moved there in one step; a name that is taken stays as it is.
+The archive is ours, and still nothing in it is believed: no path and no link may lead out of the report.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpukeeper.disk import kernel, measure, naming
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.decision import Accepted, Refused
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.host import errors, translate
+from gpukeeper.platforms.host.connect import Patience
+from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.roots import ANY, Root
+
+PRIVATE = ".gpukeeper-restore-"
+
+
+async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -> Accepted | Refused | Unknown:
+    deadline = patience.tree
+    root = next((one for one in named.roots if one.kind == translate.REPORT and _is_below(ref, one)), None)
+    if root is None:
+        return Refused(f"the policy names {Path(ref.name).parent} no longer as a root of reports")
+    try:
+        return await in_thread(lambda: _bring_back(ref, saved, root), deadline)
+    except TimeoutError:
+        return Unknown(errors.too_slow(root.path, deadline).why)
+    except OSError as error:
+        return Refused(f"it could not be written below {root.path}: {error.strerror or error}")
+
+
+def _is_below(ref: Ref, root: Root) -> bool:
+    return str(Path(ref.name).parent) == measure.printable(os.path.normpath(root.path))
+
+
+def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(saved), mode="r:gz", errorlevel=2) as tar:
+            members = tar.getmembers()
+            name = members[0].name.partition("/")[0] if members else ""
+            why = _why_not(ref, name, members, root)
+            if why is not None:
+                return Refused(why)
+            with measure.open_directory(root.folder) as folder, _private(folder) as private:
+                tar.extractall(f"/proc/self/fd/{private}", filter=_as_it_was, numeric_owner=True)  # noqa: S202
+                kernel.rename_inside(private, name, folder, name)
+    except FileExistsError:
+        return Refused(f"{ref.name} is there again; move it away first")
+    except tarfile.TarError as error:
+        return Refused(f"its archive cannot be unpacked: {error}; it is kept as evidence, unpack it by hand")
+    return Accepted()
+
+
+def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: Root) -> str | None:
+    if not naming.is_named(name, ANY) or measure.printable(str(Path(os.path.normpath(root.path), name))) != ref.name:
+        return "its archive is of another report"
+    if any(member.name != name and not member.name.startswith(f"{name}/") for member in members):
+        return "its archive holds more than the report"
+    if os.path.lexists(Path(root.folder, name)):
+        return f"{ref.name} is there again; move it away first"
+    return None
+
+
+def _as_it_was(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """With the checks of tarfile's own `data` filter, and still its owner and mode; no more rights than files need."""
+    checked = tarfile.data_filter(member, path)
+    return checked.replace(uid=member.uid, gid=member.gid, mode=stat.S_IMODE(member.mode) & 0o1777, deep=False)
+
+
+@contextmanager
+def _private(folder: int) -> Iterator[int]:
+    """A folder that nobody else may enter, gone afterwards with whatever is left in it."""
+    name = PRIVATE + secrets.token_hex(8)
+    os.mkdir(name, 0o700, dir_fd=folder)
+    try:
+        fd = kernel.open_inside(folder, name)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    finally:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)

@@ -1,0 +1,101 @@
+"""The folders that the policy names, with what is learned about all entries of one at once. Looks only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from gpukeeper.disk import measure
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.policy import DiskMarks
+from gpukeeper.model.subject import Disk
+from gpukeeper.platforms.host import disks, errors, roots
+from gpukeeper.platforms.host.roots import Entry, Root
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy names, and what must not go with any of it."""
+
+    roots: tuple[Root, ...] = ()
+    folders: tuple[str, ...] = ()  # of gpukeeper itself
+    marks: DiskMarks = DiskMarks()
+    keep_last: int = 0  # reports of each root
+    archive: bool = True  # reports are saved first
+
+    def untouched(self) -> tuple[str, ...]:
+        """Links resolved. A root may lie inside an entry of another root, and so may our own ledger."""
+        return tuple(os.path.realpath(path) for path in (*(root.path for root in self.roots), *self.folders))
+
+
+class Folder(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder with its entries."""
+
+    path: str  # links resolved
+    entries: tuple[Entry, ...]
+    roots: tuple[Root, ...]
+    disk: Disk | None  # None: not known
+    kept: dict[str, str]  # by name: why it stays
+    marks: DiskMarks
+
+    @property
+    def above(self) -> int:
+        return min((root.above for root in self.roots), default=0)
+
+    @property
+    def may_be_too_full(self) -> bool:
+        """Ages may be the shorter ones."""
+        return self.disk is None or self.disk.full >= self.marks.low
+
+    @property
+    def least_age(self) -> timedelta | None:
+        """At which any of its entries could be due. None: none ever."""
+        ages = [root.older_than for root in self.roots]
+        ages += [root.under_pressure for root in self.roots] if self.may_be_too_full else []
+        return min((age for age in ages if age is not None), default=None)
+
+
+async def list_all(named: Named, deadline: timedelta) -> tuple[dict[str, list[Entry]], tuple[Unseen, ...]]:
+    """By folder. An entry that two roots or patterns name is listed once."""
+    folders: dict[str, dict[str, Entry]] = {}
+    unseen = []
+    for root in named.roots:
+        entries = await list_one(root, deadline)
+        if isinstance(entries, Unseen):
+            unseen.append(entries)
+            continue
+        for entry in entries:
+            folders.setdefault(entry.folder, {}).setdefault(entry.real_path, entry)
+    return {folder: list(entries.values()) for folder, entries in folders.items()}, tuple(unseen)
+
+
+async def list_one(root: Root, deadline: timedelta) -> tuple[Entry, ...] | Unseen:
+    try:
+        return await in_thread(lambda: roots.entries_of(root), deadline)
+    except TimeoutError:
+        return errors.too_slow(root.path, deadline)
+    except FileNotFoundError:
+        return ()  # a root that is not there has no trees
+    except OSError as error:
+        return errors.unreadable(root.path, error)
+
+
+async def learn(named: Named, path: str, entries: Sequence[Entry], deadline: timedelta) -> Folder | Unseen:
+    try:
+        return await in_thread(lambda: _learn(named, path, entries), deadline)
+    except TimeoutError:
+        return errors.too_slow(measure.printable(path), deadline)
+    except OSError as error:
+        return errors.unreadable(measure.printable(path), error)
+
+
+def _learn(named: Named, path: str, entries: Sequence[Entry]) -> Folder:
+    here = tuple(root for root in named.roots if root.folder == path)
+    untouched, links = named.untouched(), roots.links_in(path)
+    whys = {entry.name: roots.why_kept(entry, here, untouched, links) for entry in entries if entry.taken is None}
+    kept = {name: why for name, why in whys.items() if why is not None}
+    disk = disks.disk_of(path)
+    return Folder(path=path, entries=tuple(entries), roots=here, disk=disk, kept=kept, marks=named.marks)

@@ -1,0 +1,68 @@
+"""What need not be walked again. Times only move forward, so a tree that was used lately stays young for as long as
+the policy's age; and where all trees of a folder are far below the threshold, none of them is due.
+
+Pure but for the stat of one entry. Never a reason to act: a look before an act measures anew.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.disk.measure import Measured, instant
+from gpukeeper.disk.open_files import Below
+from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.platforms.host.folders import Folder
+from gpukeeper.platforms.host.roots import Entry
+from gpukeeper.platforms.host.translate import tree_uid
+
+LASTS = timedelta(minutes=30)
+FAR_BELOW = 0.5  # of the threshold
+
+
+class Known(msgspec.Struct, frozen=True):
+    measured: Measured
+    at: datetime
+
+
+class Remembered:
+    def __init__(self) -> None:
+        self._trees: dict[str, Known] = {}  # by uid
+        self._totals: dict[str, tuple[int, datetime]] = {}  # by folder: bytes of all trees together
+
+    def learn(self, measured: Measured, now: datetime) -> None:
+        if is_known(measured.size):
+            self._trees[tree_uid(measured.device, measured.inode)] = Known(measured, now)
+
+    def learn_total(self, folder: Folder, total: int, now: datetime) -> None:
+        self._totals[folder.path] = (total, now)
+
+    def total(self, folder: Folder) -> int:
+        return self._totals.get(folder.path, (0, None))[0]
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
+
+    def is_far_below(self, folder: Folder, now: datetime) -> bool:
+        """All of its trees together, by a look that is not too long ago, and its disk is not too full."""
+        total, at = self._totals.get(folder.path, (0, None))
+        fresh = at is not None and timedelta() <= now - at < LASTS
+        return fresh and not folder.may_be_too_full and total < folder.above * FAR_BELOW
+
+    def recall(
+        self, entry: Entry, top: os.stat_result, folder: Folder, in_use: Below | Unknown, now: datetime
+    ) -> Measured | None:
+        """The last measurement if it will do. None: measure it anew."""
+        known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
+        if known is None or entry.taken is not None or not timedelta() <= now - known.at < LASTS:
+            return None
+        used_since = instant(max(top.st_ctime_ns, top.st_mtime_ns, top.st_atime_ns))
+        newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
+        held = not isinstance(in_use, Unknown) and entry.name in in_use.users
+        least = folder.least_age
+        young = least is None or newest + least > now
+        if held or young or self.is_far_below(folder, now):
+            return msgspec.structs.replace(known.measured, newest=newest)
+        return None

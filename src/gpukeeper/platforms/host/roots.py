@@ -1,0 +1,232 @@
+"""What the policy names on this machine: roots, and the entries directly below them. Looks only.
+
+A root may itself be a link, since people link a short name to a big disk; below it none is followed. Whatever is
+removed was found here, by its identity, whatever it is called at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import kernel, measure, mounts, naming, trash
+from gpukeeper.disk.trash import Taken
+from gpukeeper.model.policy import Reports, Temporary
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.host import translate
+
+KEEP = ".keep"  # such a file at the top of a tree keeps it
+ANY = ("*",)
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder whose entries may go, by name."""
+
+    path: str  # as the policy writes it
+    kind: str
+    names: tuple[str, ...]
+    keep: tuple[str, ...]
+    above: int  # bytes
+    older_than: timedelta | None  # None: never
+    under_pressure: timedelta | None
+
+    @property
+    def folder(self) -> str:
+        """With its own links resolved, anew each time: people move such links to another disk."""
+        return os.path.realpath(self.path)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A name below a root. `taken`: an interrupted removal left it in the trash."""
+
+    root: str
+    folder: str
+    name: str
+    kind: str = translate.TREE
+    taken: Taken | None = None
+
+    @property
+    def inside(self) -> str:
+        """The folder it is in."""
+        return self.folder if self.taken is None else str(Path(self.folder, self.taken.trash))
+
+    @property
+    def path(self) -> str:
+        """As the policy writes it."""
+        below = (self.name,) if self.taken is None else (self.taken.trash, self.name)
+        return str(Path(os.path.normpath(self.root), *below))
+
+    @property
+    def real_path(self) -> str:
+        return str(Path(self.inside, self.name))
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A link beside reports, such as latest or baseline, which tells that somebody wants one of them."""
+
+    name: str
+    ends: tuple[str, ...]  # where its first step leads, and its last: a link to a link is of use to somebody, too
+
+    def leads_to(self, entry: Entry) -> bool:
+        return any(mounts.is_at_or_below(end, entry.real_path) for end in self.ends)
+
+
+def roots_of(temporary: Iterable[Temporary], reports: Reports) -> tuple[Root, ...]:
+    """Reports first: where both name a folder, its entries are reports."""
+    return (*(_of_reports(path, reports) for path in reports.roots), *map(_of_trees, temporary))
+
+
+def _of_reports(path: str, reports: Reports) -> Root:
+    return Root(
+        path=path,
+        kind=translate.REPORT,
+        names=ANY,
+        keep=reports.keep,
+        above=0,
+        older_than=reports.older_than,
+        under_pressure=None,
+    )
+
+
+def _of_trees(one: Temporary) -> Root:
+    return Root(
+        path=one.root,
+        kind=translate.TREE,
+        names=one.names,
+        keep=one.keep,
+        above=one.above,
+        older_than=one.older_than,
+        under_pressure=one.under_pressure,
+    )
+
+
+def entries_of(root: Root) -> tuple[Entry, ...]:
+    folder = root.folder
+    with measure.open_directory(folder) as fd:
+        with os.scandir(fd) as listing:
+            names = sorted(entry.name for entry in listing if _is_one(entry, root))
+        left = trash.leftovers(fd)
+    found = [Entry(root.path, folder, name, root.kind) for name in names]
+    return (*found, *(Entry(root.path, folder, one.name, translate.TREE, one) for one in left))
+
+
+def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | None:
+    """By identity, whatever it is called now. None only when its filesystem was looked at and it is not there."""
+    renamed: str | None = None
+    disk_is_here = False
+    for root in roots:
+        folder = root.folder
+        if nearest_device(folder) != device:
+            continue
+        disk_is_here = True
+        for name in names_of(folder, device, inode):
+            entry = Entry(root.path, folder, name, root.kind)
+            if naming.is_named(name, root.names):
+                return entry
+            renamed = measure.printable(entry.path)
+        if (left := _left_in_trash(root, folder, (device, inode))) is not None:
+            return left
+    if renamed is not None:
+        return Unknown(f"it is called {renamed} now, which the policy does not name")
+    return None if disk_is_here else Unknown("no root that the policy names is on its filesystem now")
+
+
+def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
+    try:
+        with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
+            for entry in listing:
+                if entry.inode() == inode and is_still(entry, device, inode):
+                    yield entry.name
+    except FileNotFoundError:
+        return
+
+
+def is_still(entry: os.DirEntry[str], device: int, inode: int) -> bool:
+    """A listing tells the inode below a mount point; only a stat tells what is there now."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (device, inode)
+
+
+def nearest(folder: str) -> str:
+    """The folder itself, or what is still there of the way to it."""
+    path = Path(folder)
+    while not path.exists():
+        path = path.parent
+    return str(path)
+
+
+def nearest_device(folder: str) -> int:
+    """A root that is gone was on the filesystem of the nearest folder above it that is still there."""
+    return os.stat(nearest(folder)).st_dev  # noqa: PTH116 - a string all the way
+
+
+def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links: Sequence[Link]) -> str | None:
+    """Why it stays however old it is; None: it may go. `folders`: what must not go with it, links resolved."""
+    if entry.taken is not None:
+        return None
+    if any(translate.fits(entry.name, root.keep) for root in roots if root.folder == entry.folder):
+        return "the policy keeps its name"
+    inside = next((folder for folder in folders if mounts.is_at_or_below(folder, entry.real_path)), None)
+    if inside is not None:
+        return f"{measure.printable(inside)}, which gpukeeper needs or the policy names, is in it"
+    if has_keep_file(entry):
+        return f"a file called {KEEP} in it asks for that"
+    link = next((link for link in links if link.leads_to(entry)), None) if entry.kind == translate.REPORT else None
+    return None if link is None else f"the link {measure.printable(link.name)} leads to it"
+
+
+def has_keep_file(entry: Entry) -> bool:
+    with measure.open_directory(entry.folder) as folder, suppress(FileNotFoundError, NotADirectoryError):
+        tree = kernel.open_inside(folder, entry.name)
+        try:
+            os.stat(KEEP, dir_fd=tree, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(tree)
+        return True
+    return False
+
+
+def links_in(folder: str) -> tuple[Link, ...]:
+    with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
+        names = sorted(one.name for one in listing if one.is_symlink())
+    return tuple(link for name in names if (link := _read_link(Path(folder, name))) is not None)
+
+
+def _read_link(path: Path) -> Link | None:
+    try:
+        first = os.path.normpath(path.parent / path.readlink())
+    except OSError:
+        return None  # removed since it was listed
+    return Link(path.name, (first, os.path.realpath(path)))
+
+
+def _is_one(entry: os.DirEntry[str], root: Root) -> bool:
+    """A link is no report; it tells which of them somebody wants."""
+    is_link = root.kind == translate.REPORT and entry.is_symlink()
+    return not is_link and naming.is_named(entry.name, root.names)
+
+
+def _left_in_trash(root: Root, folder: str, identity: tuple[int, int]) -> Entry | None:
+    with suppress(FileNotFoundError), measure.open_directory(folder) as fd:
+        for one in trash.leftovers(fd):
+            if one.identity == identity:
+                return Entry(root.path, folder, one.name, translate.TREE, one)
+    return None
+
+
+def top_of(entry: Entry) -> os.stat_result | None:
+    """Of the entry itself. None: it went away."""
+    try:
+        return os.lstat(entry.real_path)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,167 @@
+"""A private temporary folder for one command, removed after it: an exit hook for work that leaves files behind.
+
+The folder belongs to whoever runs the command, and nobody else may enter it. So, unlike for any other tree, it is
+enough to know that nothing of the command is left: whatever it started and left becomes our child (a subreaper's), and
+its open files can be looked at. What a survivor still uses stays, and so does what could not be looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import measure, open_files
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.remove import Answer, Expected, Removal, remove
+from gpukeeper.model.decision import Changed
+from gpukeeper.model.unknown import Unknown
+
+PREFIX = "tmp-gpukeeper-"  # so that the usual pattern of a policy finds it if we are killed ourselves
+INSIDE = "tmp"  # removed through a trash beside it, which must not be left in a folder of everybody
+VARIABLES = ("TMPDIR", "TMP", "TEMP")
+MARK = "GPUKEEPER_TIDY"  # tells the command where its folder is, and that it has one
+PATIENCE = 15 * 60  # seconds
+TRIES = 3
+FORWARDED = (
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGALRM, signal.SIGWINCH),
+)
+_PR_SET_CHILD_SUBREAPER = 36
+_BY_THE_KERNEL = 0x80  # as si_code: a terminal's signal, which the command got itself
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is left of the folder, and why."""
+
+    path: str
+    why: str
+
+
+def make_folder(root: str | None, environ: Mapping[str, str]) -> Path:
+    """Only its owner may enter it. Without a root: where temporary files belong by the environment."""
+    where = root or next((environ[name] for name in VARIABLES if environ.get(name)), "/tmp")  # noqa: S108
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    (path / INSIDE).mkdir(mode=0o700)
+    return path
+
+
+def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    inside = str(folder / INSIDE)
+    return {**environ, **dict.fromkeys(VARIABLES, inside), MARK: inside}
+
+
+def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Its exit code, 128 and the number for a signal that ended it. Signals to us go on to the command."""
+    _adopt_what_it_leaves()
+    waited = {signal.SIGCHLD, *FORWARDED}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    try:
+        pid = os.posix_spawnp(command[0], list(command), environ, setsigmask=before)
+        while (code := _reaped(pid)) is None:
+            told = signal.sigwaitinfo(waited)
+            if told.si_signo != signal.SIGCHLD and told.si_code != _BY_THE_KERNEL:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, told.si_signo)
+        return code
+    finally:
+        # Whoever asked us to end may ask again: what we do now ends by itself.
+        for one in FORWARDED:
+            signal.signal(one, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def remove_folder(folder: Path, proc: str = "/proc") -> int | Kept:
+    """Bytes that came back, or why it stays. With the checks of every other removal."""
+    try:
+        with measure.open_directory(str(folder)) as parent:
+            answer = _removed(parent, proc)
+        if not isinstance(answer, Removal):
+            return Kept(str(folder), answer.why)
+        if answer.left:
+            return Kept(str(folder), "; ".join(answer.left))
+        folder.rmdir()
+    except OSError as error:
+        return Kept(str(folder), error.strerror or str(error))
+    return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
+
+
+def _removed(parent: int, proc: str) -> Answer:
+    """Tried again a few times when it changes meanwhile: whatever the command left may only be about to end."""
+    until = time.monotonic() + PATIENCE
+    answer: Answer = Removal(entries=0, bytes_back=0)
+    for _ in range(TRIES):
+        found = measure.measure(INSIDE, parent)
+        if found is None:
+            return Removal(entries=0, bytes_back=0)  # the command removed it itself
+        if isinstance(found.ctime_ns, Unknown):
+            return found.ctime_ns
+        expected = Expected((found.device, found.inode), found.ctime_ns)
+        dead = not _survivors(proc)  # then so are its sockets
+        answer = remove(parent, INSIDE, expected, scan=lambda: _scan(proc), until=until, sockets=dead)
+        if not isinstance(answer, Changed):
+            break
+    return answer
+
+
+def _adopt_what_it_leaves() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reaped(pid: int) -> int | None:
+    """Waits for everything that ended, adopted children too. The command's exit code once it is among them."""
+    code = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                found = os.waitstatus_to_exitcode(ended[1])
+                code = found if found >= 0 else 128 - found
+    return code
+
+
+def _scan(proc: str) -> OpenFiles:
+    """As an ordinary user, too: of all that may not be looked into, only what the command left could have an open
+    file in a folder that nobody else may enter."""
+    found = open_files.scan(proc)
+    unread = [pid for pid in _survivors(proc) if not _is_readable(Path(proc, str(pid)))]
+    hidden = f"the open files of pid {unread[0]}, which the command left, could not be read" if unread else None
+    return msgspec.structs.replace(found, hidden=hidden)
+
+
+def _survivors(proc: str) -> list[int]:
+    """Every process below us: children of ours by birth or by adoption, and theirs."""
+    parents = dict(_parents(proc))
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        above = pending.pop()
+        below = [pid for pid, parent in parents.items() if parent == above]
+        found += below
+        pending += below
+    return found
+
+
+def _parents(proc: str) -> Iterable[tuple[int, int]]:
+    for home in Path(proc).iterdir():
+        if home.name.isdecimal():
+            with suppress(OSError):
+                status = (home / "stat").read_text("utf-8", "replace")
+                yield int(home.name), int(status[status.rindex(")") + 2 :].split()[1])
+
+
+def _is_readable(home: Path) -> bool:
+    try:
+        for link in (home / "fd").iterdir():
+            link.readlink()
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it ended, or closed one meanwhile
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Removing what a node left behind: taken out of reach first, looked at once more, and only then deleted.
+
+The last look asks what only Ray's side knows: does a socket of it answer after all, does a process name it, has work
+begun on its node. Blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from gpukeeper.disk import remove, trash
+from gpukeeper.disk.measure import printable
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.remove import Expected, Removal
+from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.policy import HOUR
+from gpukeeper.model.subject import Category, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import logs, reach, sessions, sockets, translate, trees
+from gpukeeper.platforms.ray.finding import Spot
+from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.processes import Everyone
+from gpukeeper.platforms.ray.survey import Wants, logs_age
+from gpukeeper.platforms.ray.visit import Visit, expected
+
+Scan = Callable[[], OpenFiles]
+Answer = Accepted | Changed | Refused | Unknown
+NOT_MEASURED = Refused("it was not measured whole, so nothing was done")
+
+
+class Act:
+    """One removal on one node."""
+
+    def __init__(self, visit: Visit, scan: Scan, everyone: Everyone, works: Callable[[Node], str | None]) -> None:
+        """`works`: what runs on that node by the titles of its processes, now."""
+        self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
+
+    def remove(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
+        trash.sweep(spot.folder.fd)
+        if fresh.category is Category.UNFINISHED or spot.taken is not None:
+            return self._finish(spot, fresh)
+        if spot.kind != fresh.ref.kind:
+            return Changed(f"it is a {spot.kind} now")
+        if spot.kind == translate.LOGS:
+            return self._remove_logs(spot, fresh, wants)
+        exactly = expected(fresh)
+        if exactly is None:
+            return NOT_MEASURED
+        if spot.kind == translate.SESSION:
+            return self._remove_session(spot, fresh, exactly)
+        if trees.has_keep(spot.folder.fd, spot.name):
+            return Changed(f"it stays: {trees.KEPT}")
+        return self._remove_tree(spot, exactly)
+
+    def _finish(self, spot: Spot, fresh: Subject) -> Answer:
+        if spot.taken is None:
+            return Changed("it is not in the trash any more")
+        if fresh.category is not Category.UNFINISHED:
+            return Changed("an interrupted removal has taken it; that is finished first")
+        return answered(
+            remove.finish(
+                spot.folder.fd, spot.taken, scan=self._scan, until=self._visit.until, still_free=self._door_is_open
+            )
+        )
+
+    def _remove_tree(self, spot: Spot, exactly: Expected) -> Answer:
+        return answered(
+            remove.remove(
+                spot.folder.fd,
+                spot.name,
+                exactly,
+                scan=self._scan,
+                until=self._visit.until,
+                still_free=self._nobody_works,
+            )
+        )
+
+    def _remove_session(self, spot: Spot, fresh: Subject, exactly: Expected) -> Answer:
+        session = spot.session
+        if session is None:
+            return Changed("it is not a session any more")
+        if not isinstance(fresh.last_used, datetime) or self._visit.at.now - fresh.last_used < HOUR:
+            return Changed("it is younger than an hour, and one that starts has folders and no processes yet")
+        own = {one.pid for one in self._visit.node.processes}
+
+        def still_dead(tree: int) -> str | Unknown | None:
+            named = sessions.refers(session, self._everyone(), own, self._visit.around.proc)
+            return self._door_is_open(tree) or named or sockets.listener(tree) or sessions.peoples(tree)
+
+        return answered(
+            remove.remove(
+                spot.folder.fd,
+                spot.name,
+                exactly,
+                scan=self._scan,
+                until=self._visit.until,
+                still_free=still_dead,
+                sockets=True,
+            )
+        )
+
+    def _remove_logs(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
+        age = logs_age(spot.folder, wants)
+        files = () if age is None else logs.removable(spot.logs, self._visit, self._visit.at.now - age)
+        inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
+        if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
+            return Changed("the logs of processes that ended are others now")
+        back, kept = 0, []
+        for place in logs.FOLDERS:
+            some = [(one.name, Expected((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place]
+            with logs.opened(spot.logs, place) as folder:
+                if folder is None or not some:
+                    continue
+                done = remove.remove_files(folder, some, scan=self._scan, until=self._visit.until)
+            size = done.removal.bytes_back
+            back += 0 if isinstance(size, Unknown) else size
+            kept += [f"{printable(name)}: {why.why}" for name, why in done.kept.items()]
+            kept += done.removal.left
+        if kept and not back:
+            return Changed(f"none of the {len(files):,} files went: {kept[0]}")
+        return Accepted(back)
+
+    def _door_is_open(self, tree: int) -> str | None:
+        """A container that stops while we are at it takes its files along; whoever starts it again has others."""
+        return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
+
+    def _nobody_works(self, tree: int) -> str | None:
+        work = self._works(self._visit.node)
+        return self._door_is_open(tree) or (None if work is None else f"work began beside it: {work}")
+
+
+def answered(answer: Removal | Changed | Refused | Unknown) -> Answer:
+    if isinstance(answer, Unknown):
+        # Nothing was done, and the answer says why: no second look could tell more.
+        return Refused(f"it was left where it is: {answer.why}")
+    if not isinstance(answer, Removal):
+        return answer
+    if answer.left:
+        return Refused(f"{answer.entries:,} entries went, and not: {'; '.join(answer.left[:3])}")
+    return Accepted(answer.bytes_back)

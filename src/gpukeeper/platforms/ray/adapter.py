@@ -1,0 +1,352 @@
+"""Ray's nodes of this machine as a platform: what ended work left on them, and whether work runs there now.
+
+Reached from outside, through /proc: nothing runs in a node, and no Ray needs to be installed here. The temporary trees
+of this machine's own roots are listed here only where the policy does not give them to the machine itself.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+
+from gpukeeper.disk import open_files
+from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.ports import Clock
+from gpukeeper.model.decision import (
+    Accepted,
+    Action,
+    Changed,
+    Evidence,
+    Guard,
+    NothingToCapture,
+    Refused,
+    Snapshot,
+    Step,
+    Unseen,
+)
+from gpukeeper.model.diagnosis import Cause, Diagnosis
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import PlaceScope, Policy
+from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import errors, reach, translate
+from gpukeeper.platforms.ray.asking import Asking
+from gpukeeper.platforms.ray.connect import Containers, Patience, no_containers
+from gpukeeper.platforms.ray.discovery import Discovery, Here
+from gpukeeper.platforms.ray.idleness import Idleness, Load
+from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
+from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.processes import Everyone, read_all
+from gpukeeper.platforms.ray.survey import Surveyed
+
+PAGE = 500
+A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
+HELD = 1_000_000_000  # bytes of deleted files that somebody holds open, from which on it is said
+NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
+LOGS = "logs"  # as the policy names what is captured
+T = TypeVar("T")
+
+
+class RayPlatform:
+    precise = tidies = False
+    local = True
+    guards: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
+
+    def __init__(
+        self,
+        place: str,
+        policy: Policy,
+        clock: Clock,
+        containers: Containers = no_containers,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        proc: str = "/proc",
+        scan: Callable[[], OpenFiles] | None = None,
+        everyone: Everyone | None = None,
+        limits: Limits | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """`scan` and `everyone`: which files are open, and which processes there are; by default all of `proc`."""
+        self._place, self._clock = place, clock
+        self._patience = patience or Patience()
+        files, read = scan or (lambda: open_files.scan(proc)), everyone or (lambda: read_all(proc))
+        self._discovery = Discovery(
+            place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience
+        )
+        self._idleness = Idleness(environ, read, proc, self._patience)
+        self._looks = Looks(self._at, files, read, self._discovery.again, proc, limits)
+        self._together: dict[tuple[str, str], int] = {}  # by node and root, of the last observe
+        self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
+
+    @property
+    def name(self) -> str:
+        return translate.PLATFORM
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    def follow(self, policy: Policy) -> None:
+        """Of a policy that changed."""
+        self._discovery.policy = policy
+
+    async def nodes(self) -> Sequence[str]:
+        """What they are called; for whoever asks what can be reached."""
+        return [node.name for node in (await self._look_around()).found.nodes]
+
+    async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
+        """Node by node, after one wait for all of them: how busy they are is measured over a while."""
+        if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
+            return
+        settings = self._policy.ray
+        here = await self._look_around()
+        yield self._page((), here.found.unseen)
+        self._idleness.begin(here.everyone, settings.window)
+        asking = self._idleness.asking(settings)
+        spoken_for = await self._spoken_for(here, asking)
+        surveyed = [(node, await self._survey(node, here, spoken_for)) for node in here.found.nodes]
+        if surveyed:
+            await self._idleness.measure(settings.window)
+        known: set[str] = set()
+        for node, found in surveyed:
+            if isinstance(found, Unseen):
+                yield self._page((), (found,))
+                continue
+            # Asked anew: measuring took its time, and work may have begun.
+            load = await self._idleness.of(node, self._idleness.asking(settings), settings)
+            for page in self._pages(node, found, load, asking, known):
+                yield page
+
+    async def wake(self) -> AsyncIterator[Ref | None]:
+        """Nodes give no hints; the next pass looks."""
+        hints: tuple[Ref | None, ...] = ()
+        for hint in hints:
+            yield hint
+
+    async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        try:
+            here = await self._look_around()
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        if ref.kind == translate.NODE:
+            return await self._look_at_node(ref, here)
+        node = here.node(ref.namespace)
+        if node is None:
+            return await self._look_elsewhere(ref, here)
+        asking = self._idleness.asking(self._policy.ray)
+        found = await self._one(ref, node, here, await self._spoken_for(here, asking))
+        if found is None:
+            return Gone(ref, self._clock.now())
+        if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
+            return found
+        return self._beside(found, node, await self._load(node, here))
+
+    async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
+            return NO_LOGS
+        if LOGS not in what:
+            return NothingToCapture("the policy does not want logs to be captured")
+        here = await self._look_around()
+        node = here.node(subject.ref.namespace)
+        if node is None:
+            return Unknown(f"{subject.ref.namespace} is not here now")
+        wants, patience = self._discovery.wants(node), self._patience.tree
+        return await self._in_thread(
+            lambda: self._looks.capture(subject, node, here.everyone, wants, patience), patience, subject.ref.name
+        )
+
+    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        if fresh.shape is not Shape.TREE:
+            return errors.NODES_ARE_SHOWN
+        if step.decision.action is not Action.REMOVE:
+            return Refused(f"a {fresh.ref.kind} can only be removed")
+        here = await self._look_around()
+        node = here.node(fresh.ref.namespace)
+        if node is None:
+            return Changed(f"{fresh.ref.namespace} is not here any more")
+        if fresh.ref.uid in self._under_way:
+            return errors.UNDER_WAY
+        asking = self._idleness.asking(self._policy.ray)
+        wants = self._discovery.wants(node, await self._spoken_for(here, asking))
+        self._under_way.add(fresh.ref.uid)
+
+        def work() -> Accepted | Changed | Refused | Unknown:
+            try:
+                return self._looks.remove(fresh, node, here.everyone, wants, self._patience.removal)
+            except FileNotFoundError:
+                return Changed(reach.GONE)
+            finally:
+                self._under_way.discard(fresh.ref.uid)
+
+        return await self._in_thread(work, self._patience.removal, fresh.ref.name)
+
+    async def tell(self, subject: Subject, message: str) -> bool:
+        return False  # nobody sits inside a tree
+
+    async def parts(self, words: str) -> Sequence[Ref]:
+        return ()
+
+    async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
+        """Which process, socket or work keeps it."""
+        found = await self.look(ref)
+        if not isinstance(found, Subject):
+            return Diagnosis() if isinstance(found, Gone) else found
+        causes = [Cause(words) for words in (found.labels.get("kept_by"), found.kept) if words]
+        if isinstance(found.busy, str):
+            causes.append(Cause(f"work runs on {ref.namespace or ref.name}: {found.busy}"))
+        causes += [Cause(fact.why) for fact in (found.in_use, found.busy) if isinstance(fact, Unknown)]
+        return Diagnosis(tree=(ref.path,), causes=tuple(causes))
+
+    async def take_back(self, ref: Ref, evidence: Evidence) -> None:
+        """A removal puts back by itself what it does not delete."""
+
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+        return errors.NOT_BROUGHT_BACK
+
+    @property
+    def _policy(self) -> Policy:
+        return self._discovery.policy
+
+    async def _look_around(self) -> Here:
+        try:
+            return await self._discovery.look()
+        except TimeoutError:
+            raise PlatformError(f"the processes of {self._place} could not be listed in time") from None
+        except OSError as error:
+            raise PlatformError(f"the processes of {self._place} could not be listed: {error.strerror}") from error
+
+    async def _spoken_for(self, here: Here, asking: Asking) -> dict[str, str]:
+        """Sessions that a dashboard says it runs, each with a sentence."""
+        for node in here.found.nodes:
+            for raylet in node.raylets:
+                await asking.word(raylet)
+        return {session: f"Ray at {word.address} runs it" for session, word in asking.heard().items()}
+
+    async def _survey(
+        self, node: Node, here: Here, spoken_for: Mapping[str, str]
+    ) -> tuple[Surveyed, int | Unknown, OpenFiles] | Unseen:
+        wants, patience = self._discovery.wants(node, spoken_for), self._patience.node
+        found = await self._in_thread(
+            lambda: self._looks.everything(node, here.everyone, wants, patience), patience, node.name
+        )
+        return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
+
+    async def _one(self, ref: Ref, node: Node, here: Here, spoken_for: Mapping[str, str]) -> Subject | Unknown | None:
+        wants, patience = self._discovery.wants(node, spoken_for), self._patience.tree
+        return await self._in_thread(
+            lambda: self._looks.one(ref, node, here.everyone, wants, patience), patience, ref.name
+        )
+
+    async def _load(self, node: Node, here: Here) -> Load:
+        """What Ray and its processes say now; processor time as of this pass."""
+        settings = self._policy.ray
+        self._idleness.begin(here.everyone, settings.window)
+        await self._idleness.measure(settings.window)
+        return await self._idleness.of(node, self._idleness.asking(settings), settings)
+
+    async def _look_at_node(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+        node = next((one for one in here.found.nodes if one.uid == ref.uid), None)
+        if node is None:
+            listed = here.listed and ref.name not in here.found.asleep
+            return Gone(ref, self._clock.now()) if listed else Unknown(f"{ref.name} does not run now")
+        asking = self._idleness.asking(self._policy.ray)
+        found = await self._survey(node, here, await self._spoken_for(here, asking))
+        if isinstance(found, Unseen):
+            return Unknown(found.why)
+        return self._node(node, found, await self._load(node, here), asking)
+
+    async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
+        """Its node is not here under that name. Gone only if every node was looked at, and it is on none."""
+        for node in here.found.nodes:
+            found = await self._one(ref, node, here, {})
+            if isinstance(found, Subject):
+                return Unknown(f"it is on {node.name} now")
+        if not here.listed or here.found.asleep or here.found.unseen:
+            return Unknown(f"{ref.namespace} is not here now, so its files cannot be looked at")
+        return Gone(ref, self._clock.now())
+
+    def _pages(
+        self,
+        node: Node,
+        found: tuple[Surveyed, int | Unknown, OpenFiles],
+        load: Load,
+        asking: Asking,
+        known: set[str],
+    ) -> Iterator[Snapshot]:
+        """`known`: a folder that two nodes share is shown once."""
+        surveyed = found[0]
+        mine = [one for one in surveyed.subjects if one.ref.uid not in known]
+        known.update(one.ref.uid for one in mine)
+        for root in {one.labels.get("root", "") for one in mine}:
+            here = (one for one in mine if one.category is Category.TEMPORARY and one.labels.get("root") == root)
+            self._together[node.name, root] = translate.together(here)
+        subjects = [self._beside(one, node, load) for one in mine]
+        yield self._page([self._node(node, found, load, asking)], surveyed.unseen)
+        for start in range(0, len(subjects), PAGE):
+            yield self._page(subjects[start : start + PAGE])
+
+    def _beside(self, subject: Subject, node: Node, load: Load) -> Subject:
+        """A temporary tree may be needed by whatever runs on its node; what is proven to be over is not."""
+        if subject.category is not Category.TEMPORARY:
+            return subject
+        together = self._together.get((node.name, subject.labels.get("root", "")), NOT_SUMMED)
+        return msgspec.structs.replace(subject, busy=load.busy, together=together)
+
+    def _node(
+        self, node: Node, found: tuple[Surveyed, int | Unknown, OpenFiles], load: Load, asking: Asking
+    ) -> Subject:
+        surveyed, size, used = found
+        folder = surveyed.folder
+        words = {one.session_name: asking.heard().get(one.session_name) for one in node.raylets}
+        facts = translate.NodeFacts(
+            name=node.name,
+            uid=node.uid,
+            incarnation=f"{node.door.pid or 0}@{node.door.starttime}",
+            size=size,
+            busy=load.busy,
+            disk=None if folder is None else folder.disk,
+            disk_size=None if folder is None else folder.size,
+            disk_free=None if folder is None else folder.free,
+            live=surveyed.live,
+            dead=surveyed.dead,
+            cpu=load.cpu,
+            versions=tuple(sorted({word.version for word in words.values() if word is not None})),
+            addresses=tuple(sorted({word.address for word in words.values() if word is not None})),
+            sessions=tuple(sorted(words)),
+            findings=(*surveyed.findings, *self._complaints(node, load, folder is not None and folder.disk.full, used)),
+        )
+        return translate.node_subject(facts, self._at())
+
+    def _complaints(self, node: Node, load: Load, full: float, used: OpenFiles) -> Iterator[str]:
+        if isinstance(load.busy, Unknown):
+            yield f"whether work runs on it is not known: {load.busy.why}"
+        if full >= self._policy.disk.high:
+            yield f"its disk is {full:.0%} full, allowed {self._policy.disk.high:.0%}"
+        held = open_files.held_open(used)
+        pids = {one.pid: one.comm for one in node.processes}
+        for pid, size in ({} if isinstance(held, Unknown) else held).items():
+            if pid in pids and size >= HELD:
+                yield f"{size_in_words(size)} are held by deleted files that pid {pid} ({pids[pid]}) still has open"
+
+    async def _in_thread(self, work: Callable[[], T], deadline: timedelta, what: str) -> T | Unknown:
+        try:
+            return await in_thread(work, deadline + A_MOMENT)
+        except TimeoutError:
+            return Unknown(errors.too_slow(what, deadline).why)
+        except OSError as error:
+            return Unknown(f"it could not be looked at: {error.strerror or error}")
+
+    def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
+        return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
+
+    def _at(self) -> translate.At:
+        return translate.At(self._place, self._clock.now())

@@ -1,0 +1,124 @@
+"""Asking Ray itself what runs on a node: its dashboard, where its own processes reach it.
+
+A dashboard usually listens on 127.0.0.1 of its own network namespace; a thread of ours enters that for one question.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
+from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token
+
+_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """What Ray said about one session: its dashboard's address, its version and everything that runs."""
+
+    address: str
+    version: str
+    answers: Answers
+
+
+class ApiInside(StateApi):
+    """The same, asked from within the network of one process. In the thread of one question, which ends with it."""
+
+    def __init__(self, address: str, token: str | None, deadline: timedelta, enter: Callable[[], None]) -> None:
+        super().__init__(address, token, deadline=deadline)
+        self._enter = enter
+
+    def _download(self, path: str) -> bytes:
+        self._enter()
+        return super()._download(path)
+
+
+class Asking:
+    """One round of questions: each session is asked about once, whatever number of its raylets are here."""
+
+    def __init__(
+        self,
+        setting: str | None,
+        environ: Mapping[str, str],
+        deadline: timedelta = DEADLINE,
+        proc: str = "/proc",
+    ) -> None:
+        self._setting, self._environ, self._deadline, self._proc = setting, environ, deadline, proc
+        self._known: dict[tuple[str, str], Word | Unknown] = {}
+
+    async def busy(self, raylets: Iterable[Raylet]) -> str | Unknown | None:
+        """What runs on the Ray nodes of these raylets; None only if each of them is idle by Ray's own word."""
+        said = [await self._busy(one) for one in raylets]
+        words = next((one for one in said if isinstance(one, str)), None)
+        return words or next((one for one in said if isinstance(one, Unknown)), None)
+
+    async def word(self, raylet: Raylet) -> Word | Unknown:
+        network = _network(raylet.process, self._proc)
+        key = raylet.session_name, network or ""
+        if key not in self._known:
+            self._known[key] = await self._ask(raylet, network)
+        return self._known[key]
+
+    def heard(self) -> dict[str, Word]:
+        """By session, what was answered so far."""
+        return {session: word for (session, _), word in self._known.items() if isinstance(word, Word)}
+
+    async def _busy(self, raylet: Raylet) -> str | Unknown | None:
+        word = await self.word(raylet)
+        return word if isinstance(word, Unknown) else busy(raylet.node_id, word.answers)
+
+    async def _ask(self, raylet: Raylet, network: str | None) -> Word | Unknown:
+        whys: list[str] = []
+        for api in self._apis(raylet, network):
+            version = await api.version()
+            if isinstance(version, Unknown):
+                whys.append(version.why)
+            elif version.session != raylet.session_name:
+                whys.append(f"Ray at {api.address} is another session, {version.session}")
+            else:
+                answers = await api.answers(raylet.session_name)  # which asks for its name once more
+                return Word(address=api.address, version=version.ray, answers=answers)
+        if not whys:
+            return Unknown("nothing says where its dashboard is; name it in the policy: ray.dashboard")
+        return Unknown("; ".join(dict.fromkeys(whys)))
+
+    def _apis(self, raylet: Raylet, network: str | None) -> Iterable[StateApi]:
+        if self._setting:
+            token = read_token(self._environ, Path(self._environ.get("HOME", "/")))
+            yield StateApi(self._setting, token if isinstance(token, str) else None, deadline=self._deadline)
+        for address in addresses(raylet.process.argv):
+            if network is None:
+                yield StateApi(address, deadline=self._deadline)
+            else:
+                yield ApiInside(address, None, self._deadline, lambda: enter(raylet.process, self._proc))
+
+
+def enter(process: Process, proc: str = "/proc") -> None:
+    """This thread, and no other, goes into the network of that process. OSError when it may not, or it ended."""
+    fd = os.open(f"{proc}/{process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not is_still(process.pid, process.starttime, proc):
+            raise ProcessLookupError("the raylet has ended")
+        if _libc.setns(fd, _NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"its network could not be entered: {os.strerror(number)}")
+    finally:
+        os.close(fd)
+
+
+def _network(process: Process, proc: str) -> str | None:
+    """Its network namespace; None: ours, or not to be learned."""
+    try:
+        its, ours = (str(Path(proc, who, "ns/net").readlink()) for who in (str(process.pid), "self"))
+    except OSError:
+        return None
+    return None if its == ours else its

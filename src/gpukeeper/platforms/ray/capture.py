@@ -1,0 +1,55 @@
+"""What is saved of a session or of logs before they go: the end of the newest log files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from gpukeeper.disk import kernel
+from gpukeeper.disk.measure import printable
+from gpukeeper.platforms.ray import logs
+
+END = 64 * 1024  # bytes of each file
+FILES = 200
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def ends_of(folder: int, wanted: frozenset[tuple[str, str]] | None = None) -> dict[str, bytes]:
+    """Of the newest files below an open folder of logs; `wanted`: of just these, by folder and name."""
+    rows = sorted(_files(folder, wanted), reverse=True)[:FILES]
+    ends = {}
+    for _, place, name in rows:
+        text = _end(folder, place, name)
+        if text:
+            ends["/".join(part for part in (logs.LOGS, place, printable(name)) if part)] = text
+    return ends
+
+
+def _files(folder: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[tuple[int, str, str]]:
+    for place in logs.FOLDERS:
+        with logs.opened(folder, place) as fd:
+            for name in os.listdir(fd) if fd is not None else ():  # noqa: PTH208
+                try:
+                    about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISREG(about.st_mode) and (wanted is None or (place, name) in wanted):
+                    yield about.st_mtime_ns, place, name
+
+
+def _end(folder: int, place: str, name: str) -> bytes:
+    """Without moving its access time: a look must not count as use."""
+    try:
+        fd = kernel.open_inside(folder, f"{place}/{name}" if place else name, _READ)
+    except OSError:
+        return b""
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            return b""
+        return os.pread(fd, END, max(about.st_size - END, 0))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,133 @@
+"""Which nodes there are now, and what to look for on each, by the policy and by what raylets say. Looks only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.policy import Policy, Temporary
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import nodes, reach, translate
+from gpukeeper.platforms.ray.connect import (
+    DEFAULT_TMP,
+    RAY,
+    Containers,
+    Inside,
+    Patience,
+    no_containers,
+    temporary_folders,
+)
+from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
+from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
+from gpukeeper.platforms.ray.survey import Wants
+
+HOST = "host"  # the platform that may own this machine's own roots
+CONTAINERS = "containers that are nodes"
+
+
+class Here(msgspec.Struct, frozen=True):
+    """What is here at one moment."""
+
+    everyone: tuple[Process, ...]
+    found: Found
+    listed: bool  # whether every container that may be a node is known
+
+    def node(self, name: str) -> Node | None:
+        return next((one for one in self.found.nodes if one.name == name), None)
+
+
+class Discovery:
+    def __init__(
+        self,
+        place: str,
+        policy: Policy,
+        containers: Containers,
+        environ: Mapping[str, str],
+        *,
+        proc: str = "/proc",
+        everyone: Everyone = read_all,
+        patience: Patience | None = None,
+    ) -> None:
+        self._place, self.policy, self._containers = place, policy, containers
+        self._environ, self._proc, self._everyone = environ, proc, everyone
+        self._patience = patience or Patience()
+        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever told of there
+
+    async def look(self) -> Here:
+        """OSError or TimeoutError when not even the processes can be listed."""
+        listed = await self._containers(self.policy.ray.workers)
+        inside: tuple[Inside, ...] = () if isinstance(listed, Unknown) else tuple(listed)
+        here = await in_thread(lambda: self.find(inside), self._patience.processes)
+        if isinstance(listed, Unknown):
+            unseen = (*here.found.unseen, Unseen(CONTAINERS, listed.why))
+            return Here(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)
+        return here
+
+    def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> Wants:
+        """The roots of this machine are left to the machine itself where the policy gives them to it: two who act on
+        the same tree would only take turns."""
+        settings = self.policy.ray
+        return Wants(
+            ray_roots=self._ray_roots(node),
+            temporary=tuple(one for one in self._temporary() if not (node.is_machine and self._is_hosts(one))),
+            logs=settings.logs,
+            too_full=self.policy.disk.high,
+            spoken_for=spoken_for or {},
+        )
+
+    def find(self, inside: tuple[Inside, ...]) -> Here:
+        """Blocks."""
+        everyone = self._everyone()
+        paths = tuple(dict.fromkeys((DEFAULT_TMP, *self.policy.ray.roots)))
+        found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
+        ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
+        return Here(everyone, msgspec.structs.replace(found, nodes=ours), True)
+
+    def again(self, node: Node) -> Node | None:
+        """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""
+        inside = () if node.door.pid is None else (Inside(node.name, node.door.pid, node.uid),)
+        now = self.find(inside).node(node.name)
+        return now if now is not None and now.door == node.door else None
+
+    def _counts(self, machine: Node) -> bool:
+        """This machine is a node if a raylet runs here, or one left a root behind."""
+        if machine.raylets:
+            return True
+        with reach.opened(machine.door, self._proc) as root:
+            return any(_is_there(root, one.path) for one in self._ray_roots(machine))
+
+    def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
+        folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
+        usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *self.policy.ray.roots))]
+        told = self._told.setdefault(node.uid, {})
+        for path, uids in nodes.told_roots(node).items():
+            told[path] = told.get(path, frozenset()) | uids
+        by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
+        return (*(RayRoot(path) for path in usual), *by_word)
+
+    def _temporary(self) -> tuple[Temporary, ...]:
+        return tuple(one for one in self.policy.temporary if one.platform == translate.PLATFORM)
+
+    def _is_hosts(self, temporary: Temporary) -> bool:
+        root = os.path.realpath(temporary.root)
+        mine = (one for one in self.policy.temporary if one.platform == HOST)
+        return HOST in self.policy.scope and any(os.path.realpath(one.root) == root for one in mine)
+
+
+def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> tuple[str, ...]:
+    """The nodes that can be found without asking a container engine. OSError when processes cannot be listed."""
+    here = Discovery(place, Policy(), no_containers, environ, proc=proc)
+    return tuple(node.name for node in here.find(()).found.nodes)
+
+
+def _is_there(root: int, path: str) -> bool:
+    try:
+        reach.identity(root, path)
+    except OSError:
+        return False
+    return True

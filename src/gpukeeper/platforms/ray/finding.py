@@ -1,0 +1,110 @@
+"""Finding one thing of a node again by its identity, whatever it is called now: for a look at it, and for acting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk.measure import printable
+from gpukeeper.disk.trash import Taken
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import logs, sessions, translate, trees
+from gpukeeper.platforms.ray.nodes import RayRoot
+from gpukeeper.platforms.ray.sessions import Session
+from gpukeeper.platforms.ray.survey import Wants, by_root, opened_logs
+from gpukeeper.platforms.ray.visit import Folder, Visit, names_in, taken_in
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """Where it is now: the open folder it lies in. `name` of a session is that of the session, also for its logs."""
+
+    folder: Folder
+    name: str
+    kind: str
+    taken: Taken | None = None  # it is in our trash
+    session: Session | None = None
+    logs: int = -1  # the open folder of its logs
+
+
+@contextmanager
+def found(visit: Visit, ref: Ref, wants: Wants) -> Iterator[Spot | Unknown | None]:
+    """None: every folder where it can be was looked at, and it is in none."""
+    wanted = translate.identity_in(ref.uid)
+    if wanted is None:
+        yield Unknown(f"{ref.uid!r} names no tree")
+        return
+    with ExitStack() as held:
+        yield _search(visit, ref, wanted, wants, held)
+
+
+def _search(visit: Visit, ref: Ref, wanted: tuple[int, int], wants: Wants, held: ExitStack) -> Spot | Unknown | None:
+    roots = {root.path: root for root in wants.ray_roots}
+    on_this_disk = False
+    for path in dict.fromkeys((*by_root(wants.temporary), *roots)):
+        try:
+            folder = held.enter_context(visit.folder(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Unknown(f"{path} could not be read: {error.strerror}")
+        on_this_disk = on_this_disk or os.fstat(folder.fd).st_dev == wanted[0]
+        spot = _in_folder(folder, roots.get(path), ref, wanted, wants, held)
+        if spot is not None:
+            return spot
+    return None if on_this_disk else Unknown("none of the folders that are looked at is on its filesystem now")
+
+
+def _in_folder(
+    folder: Folder, root: RayRoot | None, ref: Ref, wanted: tuple[int, int], wants: Wants, held: ExitStack
+) -> Spot | Unknown | None:
+    """`root`: it is a folder of sessions."""
+    known = [] if root is None else list(sessions.listed(folder, root))
+    if (spot := _in_logs(folder, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
+        return spot
+    taken = taken_in(folder.fd, wanted)
+    if taken is not None:
+        return Spot(folder, taken.name, translate.TREE, taken)
+    session = next((one for one in known if one.identity == wanted), None)
+    if session is not None:
+        return Spot(folder, session.name, translate.SESSION, session=session)
+    for name in names_in(folder.fd, wanted):
+        if trees.named_by(name, folder.path, wants.temporary):
+            return Spot(folder, name, translate.TREE)
+        return Unknown(f"it is called {printable(str(Path(folder.path, name)))} now, which the policy does not name")
+    return None
+
+
+def _in_logs(
+    folder: Folder, known: Sequence[Session], ref: Ref, wanted: tuple[int, int], held: ExitStack
+) -> Spot | None:
+    """The folder of logs itself, or something that an interrupted removal left in it."""
+    for session in known:
+        # Closed at once unless it is in there: what we have open ourselves looks used.
+        with ExitStack() as open_:
+            fd = open_.enter_context(opened_logs(folder, session.name))
+            spot = None if fd is None else _in_logs_of(session, fd, folder, ref, wanted, open_)
+            if spot is not None:
+                held.push(open_.pop_all())
+                return spot
+    return None
+
+
+def _in_logs_of(
+    session: Session, fd: int, folder: Folder, ref: Ref, wanted: tuple[int, int], open_: ExitStack
+) -> Spot | None:
+    top = os.fstat(fd)
+    if ref.kind == translate.LOGS:
+        same = (top.st_dev, top.st_ino) == wanted
+        return Spot(folder, session.name, translate.LOGS, session=session, logs=fd) if same else None
+    for place in logs.FOLDERS:
+        inner = open_.enter_context(logs.opened(fd, place))
+        taken = None if inner is None else taken_in(inner, wanted)
+        if inner is not None and taken is not None:
+            path = os.path.normpath(Path(session.path, logs.LOGS, place))
+            return Spot(msgspec.structs.replace(folder, fd=inner, path=path), taken.name, translate.TREE, taken)
+    return None

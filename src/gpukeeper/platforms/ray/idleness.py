@@ -1,0 +1,78 @@
+"""Does work run on a node? Ray's own word first, then what its processes say and take. One sign is enough.
+
+Idle only if everything could be learned: a node whose Ray cannot be asked is not known to be idle, however quiet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+import msgspec
+
+from gpukeeper.devices import holders
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.policy import RaySettings
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.asking import Asking
+from gpukeeper.platforms.ray.busy import foreign, quiet
+from gpukeeper.platforms.ray.connect import Patience
+from gpukeeper.platforms.ray.cpu import Cpu
+from gpukeeper.platforms.ray.nodes import Node, is_rays_own
+from gpukeeper.platforms.ray.processes import Everyone, Process, descendants
+
+
+class Load(msgspec.Struct, frozen=True):
+    """`busy`: what runs, in a few words; None: nothing does."""
+
+    busy: str | Unknown | None
+    cpu: float | Unknown  # percent of one core, of everything but Ray itself
+
+
+class Idleness:
+    """Kept between passes: processor time is measured from one to the next."""
+
+    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, patience: Patience) -> None:
+        self._environ, self._everyone, self._proc, self._patience = environ, everyone, proc, patience
+        self._cpu = Cpu()
+
+    def asking(self, settings: RaySettings) -> Asking:
+        return Asking(settings.dashboard, self._environ, self._patience.asking, self._proc)
+
+    def begin(self, everyone: Iterable[Process], window: timedelta) -> None:
+        self._cpu.begin(everyone, window)
+
+    async def measure(self, window: timedelta) -> None:
+        """Waits until the window that began is over, once for all nodes."""
+        if not self._cpu.fresh:
+            await self._cpu.end(self._everyone, window)
+
+    async def of(self, node: Node, asking: Asking, settings: RaySettings) -> Load:
+        ray = await asking.busy(node.raylets) if node.raylets else None
+        gpu = await self._gpu(node)
+        others = (one for one in node.processes if one.pid != os.getpid() and not is_rays_own(one))
+        cpu = self._cpu.percent(others)
+        return Load(translate.busy_by(ray, works(node), cpu, settings.cpu, gpu), cpu)
+
+    async def _gpu(self, node: Node) -> str | Unknown | None:
+        try:
+            found = await in_thread(lambda: holders.scan(self._proc), self._patience.processes)
+        except (TimeoutError, OSError):
+            return Unknown("who has a GPU open could not be learned")
+        pids = {one.pid for one in node.processes}
+        holder = next((one for one in found.found if one.pid in pids), None)
+        if holder is not None:
+            return f"pid {holder.pid} ({holder.comm}) has a GPU open"
+        hidden = next((pid for pid in found.hidden if pid in pids), None)
+        return None if hidden is None else Unknown(f"whether pid {hidden} has a GPU open may not be read; run as root")
+
+
+def works(node: Node) -> str | None:
+    """What runs by what its processes call themselves: workers, and whatever else a raylet started."""
+    started = [
+        foreign((raylet.process.title, *(one.title for one in descendants((raylet.process.pid,), node.processes))))
+        for raylet in node.raylets
+    ]
+    return next((work for work in started if work is not None), None) or quiet(one.title for one in node.processes)

@@ -1,0 +1,96 @@
+"""Logs of processes that ended, in sessions that live. One by one, by the pid in the name, and only what is closed.
+
+Nothing else of a live session is ever offered: without its spilled objects or unpacked code Ray hangs, silently.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from gpukeeper.disk import kernel
+from gpukeeper.disk.measure import instant
+from gpukeeper.platforms.ray.translate import LONG_LOG, LogFile, long_log
+from gpukeeper.platforms.ray.visit import Visit
+
+LOGS = "logs"
+OLD = "old"  # what Ray moved away itself, of workers that ended
+FOLDERS = ("", OLD, "events", "export_events")
+BLOCK = 512
+_OF_A_PROCESS = re.compile(
+    r"(?:worker|io_worker)-[0-9a-f]+-[0-9a-f]+-(\d+)\.(?:out|err)(?:\.\d+)?"
+    r"|python-core-(?:worker|driver)-[0-9a-f]+_(\d+)(?:\.\d+)?\.log(?:\.\d+)?"
+    r"|event_[A-Z_]+_(\d+)\.log(?:\.\d+)?"
+)
+_SETUP = re.compile(r"runtime_env_setup-[0-9a-f]+\.log(?:\.\d+)?")
+
+
+def pid_in(name: str) -> int | None:
+    """Of the process that wrote it, as that process saw itself."""
+    match = _OF_A_PROCESS.fullmatch(name)
+    return next((int(number) for number in match.groups() if number), None) if match else None
+
+
+def removable(logs: int, visit: Visit, before: datetime) -> tuple[LogFile, ...]:
+    """Closed, of a process that is gone from its node, and last touched before then."""
+    alive = {one.inside for one in visit.node.processes} | {one.pid for one in visit.node.processes}
+    setups = sorted(_setups(logs), key=lambda row: row[1].st_mtime_ns)
+    found = [_file("", name, about) for name, about in setups[:-1]]
+    for folder in FOLDERS:
+        found += [
+            _file(folder, name, about)
+            for name, about in _files(logs, folder)
+            if (folder == OLD and pid_in(name) not in alive) or _is_over(name, alive)
+        ]
+    used = visit.used.files
+    return tuple(one for one in found if (one.device, one.inode) not in used and one.newest < before)
+
+
+def too_long(logs: int) -> tuple[str, ...]:
+    """Sentences about logs that grow without bound."""
+    sizes = [(name, about.st_blocks * BLOCK) for name, about in _files(logs, "")]
+    return tuple(long_log(name, size) for name, size in sizes if size > LONG_LOG)
+
+
+def _is_over(name: str, alive: set[int]) -> bool:
+    pid = pid_in(name)
+    return pid is not None and pid not in alive
+
+
+def _setups(logs: int) -> Iterator[tuple[str, os.stat_result]]:
+    return ((name, about) for name, about in _files(logs, "") if _SETUP.fullmatch(name))
+
+
+@contextmanager
+def opened(logs: int, folder: str) -> Iterator[int | None]:
+    """None: not there, or a link, which Ray does not make."""
+    try:
+        fd = kernel.open_inside(logs, folder or ".")
+    except OSError:
+        fd = None
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _files(logs: int, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    with opened(logs, folder) as fd:
+        for name in sorted(os.listdir(fd)) if fd is not None else ():  # noqa: PTH208
+            try:
+                about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                yield name, about
+
+
+def _file(folder: str, name: str, about: os.stat_result) -> LogFile:
+    newest = instant(max(about.st_atime_ns, about.st_mtime_ns, about.st_ctime_ns))
+    size = about.st_blocks * BLOCK
+    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest)

@@ -1,0 +1,111 @@
+"""Looks at nodes that block: all of one, one thing of it, and acting on that. Each runs in a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+
+from gpukeeper.disk.measure import Limits
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import capture, finding, idleness, logs, sessions, survey, translate, trees
+from gpukeeper.platforms.ray.acts import Act
+from gpukeeper.platforms.ray.finding import Spot
+from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.processes import Everyone, Process
+from gpukeeper.platforms.ray.survey import Surveyed, Wants
+from gpukeeper.platforms.ray.visit import Around, Visit, visiting
+
+NO_LOGS = NothingToCapture("temporary files have no logs, manifest or events of their own")
+
+
+class Looks:
+    def __init__(
+        self,
+        at: Callable[[], translate.At],
+        scan: Callable[[], OpenFiles],
+        everyone: Everyone,
+        again: Callable[[Node], Node | None],
+        proc: str,
+        limits: Limits | None,
+    ) -> None:
+        """`again`: the same node with the processes it has now; None: it is gone."""
+        self._at, self._scan, self._everyone, self._again = at, scan, everyone, again
+        self._proc, self._limits = proc, limits
+
+    def everything(
+        self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+    ) -> tuple[Surveyed, int | Unknown, OpenFiles]:
+        """Of one node; and how much it all takes."""
+        around = Around(everyone, self._scan(), self._proc)
+        with visiting(node, around, self._at(), time.monotonic() + patience.total_seconds(), self._limits) as visit:
+            found = survey.survey(visit, wants)
+        door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
+        return found, found.size(survey.estimate(found, door)), around.used
+
+    def one(
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+    ) -> Subject | Unknown | None:
+        """None: it is not there any more."""
+        with (
+            self._visit(node, everyone, patience) as visit,
+            finding.found(visit, ref, wants) as spot,
+        ):
+            return self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
+
+    def capture(
+        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+    ) -> Evidence | NothingToCapture | Unknown:
+        with (
+            self._visit(node, everyone, patience) as visit,
+            finding.found(visit, subject.ref, wants) as spot,
+        ):
+            if not isinstance(spot, Spot):
+                return spot if isinstance(spot, Unknown) else Unknown("it is gone")
+            files = self._ends(spot, visit, wants)
+        return Evidence(files) if files else NothingToCapture("its logs are empty, or it has none")
+
+    def remove(
+        self, fresh: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+    ) -> Accepted | Changed | Refused | Unknown:
+        with (
+            self._visit(node, everyone, patience) as visit,
+            finding.found(visit, fresh.ref, wants) as spot,
+        ):
+            if spot is None:
+                return Changed("it is gone already")
+            if isinstance(spot, Unknown):
+                return Changed(spot.why)
+            act = Act(visit, self._scan, self._everyone, self._works)
+            return act.remove(spot, fresh, wants)
+
+    def _visit(self, node: Node, everyone: tuple[Process, ...], patience: timedelta) -> AbstractContextManager[Visit]:
+        around = Around(everyone, self._scan(), self._proc)
+        return visiting(node, around, self._at(), time.monotonic() + patience.total_seconds(), self._limits)
+
+    def _subject(self, spot: Spot, visit: Visit, wants: Wants) -> Subject | Unknown | None:
+        if spot.taken is not None:
+            return visit.unfinished_one(spot.folder, spot.taken)
+        if spot.session is None:
+            return trees.subject_of(spot.folder, spot.name, visit, visit.below(spot.folder))
+        if spot.kind == translate.LOGS:
+            return survey.logs_of(spot.session, spot.folder, visit, wants)[0]
+        state = sessions.standing(spot.session, spot.folder, visit, wants.spoken_for)
+        return sessions.subject_of(spot.session, state, spot.folder, visit)
+
+    def _ends(self, spot: Spot, visit: Visit, wants: Wants) -> dict[str, bytes]:
+        if spot.kind == translate.LOGS:
+            age = survey.logs_age(spot.folder, wants)
+            files = () if age is None else logs.removable(spot.logs, visit, visit.at.now - age)
+            return capture.ends_of(spot.logs, frozenset((one.folder, one.name) for one in files))
+        with survey.opened_logs(spot.folder, spot.name) as fd:
+            return {} if fd is None else capture.ends_of(fd)
+
+    def _works(self, node: Node) -> str | None:
+        now = self._again(node)
+        return None if now is None else idleness.works(now)

@@ -1,0 +1,148 @@
+"""Which Ray nodes there are: this machine, containers that the policy names, and whatever else a raylet runs in.
+
+A node is a set of processes that see the same files, and one of them as the door to those. Looks only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.model.decision import Unseen
+from gpukeeper.platforms.ray.busy import foreign
+from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.processes import Process, Raylet, flags_of, raylet_of
+from gpukeeper.platforms.ray.reach import Door
+
+MACHINE = "machine"  # the uid of this machine as a node
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    uid: str
+    door: Door
+    processes: tuple[Process, ...]
+    raylets: tuple[Raylet, ...] = ()
+
+    @property
+    def is_machine(self) -> bool:
+        return self.door.pid is None
+
+
+class Found(msgspec.Struct, frozen=True):
+    nodes: tuple[Node, ...]
+    unseen: tuple[Unseen, ...] = ()
+    asleep: tuple[str, ...] = ()  # containers that are nodes and do not run: their files cannot be reached
+
+
+SameFiles = Callable[[Process], bool]
+
+
+def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str, sees_ours: SameFiles) -> Found:
+    """`machine`: how this machine is called. It is among the nodes always; whoever asks decides whether it counts."""
+    nodes, unseen = [], []
+    ours = tuple(one for one in everyone if sees_ours(one))
+    nodes.append(_node(machine, MACHINE, Door(), ours))
+    by_pid = {one.pid: one for one in everyone}
+    for inside in containers:
+        if not inside.pid:
+            continue
+        main = by_pid.get(inside.pid)
+        if main is None or main.mounts is None:
+            why = "its first process has ended" if main is None else "its namespaces may not be read; run as root"
+            unseen.append(Unseen(inside.name, why))
+            continue
+        door = Door(main.pid, main.starttime)
+        nodes.append(_node(inside.name, inside.uid, door, members_of(main, everyone, ours)))
+    known = {one.pid for node in nodes for one in node.processes}
+    others = [one for one in everyone if one.pid not in known and raylet_of(one) is not None]
+    for main in _one_of_each(others):
+        name = main.container[:12] if main.container else str(main.mounts)
+        door = Door(main.pid, main.starttime)
+        nodes.append(_node(name, main.container or str(main.mounts), door, members_of(main, everyone, ours)))
+    return Found(tuple(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+
+
+def members_of(main: Process, everyone: Iterable[Process], ours: Sequence[Process]) -> tuple[Process, ...]:
+    """Who sees its files, and who lives in its pid namespace unless that is the one of this machine."""
+    shared = {one.pids for one in ours}
+    return tuple(
+        one
+        for one in everyone
+        if one.mounts is not None
+        and (one.mounts == main.mounts or (one.pids == main.pids and main.pids is not None and main.pids not in shared))
+    )
+
+
+def sees_our_files(proc: str, paths: Sequence[str]) -> SameFiles:
+    """By mount namespace; and where that is another (a service with a few mounts of its own), by the root folder and
+    these paths being the same. Asked once for each namespace."""
+    own = str(Path(proc, "self/ns/mnt").readlink())
+    known: dict[tuple[str, str | None], bool] = {}
+
+    def sees(process: Process) -> bool:
+        if process.mounts is None or (process.mounts == own and process.container is None):
+            return True
+        key = process.mounts, process.container
+        if key not in known:
+            known[key] = all(_is_same(f"{proc}/{process.pid}/root", path) for path in ("/", *paths))
+        return known[key]
+
+    return sees
+
+
+class RayRoot(msgspec.Struct, frozen=True):
+    """A folder of sessions, as its node names it. `uids`: whose word it is that it is one; a session there is one only
+    if it belongs to them, for anybody may start a program with any argument. None: the policy's, so anybody's."""
+
+    path: str
+    uids: frozenset[int] | None = None
+
+    def holds(self, owner: int) -> bool:
+        return self.uids is None or owner in self.uids or 0 in self.uids
+
+
+def told_roots(node: Node) -> dict[str, frozenset[int]]:
+    """Where its processes say that sessions are, and whose processes these are."""
+    told: dict[str, frozenset[int]] = {}
+    for one in node.processes:
+        flags = flags_of(one.argv) if is_rays_own(one) else {}
+        session = flags.get("session_dir", "")
+        paths = (flags.get("temp_dir", ""), str(Path(session).parent) if session else "")
+        for path in (os.path.normpath(path) for path in paths if path.startswith("/")):
+            told[path] = told.get(path, frozenset()) | {one.uid}
+    return told
+
+
+def is_rays_own(process: Process) -> bool:
+    """One of its programs, or an idle worker, by what it calls itself."""
+    return foreign((process.title,)) is None
+
+
+def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...]) -> Node:
+    raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
+    return Node(name=name, uid=uid, door=door, processes=processes, raylets=raylets)
+
+
+def _one_of_each(raylets: Iterable[Process]) -> list[Process]:
+    """The oldest of each mount namespace."""
+    first: dict[str | None, Process] = {}
+    for one in sorted(raylets, key=lambda one: one.starttime):
+        first.setdefault(one.mounts, one)
+    return list(first.values())
+
+
+def _is_same(root: str, path: str) -> bool:
+    """Of a path that we have ourselves; one that neither has makes no difference."""
+    try:
+        ours = Path(path).stat()
+    except OSError:
+        return not os.path.lexists(f"{root}{path}")
+    try:
+        theirs = Path(f"{root}{path}").stat()
+    except OSError:
+        return False
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

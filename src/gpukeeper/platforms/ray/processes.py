@@ -1,0 +1,163 @@
+"""Every process of this machine, as far as Ray's nodes need to know it: argv, namespaces, processor time. Looks only.
+
+A process whose namespaces may not be read (another user's, a guarded init) is believed to see this machine's own files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.devices.holders import KERNEL_THREAD, parse_container, parse_uid, pids
+
+ENDED = frozenset("ZXx")
+TICKS = os.sysconf("SC_CLK_TCK")
+_FLAG = re.compile(r"--([a-z_-]+)=(.*)", re.DOTALL)
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """pid and starttime together name it."""
+
+    pid: int
+    starttime: int  # clock ticks since boot
+    parent: int
+    uid: int  # the real one
+    ticks: int  # of processor time, user and system
+    comm: str
+    argv: tuple[str, ...]
+    mounts: str | None  # its mount namespace; None: it may not be read
+    pids: str | None  # its pid namespace
+    inside: int  # its pid as it sees itself
+    container: str | None  # the id in its cgroup
+
+    @property
+    def title(self) -> str:
+        return " ".join(self.argv)
+
+
+class Raylet(msgspec.Struct, frozen=True, kw_only=True):
+    """What a live raylet says about itself in its argv; an empty string where a version does not tell."""
+
+    process: Process
+    node_id: str
+    session_name: str
+    session_dir: str
+    temp_dir: str
+    gcs_address: str
+    node_ip: str
+    dashboard: str  # host:port, as it tells its workers
+    is_head: bool
+
+
+Everyone: TypeAlias = Callable[[], tuple[Process, ...]]
+
+
+def read_all(proc: str = "/proc") -> tuple[Process, ...]:
+    return tuple(found for pid in pids(proc) if (found := read(pid, proc)) is not None)
+
+
+def read(pid: int, proc: str = "/proc") -> Process | None:
+    """None: it ended, or is a thread of the kernel."""
+    home = Path(proc, str(pid))
+    try:
+        fields = _stat(home)
+        if fields[0] in ENDED or int(fields[6]) & KERNEL_THREAD:
+            return None
+        argv = (home / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        status = (home / "status").read_text("utf-8", "replace")
+        again = _stat(home)
+        if again[19] != fields[19]:
+            return None  # the pid was reused between two reads
+        return Process(
+            pid=pid,
+            starttime=int(fields[19]),
+            parent=int(fields[1]),
+            uid=parse_uid(status),
+            ticks=int(again[11]) + int(again[12]),
+            comm=(home / "comm").read_text("utf-8", "replace").rstrip("\n"),
+            argv=tuple(os.fsdecode(word) for word in argv),
+            mounts=_link(home / "ns/mnt"),
+            pids=_link(home / "ns/pid"),
+            inside=parse_inside(status, pid),
+            container=_container(home),
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_still(pid: int, starttime: int, proc: str = "/proc") -> bool:
+    try:
+        fields = _stat(Path(proc, str(pid)))
+    except OSError:
+        return False
+    return int(fields[19]) == starttime and fields[0] not in ENDED
+
+
+def parse_inside(status: str, pid: int) -> int:
+    """The last number is the one of its own namespace. Only a newline ends a line: a name may hold other signs."""
+    line = next((line for line in status.split("\n") if line.startswith("NSpid:")), "")
+    numbers = line.split()[1:]
+    return int(numbers[-1]) if numbers else pid
+
+
+def raylet_of(process: Process) -> Raylet | None:
+    """By its program, which never rewrites its argv. Flags are written with - and _, by version."""
+    if not process.argv or Path(process.argv[0]).name != "raylet":
+        return None
+    flags = flags_of(process.argv)
+    command = flags.get("python_worker_command", "")
+    dashboard = next((word.removeprefix("--webui=") for word in command.split() if word.startswith("--webui=")), "")
+    session = flags.get("session_dir", "")
+    return Raylet(
+        process=process,
+        node_id=flags.get("node_id", ""),
+        session_name=flags.get("session_name") or Path(session).name,
+        session_dir=session,
+        temp_dir=flags.get("temp_dir", ""),
+        gcs_address=flags.get("gcs_address", ""),
+        node_ip=flags.get("node_ip_address", ""),
+        dashboard=dashboard,
+        is_head="--head" in process.argv,
+    )
+
+
+def flags_of(argv: Iterable[str]) -> dict[str, str]:
+    """Only arguments that begin with the flag: one of them holds whole command lines of others."""
+    matches = (_FLAG.fullmatch(word) for word in argv)
+    return {match[1].replace("-", "_"): match[2] for match in matches if match}
+
+
+def descendants(parents: Iterable[int], everyone: Iterable[Process]) -> Iterator[Process]:
+    """Of these pids, themselves not included."""
+    children: dict[int, list[Process]] = {}
+    for one in everyone:
+        children.setdefault(one.parent, []).append(one)
+    waiting = list(parents)
+    while waiting:
+        for child in children.pop(waiting.pop(), []):
+            yield child
+            waiting.append(child.pid)
+
+
+def _stat(home: Path) -> list[str]:
+    text = (home / "stat").read_text("utf-8", "replace")
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return str(path.readlink())
+    except PermissionError:
+        return None
+
+
+def _container(home: Path) -> str | None:
+    try:
+        return parse_container((home / "cgroup").read_text("utf-8", "replace"))
+    except PermissionError:
+        return None

@@ -1,0 +1,119 @@
+"""The files of a node, as the node itself sees them: through the root folder of one of its processes.
+
+Links of the node are resolved here, step by step by descriptor and never by the kernel, so that none leads out of the
+node. There is no way to a container's layers (upperdir, merged): sockets and locks are not to be seen there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from gpukeeper.platforms.ray.processes import is_still
+
+LINKS = 40  # as the kernel allows
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+GONE = "the process through which its files are reached has ended"
+
+
+class Door(msgspec.Struct, frozen=True):
+    """The process through which a node's files are reached. No pid: our own, for this machine itself."""
+
+    pid: int | None = None
+    starttime: int = 0
+
+    def is_open(self, proc: str = "/proc") -> bool:
+        return self.pid is None or is_still(self.pid, self.starttime, proc)
+
+
+@contextmanager
+def opened(door: Door, proc: str = "/proc") -> Iterator[int]:
+    """The root folder of a node. FileNotFoundError: whoever lived there ended, and its pid may be somebody else's."""
+    root = os.open("/" if door.pid is None else f"{proc}/{door.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not door.is_open(proc):
+            raise FileNotFoundError(errno.ENOENT, GONE)
+        yield root
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def folder(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """A folder of the node, open for reading, and its path without links."""
+    way = resolved(root, path)
+    try:
+        fd = _for_reading(way[-1][0])
+    finally:
+        for step, _ in way[1:]:
+            os.close(step)
+    try:
+        yield fd, "/" + "/".join(name for _, name in way[1:])
+    finally:
+        os.close(fd)
+
+
+def identity(root: int, path: str) -> tuple[int, int]:
+    """Of whatever is there, links resolved within the node."""
+    way = resolved(root, path)
+    try:
+        found = os.fstat(way[-1][0])
+        return found.st_dev, found.st_ino
+    finally:
+        for step, _ in way[1:]:
+            os.close(step)
+
+
+def resolved(root: int, path: str) -> list[tuple[int, str]]:
+    """The way from the root down, one descriptor and name for each step; the caller closes all but the first."""
+    way = [(root, "")]
+    left = [name for name in path.split("/") if name not in {"", "."}][::-1]
+    links = 0
+    try:
+        while left:
+            name = left.pop()
+            if name == "..":
+                if len(way) > 1:
+                    os.close(way.pop()[0])
+                continue
+            step = os.open(name, _STEP, dir_fd=way[-1][0])
+            if not stat.S_ISLNK(os.fstat(step).st_mode):
+                way.append((step, name))
+                continue
+            links += 1
+            target = _target(step, path, links)
+            if target.startswith("/"):
+                _close(way[1:])
+                del way[1:]
+            left += [part for part in target.split("/") if part not in {"", "."}][::-1]
+    except BaseException:
+        _close(way[1:])
+        raise
+    return way
+
+
+def _target(link: int, path: str, links: int) -> str:
+    try:
+        if links > LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def _for_reading(step: int) -> int:
+    """Without moving its access time where we may: only owners and root are allowed that."""
+    with suppress(PermissionError):
+        return os.open(".", _FOLDER | os.O_NOATIME, dir_fd=step)
+    return os.open(".", _FOLDER, dir_fd=step)
+
+
+def _close(steps: list[tuple[int, str]]) -> None:
+    for step, _ in steps:
+        os.close(step)

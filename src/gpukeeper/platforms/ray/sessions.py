@@ -1,0 +1,192 @@
+"""Sessions: the folders that runs of Ray leave below a Ray root. Is one alive?
+
+Dead only if everything agrees: no process names it or has anything of it open, no socket of it answers, no dashboard
+speaks for it, and all of that was learned. The number and date in its name, `session_latest` and its own times prove
+nothing. Looks only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import kernel, open_files
+from gpukeeper.disk.measure import Measured
+from gpukeeper.model.subject import Category, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import reach, sockets, translate
+from gpukeeper.platforms.ray.nodes import RayRoot
+from gpukeeper.platforms.ray.processes import Process
+from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.visit import ELSEWHERE, Folder, Visit
+
+NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
+# What people made, by their own doing or by a framework on their behalf.
+PEOPLES = ("artifacts", "logs/nsight", "logs/rocprof_sys", "logs/profiles")
+ROCKSDB = ("CURRENT", "MANIFEST-")
+
+
+class Session(msgspec.Struct, frozen=True):
+    """One folder. `path`: as its node sees it."""
+
+    name: str
+    path: str
+    identity: tuple[int, int]
+    uid: int
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Whether it is alive, who says so, and what it holds. Not measured when it lives."""
+
+    alive: bool | Unknown
+    why: str | None = None
+    measured: Measured | None = None
+    findings: tuple[str, ...] = ()
+
+
+def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
+    """Folders only, named as Ray names them: `session_latest` is a link, and anything else is somebody's own."""
+    with os.scandir(folder.fd) as entries:
+        names = sorted(entry.name for entry in entries if NAME.fullmatch(entry.name))
+    for name in names:
+        try:
+            found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid):
+            yield Session(name, str(Path(folder.path, name)), (found.st_dev, found.st_ino), found.st_uid)
+
+
+def standing(session: Session, folder: Folder, visit: Visit, spoken_for: Mapping[str, str]) -> Standing:
+    """`spoken_for`: names of sessions that a dashboard says it runs, each with a sentence."""
+    try:
+        fd = kernel.open_inside(folder.fd, session.name)
+    except OSError as error:
+        return Standing(Unknown(f"it could not be opened: {error.strerror}"))
+    try:
+        # Cheapest first, and none of these needs a walk over what may be millions of files.
+        answers = [named_by(session, visit), sockets.listener(fd), spoken_for.get(session.name)]
+        alive = next((one for one in answers if isinstance(one, str)), None)
+        if alive is not None:
+            return Standing(True, alive)
+        found = visit.measure(folder.fd, session.name)
+        if found is None:
+            return Standing(Unknown("it went away while it was looked at"))
+        found = visit.with_mounts(folder, session.name, found)
+        user = open_files.user_of(session.name, found, visit.below(folder))
+        if user is not None:
+            return Standing(True, visit.about(user), found)
+        asked = peoples(fd)
+        unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
+        findings = (asked.why,) if asked is not None else ()
+        return Standing(unknown[0] if unknown else False, None, found, findings)
+    finally:
+        os.close(fd)
+
+
+def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) -> Subject | Unknown:
+    owner = visit.owner(session.uid)
+    if state.alive is True:
+        why = state.why or "it is in use"
+        return translate.live_session(session.path, session.identity, why, owner, folder.disk, visit.at)
+    if state.measured is None:
+        assert isinstance(state.alive, Unknown)
+        return state.alive
+    return translate.tree_subject(
+        session.path,
+        state.measured,
+        visit.at,
+        kind=translate.SESSION,
+        category=Category.DEAD_SESSION,
+        in_use=state.alive,
+        owner=owner,
+        disk=folder.disk,
+        root=folder.path,
+        findings=state.findings,
+    )
+
+
+def named_by(session: Session, visit: Visit) -> str | Unknown | None:
+    """A process that names it in its argv, whatever it calls the way there: what counts is what it finds there."""
+    return refers(session, visit.around.everyone, {one.pid for one in visit.node.processes}, visit.around.proc)
+
+
+def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
+    way = re.compile(r"/[^\s=,;:'\"]*?" + re.escape(session.name) + r"(?=$|[/\s,;:'\"])")
+    for process in everyone:
+        words = [word for word in process.argv if session.name in word]
+        if not words or process.pid == os.getpid():
+            continue
+        ways = {match for word in words for match in way.findall(word)}
+        # Without any way it can only mean a session that its own node has.
+        named = any(_leads_to(session, process, one, proc) for one in ways) if ways else process.pid in own
+        if named:
+            return f"pid {process.pid} ({process.comm}) names it in its command line"
+    return None
+
+
+def peoples(session: int) -> Unknown | None:
+    """Why nobody but a person should say that it may go."""
+    for path in PEOPLES:
+        if _has_entries(session, path):
+            return Unknown(f"its {path} holds what people made; look at it, and remove it by hand when nobody wants it")
+    try:
+        with os.scandir(session) as listing:
+            folders = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        return Unknown(f"it could not be listed: {error.strerror}")
+    for name in folders:
+        if _is_rocksdb(session, name):
+            return Unknown(f"its {name} is a database made to survive the session; remove it by hand")
+    return None
+
+
+def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
+    """What cannot be followed may lead there."""
+    try:
+        with reach.opened(Door(process.pid, process.starttime), proc) as root:
+            return reach.identity(root, path) == session.identity
+    except OSError:
+        return True
+
+
+def _unseen(session: Session, folder: Folder, visit: Visit, found: Measured) -> Unknown | None:
+    """What keeps "nobody uses it" from being known. Its sockets were asked one by one, so they are no reason."""
+    if folder.shared:
+        return ELSEWHERE
+    asked = msgspec.structs.replace(found, sockets=0)
+    used = open_files.is_in_use(session.name, asked, visit.below(folder))
+    if used is True:
+        return Unknown("it is mounted somewhere else, too")
+    return used if isinstance(used, Unknown) else None
+
+
+def _has_entries(folder: int, path: str) -> bool:
+    try:
+        fd = kernel.open_inside(folder, path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # a link, a mount, a file: nothing that Ray makes there
+    try:
+        with os.scandir(fd) as listing:
+            return next(iter(listing), None) is not None
+    finally:
+        os.close(fd)
+
+
+def _is_rocksdb(session: int, name: str) -> bool:
+    try:
+        fd = kernel.open_inside(session, name)
+    except OSError:
+        return False
+    try:
+        names = os.listdir(fd)  # noqa: PTH208
+    finally:
+        os.close(fd)
+    return all(any(one.startswith(mark) for one in names) for mark in ROCKSDB)

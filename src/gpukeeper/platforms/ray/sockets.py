@@ -1,0 +1,57 @@
+"""Does anybody listen behind a session's sockets? By connecting, which works whatever network namespace they are in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+
+from gpukeeper.disk import kernel
+from gpukeeper.model.unknown import Unknown
+
+FOLDER = "sockets"
+PATIENCE = 2.0  # seconds
+NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+
+
+def listener(session: int) -> str | Unknown | None:
+    """Of the session that is open as this descriptor: a sentence, or None when every socket in it is dead.
+
+    Reached through the descriptor, so that it does not matter what the session is called now nor how long its path is.
+    """
+    try:
+        folder = kernel.open_inside(session, FOLDER)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Unknown(f"its sockets could not be looked at: {error.strerror}")
+    try:
+        names = sorted(name for name in os.listdir(folder) if _is_socket(folder, name))  # noqa: PTH208
+        answers = [answer for name in names if (answer := _ask(folder, name)) is not None]
+    except OSError as error:
+        return Unknown(f"its sockets could not be looked at: {error.strerror}")
+    finally:
+        os.close(folder)
+    return next((one for one in answers if isinstance(one, str)), next(iter(answers), None))
+
+
+def _ask(folder: int, name: str) -> str | Unknown | None:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.settimeout(PATIENCE)
+            asked.connect(f"/proc/self/fd/{folder}/{name}")
+            pid = struct.unpack("3i", asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    except OSError as error:
+        if error.errno in NOBODY:
+            return None
+        return Unknown(f"whether somebody listens at its socket {name} is not known: {error.strerror or error}")
+    return f"pid {pid} listens at its socket {name}"
+
+
+def _is_socket(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

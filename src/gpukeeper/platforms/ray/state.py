@@ -1,0 +1,328 @@
+"""What a Ray cluster says about itself: the state API of its dashboard, over HTTP. Looks only; no Ray is needed here.
+
+Believes no half answer: what was cut off, or misses a node, is Unknown. And no stranger: an address speaks for a
+session only if it names it, before and after. A token is sent to the address that the policy names and to no other,
+for whoever listens on a well-known port could collect it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.busy import (
+    OVER_ACTOR,
+    OVER_GROUP,
+    OVER_JOB,
+    OVER_TASK,
+    Actor,
+    Answers,
+    Group,
+    Job,
+    RayNode,
+    Said,
+    Task,
+    Worker,
+)
+
+DEADLINE: Final = timedelta(seconds=10)
+LIMIT: Final = 10_000  # more is refused
+SIZE_MAX: Final = 64 * 1024 * 1024
+PORT: Final = 8265  # the dashboard's, unless told otherwise
+TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # Ray's own names
+_CHUNK, _REASON_MAX = 256 * 1024, 64 * 1024
+_WEBUI = re.compile(r"(?:^|\s)--webui=(\S+)")
+
+T = TypeVar("T")
+Filter: TypeAlias = tuple[str, str, str]
+
+
+class Version(msgspec.Struct, frozen=True):
+    ray: str = msgspec.field(name="ray_version")
+    session: str | None = msgspec.field(name="session_name", default=None)
+
+
+class StateApi:
+    def __init__(self, address: str, token: str | None = None, *, deadline: timedelta = DEADLINE) -> None:
+        """`address` as http://host:port; without the scheme it is http."""
+        self.address, self._token, self._deadline = _url(address), token, deadline
+
+    async def version(self) -> Version | Unknown:
+        return await self._get("/api/version", Version)
+
+    async def answers(self, session: str) -> Answers:
+        """Everything that says what runs, of that session.
+
+        The order matters, for Ray gives no snapshot: a driver may make a lasting actor and end between two questions,
+        so those who start something are asked for before what they start. And a job is there before its driver, so
+        that a driver without a job is Ray's own.
+        """
+        workers = await self._all("workers", Worker)
+        jobs = await self._jobs_of(workers, await self._all("jobs", Job))
+        tasks = await self._all("tasks", Task)
+        groups = await self._all("placement_groups", Group)
+        actors = await self._all("actors", Actor)
+        nodes = await self._all("nodes", RayNode)
+        stranger = self._mismatch(await self.version(), session)
+        if stranger is not None:
+            return Answers(
+                nodes=stranger, workers=stranger, actors=stranger, tasks=stranger, groups=stranger, jobs=stranger
+            )
+        return Answers(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
+
+    async def speaks_for(self, session: str) -> Unknown | None:
+        """None: this address names that session itself."""
+        return self._mismatch(await self.version(), session)
+
+    def _mismatch(self, version: Version | Unknown, session: str) -> Unknown | None:
+        if isinstance(version, Unknown):
+            return version
+        if version.session == session:
+            return None
+        return Unknown(f"Ray at {self.address} is {version.session or 'a session without a name'}, not {session}")
+
+    async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
+        """With the jobs that are over although a driver of theirs is alive."""
+        if isinstance(workers, Unknown) or isinstance(jobs, Unknown):
+            return jobs
+        found = list(jobs)
+        for job_id in sorted({driver.job_id for driver in workers if driver.drives} - {job.job_id for job in jobs}):
+            page = await self._page("jobs", Job, (("job_id", "=", job_id),))
+            if isinstance(page, Unknown):
+                return page
+            found += page.result
+        return tuple(found)
+
+    async def _all(self, kind: str, row: type[T]) -> Said[T]:
+        """Every row that is not over. Ray's own source gives at most so many rows, over or not; then by state."""
+        first = await self._page(kind, row, _FIRST.get(kind, ()))
+        if isinstance(first, Unknown) or not first.cut:
+            return first if isinstance(first, Unknown) else first.result
+        if kind not in _NARROWER:
+            return self._cut(kind, first)
+        # As many as came from the source at first is what it gives at most; of tasks that number means something else.
+        most = LIMIT if kind == "tasks" else min(LIMIT, first.num_after_truncation)
+        rows: list[T] = list(first.result)
+        for one in _NARROWER[kind]:
+            page = await self._page(kind, row, (one,))
+            if isinstance(page, Unknown):
+                return page
+            if len(page.result) >= most:
+                return self._cut(kind, page)
+            rows += page.result
+        return tuple(dict.fromkeys(rows))
+
+    def _cut(self, kind: str, page: _Page[T]) -> Unknown:
+        what = f"{len(page.result)} of {page.total} {kind.replace('_', ' ')}"
+        return Unknown(f"Ray at {self.address} told {what} only; the others may run anything")
+
+    async def _page(self, kind: str, row: type[T], filters: Sequence[Filter]) -> _Page[T] | Unknown:
+        asked: list[tuple[str, str | int]] = [("detail", 1), ("limit", LIMIT)]
+        asked.append(("timeout", max(1, int(self._deadline.total_seconds()))))
+        for key, predicate, value in filters:
+            asked += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
+        answer = await self._get(f"/api/v0/{kind}?{urlencode(asked)}", _Answer[row])  # type: ignore[valid-type]
+        if isinstance(answer, Unknown):
+            return answer
+        if not answer.result or answer.data.result is None:
+            return Unknown(f"Ray at {self.address} could not tell its {kind.replace('_', ' ')}: {_first(answer.msg)}")
+        page = answer.data.result
+        if complaint := page.partial_failure_warning or "".join(page.warnings or ()):
+            return Unknown(f"Ray at {self.address} told only a part of its {kind}: {_first(complaint)}")
+        return page
+
+    async def _get(self, path: str, kind: type[T]) -> T | Unknown:
+        try:
+            return await in_thread(
+                lambda: msgspec.json.decode(self._download(path), type=kind, strict=False), self._deadline
+            )
+        except TimeoutError:
+            return Unknown(f"Ray at {self.address} did not answer within {in_words(self._deadline)}")
+        except msgspec.MsgspecError as error:
+            return Unknown(
+                f"what Ray at {self.address} answered to {path.partition('?')[0]} could not be read: {error}"
+            )
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return Unknown(f"Ray at {self.address} could not be asked: {error}")
+
+    def _download(self, path: str) -> bytes:
+        # No proxy and no redirect: the token is for this address only.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        seconds = self._deadline.total_seconds()
+        until = time.monotonic() + seconds
+        if urlsplit(self.address).scheme not in {"http", "https"}:
+            raise ValueError("that is no address of a dashboard: write it like http://head:8265")
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = urllib.request.Request(self.address + path, headers=headers)  # noqa: S310 - http or https
+        try:
+            with opener.open(request, timeout=seconds) as answer:
+                return _read(answer, until)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(_refusal(error, error.read(_REASON_MAX))) from None
+
+
+async def find_api(
+    session: str,
+    setting: str | None,
+    found: Iterable[str],
+    token: str | None = None,
+    *,
+    deadline: timedelta = DEADLINE,
+) -> StateApi | Unknown:
+    """The first address that names this session. Only `setting`, which a person wrote, gets the token."""
+    tries = [StateApi(setting, token, deadline=deadline)] if setting else []
+    tries += [StateApi(address, deadline=deadline) for address in found]
+    whys: list[str] = []
+    for api in tries:
+        stranger = await api.speaks_for(session)
+        if stranger is None:
+            return api
+        whys.append(stranger.why)
+    if not whys:
+        return Unknown(f"nothing says where the dashboard of {session} is; name it in the policy: ray.dashboard")
+    return Unknown("; ".join(dict.fromkeys(whys)))
+
+
+def addresses(raylet: Sequence[str]) -> list[str]:
+    """Where the dashboard may be, likeliest first, from the arguments of a raylet.
+
+    Every raylet of 2.40 to 2.60 carries the address within the command that it starts workers with. No file has it.
+    """
+    said = [match[1] for part in raylet if (match := _WEBUI.search(part))]
+    hosts = [part.partition("=")[2].rpartition(":")[0] for part in raylet if part.startswith("--gcs-address=")]
+    known = [one for one in said if re.fullmatch(r"\S+:\d+", one)]
+    guesses = [f"{host}:{PORT}" for host in (*hosts, "127.0.0.1") if host]
+    return list(dict.fromkeys(_url(one) for one in known + guesses))
+
+
+def read_token(environ: Mapping[str, str], home: Path) -> str | Unknown | None:
+    """As Ray itself finds it, since 2.52; None: there is none."""
+    if given := environ.get(TOKEN, "").strip():
+        return _checked(given, TOKEN)
+    named = environ.get(TOKEN_PATH)
+    path = Path(named) if named else home / ".ray" / "auth_token"
+    try:
+        kept = path.read_text().strip()
+    except FileNotFoundError:
+        return Unknown(f"{TOKEN_PATH} names {path}, which does not exist") if named else None
+    except (OSError, UnicodeDecodeError) as error:
+        return Unknown(f"Ray's token in {path} could not be read: {error}")
+    return _checked(kept, str(path)) if kept else None
+
+
+def _checked(token: str, source: str) -> str | Unknown:
+    """http.client would repeat an odd one in its complaint."""
+    if all("!" <= letter <= "~" for letter in token):
+        return token
+    return Unknown(f"the token in {source} has letters that no token has")
+
+
+def _states(key: str, over: Iterable[str]) -> tuple[Filter, ...]:
+    return tuple((key, "!=", state) for state in over)
+
+
+# Left out by the dashboard after it got everything from its source, so that `total` still says whether that was all.
+# "true" is on purpose: "True" is already understood by the source, whose total then counts what it left out.
+_FIRST: Final[Mapping[str, tuple[Filter, ...]]] = {
+    "workers": (("is_alive", "=", "true"),),
+    "actors": _states("state", OVER_ACTOR),
+    "tasks": _states("state", OVER_TASK),
+    "placement_groups": _states("state", OVER_GROUP),
+    "jobs": _states("status", OVER_JOB),
+}
+# Left out by the source itself, which then goes through all it has. From what starts to what ends, as in `answers`.
+# Of tasks an answer is never surely whole (a cluster that once dropped events says so for ever): those that run.
+_NARROWER: Final[Mapping[str, tuple[Filter, ...]]] = {
+    "workers": (("is_alive", "=", "True"),),
+    "actors": tuple(
+        ("state", "=", state)
+        for state in ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING", "ALIVE", "RESTARTING")
+    ),
+    "tasks": tuple(("state", "=", state) for state in ("RUNNING", "RUNNING_IN_RAY_GET", "RUNNING_IN_RAY_WAIT")),
+}
+
+
+class _Page(msgspec.Struct, Generic[T], frozen=True):
+    result: tuple[T, ...]
+    total: int
+    num_after_truncation: int  # that came from the source of the dashboard
+    num_filtered: int  # that fit the filters, before the limit
+    partial_failure_warning: str | None = None
+    warnings: tuple[str, ...] | None = None
+
+    @property
+    def cut(self) -> bool:
+        return len(self.result) < self.num_filtered or self.num_after_truncation < self.total
+
+
+class _Data(msgspec.Struct, Generic[T], frozen=True):
+    result: _Page[T] | None
+
+
+class _Answer(msgspec.Struct, Generic[T], frozen=True):
+    result: bool
+    msg: str
+    data: _Data[T]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: object) -> None:
+        return None
+
+
+def _url(address: str) -> str:
+    return (address if "://" in address else f"http://{address}").rstrip("/")
+
+
+def _read(answer: Any, until: float) -> bytes:
+    """Piece by piece: who sends a byte now and then would keep a thread for ever."""
+    body = bytearray()
+    while piece := answer.read1(_CHUNK):
+        body += piece
+        if len(body) > SIZE_MAX:
+            raise ValueError(f"its answer is larger than {SIZE_MAX // 1024 // 1024} MiB")
+        if time.monotonic() > until:
+            raise TimeoutError
+    announced = answer.headers.get("Content-Length", str(len(body)))
+    if announced != str(len(body)):
+        raise ValueError(f"its answer broke off after {len(body)} of {announced} bytes")
+    return bytes(body)
+
+
+def _refusal(error: urllib.error.HTTPError, body: bytes) -> str:
+    if error.code == http.client.UNAUTHORIZED:
+        return (
+            f"it wants a token; give it in {TOKEN} or {TOKEN_PATH}, and name the address in the policy: ray.dashboard "
+            "(it is sent to no other)"
+        )
+    if error.code == http.client.FORBIDDEN:
+        return f"it refused the token; look at {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
+    try:
+        said = msgspec.json.decode(body, type=_Words).msg
+    except msgspec.MsgspecError:
+        said = ""
+    return f"it answered {error.code} {_first(said) or error.reason}"
+
+
+class _Words(msgspec.Struct, frozen=True):
+    msg: str = ""
+
+
+def _first(words: str) -> str:
+    """Ray's own words may have a traceback below them."""
+    line = next((line.strip() for line in words.splitlines() if line.strip()), "")
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]

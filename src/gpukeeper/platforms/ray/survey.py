@@ -1,0 +1,182 @@
+"""Everything that a node has lying around: sessions, logs, temporary trees, what an interrupted removal left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import kernel, measure
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.policy import DAY, Temporary
+from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
+from gpukeeper.platforms.ray.nodes import RayRoot
+from gpukeeper.platforms.ray.sessions import Session
+from gpukeeper.platforms.ray.visit import Folder, Visit
+
+ESTIMATE = timedelta(minutes=2)
+TRIES = 3  # files come and go while a live session is counted
+
+
+class Wants(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for on one node."""
+
+    ray_roots: tuple[RayRoot, ...]
+    temporary: tuple[Temporary, ...]
+    logs: timedelta | None  # how old logs of ended processes must be; None: they are left
+    too_full: float  # share of a disk from which on such logs may go sooner
+    spoken_for: Mapping[str, str] = {}
+
+
+@dataclass
+class Surveyed:
+    subjects: list[Subject] = field(default_factory=list)
+    unseen: list[Unseen] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    live: int = 0  # sessions
+    dead: int = 0
+    living: list[str] = field(default_factory=list)  # paths of those that live
+    folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
+    visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
+
+    def size(self, living: int | Unknown) -> int | Unknown:
+        """Of all of it, at least: what could not be measured adds nothing."""
+        return living if isinstance(living, Unknown) else living + translate.together(self.subjects)
+
+
+def survey(visit: Visit, wants: Wants) -> Surveyed:
+    found = Surveyed()
+    for path, some in by_root(wants.temporary).items():
+        within(visit, path, found, partial(_add_trees, temporary=some, visit=visit, found=found))
+    for root in wants.ray_roots:
+        work = partial(_add_sessions, root=root, visit=visit, wants=wants, found=found)
+        within(visit, root.path, found, work, of_ray=True)
+    return found
+
+
+def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], None], *, of_ray: bool = False) -> None:
+    """In that folder of the node, if there is one. What could not be read is said."""
+    entered = False
+    try:
+        with visit.folder(path) as folder:
+            entered = True
+            found.folder = found.folder or folder
+            about = os.fstat(folder.fd)
+            if (about.st_dev, about.st_ino, of_ray) not in found.visited:
+                found.visited.add((about.st_dev, about.st_ino, of_ray))
+                work(folder)
+    except OSError as error:
+        if entered or not isinstance(error, FileNotFoundError | NotADirectoryError):
+            found.unseen.append(errors.unreadable(f"{visit.node.name}:{path}", error))
+
+
+def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
+    roots: dict[str, list[Temporary]] = {}
+    for one in temporary:
+        roots.setdefault(os.path.normpath(one.root), []).append(one)
+    return roots
+
+
+def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tuple[Subject | None, tuple[str, ...]]:
+    """Of one live session; and sentences about what grows too long."""
+    with opened_logs(folder, session.name) as fd:
+        if fd is None:
+            return None, ()
+        path = str(Path(session.path, logs.LOGS))
+        about = tuple(f"{path}: {words}" for words in logs.too_long(fd))
+        age = logs_age(folder, wants)
+        files = () if age is None else logs.removable(fd, visit, visit.at.now - age)
+        if not files:
+            return None, about
+        top = os.fstat(fd)
+        owner = visit.owner(session.uid)
+        identity = top.st_dev, top.st_ino
+        return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at), about
+
+
+def logs_age(folder: Folder, wants: Wants) -> timedelta | None:
+    """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
+    if wants.logs is None or folder.shared:
+        return None
+    return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
+
+
+@contextmanager
+def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
+    """None: it has none, or something that Ray did not make."""
+    try:
+        fd = kernel.open_inside(folder.fd, f"{name}/{logs.LOGS}")
+    except OSError:
+        fd = None
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
+    """What the live sessions take, quickly. `door`: the path of the node's root folder from here."""
+    if not found.living:
+        return 0
+    size: int | Unknown = 0
+    for _ in range(TRIES):
+        size = measure.estimate([door + path for path in found.living], deadline)
+        if not isinstance(size, Unknown):
+            break
+    return size
+
+
+def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, found: Surveyed) -> None:
+    names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one))
+    below = visit.below(folder)
+    for name in names:
+        try:
+            subject = trees.subject_of(folder, name, visit, below)
+        except OSError as error:
+            found.unseen.append(errors.unreadable(f"{visit.node.name}:{folder.path}/{measure.printable(name)}", error))
+            continue
+        if subject is not None:
+            found.subjects.append(subject)
+    found.subjects += [subject for _, subject in visit.unfinished(folder)]
+
+
+def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, found: Surveyed) -> None:
+    for session in sessions.listed(folder, root):
+        state = sessions.standing(session, folder, visit, wants.spoken_for)
+        subject = sessions.subject_of(session, state, folder, visit)
+        if isinstance(subject, Unknown):
+            found.unseen.append(Unseen(f"{visit.node.name}:{measure.printable(session.path)}", subject.why))
+            continue
+        found.subjects.append(subject)
+        alive = subject.state is State.RUNNING
+        found.live, found.dead = found.live + alive, found.dead + (not alive)
+        if alive:
+            found.living.append(str(Path(folder.real, session.name)))
+            of_the_dead, about = logs_of(session, folder, visit, wants)
+            found.subjects += [] if of_the_dead is None else [of_the_dead]
+            found.findings += about
+            with opened_logs(folder, session.name) as fd:
+                found.subjects += [] if fd is None else unfinished_logs(fd, session, folder, visit)
+    found.subjects += [subject for _, subject in visit.unfinished(folder)]
+
+
+def unfinished_logs(fd: int, session: Session, folder: Folder, visit: Visit) -> list[Subject]:
+    """Of an interrupted removal of many log files."""
+    found = []
+    for place in logs.FOLDERS:
+        with logs.opened(fd, place) as inner:
+            if inner is None:
+                continue
+            path = os.path.normpath(Path(session.path, logs.LOGS, place))
+            here = msgspec.structs.replace(folder, fd=inner, path=path)
+            found += [subject for _, subject in visit.unfinished(here)]
+    return found

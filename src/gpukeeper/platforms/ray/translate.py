@@ -1,0 +1,222 @@
+"""From what was seen of Ray nodes to subjects. Pure: no reading, no clock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.model.durations import size_in_words
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown, is_known
+
+PLATFORM = "ray"
+NODE, SESSION, LOGS, TREE = "node", "session", "logs", "tree"
+NOT_MEASURED = "not measured"
+NOT_RECORDED = Unknown("when a tree was made is not recorded everywhere", by_design=True)
+LIVES = Unknown("a session that lives is not measured file by file", by_design=True)
+LONG_LOG = 10_000_000_000  # bytes
+
+
+class At(msgspec.Struct, frozen=True):
+    """Where and when it was seen. `node`: how the Ray node is called."""
+
+    place: str
+    now: datetime
+    node: str = ""
+
+    def seen(self, kind: str, name: str, uid: str, incarnation: str) -> Seen:
+        ref = Ref(PLATFORM, self.place, kind, printable(name), uid, "" if kind == NODE else self.node)
+        return Seen(ref, incarnation, incarnation, self.now)
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """A log of a process that ended. `folder`: below the folder of logs, empty for that one itself."""
+
+    folder: str
+    name: str
+    device: int
+    inode: int
+    ctime_ns: int
+    size: int  # bytes allocated
+    newest: datetime
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node adds up to."""
+
+    name: str
+    uid: str
+    incarnation: str
+    size: int | Unknown
+    busy: str | Unknown | None
+    disk: Disk | None = None
+    disk_size: int | None = None  # bytes
+    disk_free: int | None = None
+    live: int = 0  # sessions
+    dead: int = 0
+    cpu: float | Unknown = Unknown("not measured")  # percent of one core
+    versions: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+def tree_uid(device: int, inode: int) -> str:
+    return f"{device}:{inode}"
+
+
+def logs_uid(device: int, inode: int) -> str:
+    return f"{device}:{inode}:{LOGS}"
+
+
+def identity_in(uid: str) -> tuple[int, int] | None:
+    """The device and inode that a uid of ours begins with."""
+    device, _, rest = uid.partition(":")
+    inode = rest.partition(":")[0]
+    return (int(device), int(inode)) if device.isdecimal() and inode.isdecimal() else None
+
+
+def ctime_in(incarnation: str) -> int | None:
+    """The newest change that a tree had when it was looked at. None: not measured."""
+    newest = incarnation.partition(":")[2]
+    return int(newest) if newest.isdecimal() else None
+
+
+def tree_subject(
+    path: str,
+    measured: Measured,
+    at: At,
+    *,
+    kind: str = TREE,
+    category: Category = Category.TEMPORARY,
+    in_use: bool | Unknown,
+    owner: str,
+    keeps: str | None = None,
+    kept: str | None = None,
+    disk: Disk | None = None,
+    root: str = "",
+    findings: tuple[str, ...] = (),
+) -> Subject:
+    """`keeps`: who uses it, a sentence. `kept`: why it stays anyway."""
+    newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
+    labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
+    return Subject(
+        seen=at.seen(kind, path, tree_uid(measured.device, measured.inode), f"{measured.inode}:{newest}"),
+        shape=Shape.TREE,
+        state=State.ENDED,
+        owner=owner,
+        class_=kind,
+        created=NOT_RECORDED,
+        size=measured.size,
+        last_used=measured.newest,
+        in_use=in_use,
+        kept=kept,
+        category=category,
+        disk=disk,
+        findings=findings,
+        labels=labels,
+    )
+
+
+def live_session(path: str, identity: tuple[int, int], why: str, owner: str, disk: Disk | None, at: At) -> Subject:
+    device, inode = identity
+    return Subject(
+        seen=at.seen(SESSION, path, tree_uid(device, inode), f"{inode}:alive"),
+        shape=Shape.TREE,
+        state=State.RUNNING,
+        owner=owner,
+        class_=SESSION,
+        created=NOT_RECORDED,
+        size=LIVES,
+        last_used=LIVES,
+        in_use=True,
+        category=Category.DEAD_SESSION,
+        disk=disk,
+        labels={"node": at.node, "kept_by": why},
+    )
+
+
+def logs_subject(
+    path: str, identity: tuple[int, int], files: Sequence[LogFile], owner: str, disk: Disk | None, at: At
+) -> Subject:
+    device, inode = identity
+    return Subject(
+        seen=at.seen(LOGS, path, logs_uid(device, inode), logs_incarnation(inode, files)),
+        shape=Shape.TREE,
+        state=State.ENDED,
+        owner=owner,
+        class_=LOGS,
+        created=NOT_RECORDED,
+        size=sum(one.size for one in files),
+        last_used=max(one.newest for one in files),
+        in_use=False,
+        category=Category.DEAD_LOGS,
+        disk=disk,
+        evidence=(f"{len(files):,} log files of processes that ended, of a session that lives",),
+        labels={"node": at.node, "files": str(len(files))},
+    )
+
+
+def logs_incarnation(inode: int, files: Iterable[LogFile]) -> str:
+    """Of exactly this set of files: one more or less, or one that was written to, is another."""
+    digest = hashlib.sha256()
+    for one in sorted(files, key=lambda one: (one.folder, one.name)):
+        digest.update(repr((one.folder, one.name, one.device, one.inode, one.ctime_ns)).encode("utf-8", "replace"))
+    return f"{inode}:{digest.hexdigest()[:16]}"
+
+
+def node_subject(facts: NodeFacts, at: At) -> Subject:
+    labels = {"sessions_live": str(facts.live), "sessions_dead": str(facts.dead)}
+    labels |= {} if isinstance(facts.size, Unknown) else {"temporary": str(facts.size)}
+    labels |= {} if isinstance(facts.cpu, Unknown) else {"cpu": f"{facts.cpu:.1f}"}
+    labels |= {} if facts.disk_size is None else {"disk_size": str(facts.disk_size)}
+    labels |= {} if facts.disk_free is None else {"disk_free": str(facts.disk_free)}
+    for name, values in (("ray", facts.versions), ("session", facts.sessions), ("address", facts.addresses)):
+        labels |= {name: ", ".join(values)} if values else {}
+    return Subject(
+        seen=at.seen(NODE, facts.name, facts.uid, facts.incarnation),
+        shape=Shape.NODE,
+        state=State.RUNNING,
+        owner=None,
+        class_=NODE,
+        created=Unknown("since when it is a node is not recorded", by_design=True),
+        size=facts.size,
+        busy=facts.busy,
+        disk=facts.disk,
+        findings=facts.findings,
+        labels=labels,
+    )
+
+
+def busy_by(
+    ray: str | Unknown | None,
+    titles: str | None,
+    cpu: float | Unknown,
+    cpu_max: float,
+    gpu: str | Unknown | None,
+) -> str | Unknown | None:
+    """What runs on a node: Ray's own word, the titles of its processes, what they take of processor and GPUs. One
+    sign is enough to be busy; idle only if all of them are known."""
+    if isinstance(ray, str) or isinstance(titles, str):
+        return ray if isinstance(ray, str) else titles
+    if not isinstance(cpu, Unknown) and cpu > cpu_max:
+        return f"its programs take {cpu:.0f} % of a processor core, allowed {cpu_max:g} %"
+    if isinstance(gpu, str):
+        return gpu
+    return next((one for one in (ray, cpu, gpu) if isinstance(one, Unknown)), None)
+
+
+def together(trees: Iterable[Subject]) -> int:
+    """At least this much: a tree that could not be measured adds nothing, so the sum never argues for acting."""
+    return sum(tree.size for tree in trees if is_known(tree.size))
+
+
+def long_log(name: str, size: int) -> str:
+    return (
+        f"{printable(name)} is {size_in_words(size)} long and being written; Ray bounds it with RAY_ROTATION_MAX_BYTES"
+    )

@@ -1,0 +1,56 @@
+"""Temporary trees of a node: entries below the roots that the policy names, as that node sees them. Looks only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpukeeper.disk.naming import is_named
+from gpukeeper.disk.open_files import Below
+from gpukeeper.model.policy import Temporary
+from gpukeeper.model.subject import Subject
+from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.visit import Folder, Visit
+
+KEEP = ".keep"  # a file of this name at the top of a tree keeps it
+KEPT = f"it holds a file called {KEEP}"
+
+
+def names(folder: Folder, temporary: Temporary) -> list[str]:
+    """What is kept by name is listed, too: the rule says so."""
+    with os.scandir(folder.fd) as listing:
+        return sorted(entry.name for entry in listing if is_named(entry.name, temporary.names))
+
+
+def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject | None:
+    """None: it went away since it was listed."""
+    found = visit.measure(folder.fd, name)
+    if found is None:
+        return None
+    found = visit.with_mounts(folder, name, found)
+    in_use, keeps = visit.in_use(folder, name, found, below)
+    return translate.tree_subject(
+        str(Path(folder.path, name)),
+        found,
+        visit.at,
+        in_use=in_use,
+        keeps=keeps,
+        kept=KEPT if has_keep(folder.fd, name) else None,
+        owner=visit.owner(found.uid),
+        disk=folder.disk,
+        root=folder.path,
+    )
+
+
+def has_keep(folder: int, name: str) -> bool:
+    try:
+        os.stat(f"{name}/{KEEP}", dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def named_by(name: str, path: str, temporary: Sequence[Temporary]) -> bool:
+    """Whether the policy offers an entry of that name of that root."""
+    return any(os.path.normpath(one.root) == path and is_named(name, one.names) for one in temporary)

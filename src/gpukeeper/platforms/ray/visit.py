@@ -1,0 +1,205 @@
+"""One look at the files of one node: its root folder open, and what the whole machine has in use at that moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import measure, mounts, open_files, trash
+from gpukeeper.disk.measure import Limits, Measured
+from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.open_files import Below, OpenFiles
+from gpukeeper.disk.remove import Expected
+from gpukeeper.disk.trash import Taken
+from gpukeeper.model.subject import Category, Disk, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray import reach, translate
+from gpukeeper.platforms.ray.connect import user_name
+from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.processes import Process
+
+# Filesystems that other machines may have mounted, too: who uses a file there is not to be seen from here.
+SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "virtiofs", "fuse", "afs")
+ELSEWHERE = Unknown("it is on a filesystem that other machines may use, too; who does cannot be seen from here")
+
+
+class Around(msgspec.Struct, frozen=True):
+    """What holds for all nodes at one moment."""
+
+    everyone: tuple[Process, ...]
+    used: OpenFiles
+    proc: str = "/proc"
+
+
+class Folder(msgspec.Struct, frozen=True):
+    """A folder of the node that is open. `path`: as the policy or Ray writes it; `real`: without links."""
+
+    fd: int
+    path: str
+    real: str
+    disk: Disk
+    size: int  # of its filesystem, bytes
+    free: int
+    shared: bool  # other machines may have it mounted
+
+
+class Visit:
+    def __init__(
+        self, node: Node, root: int, around: Around, at: translate.At, until: float, limits: Limits | None = None
+    ) -> None:
+        """`until`: of the monotonic clock; what was not measured by then is not known."""
+        self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
+        self.limits = limits or Limits()
+        who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
+        text = Path(who, "mountinfo").read_text("utf-8", "surrogateescape")
+        self.mounts = mounts.parse_mounts(text)
+        self.types = _types(text)
+        self.used = _as_node_sees(node, around.used, self.mounts)
+
+    @contextmanager
+    def folder(self, path: str) -> Iterator[Folder]:
+        with reach.folder(self.root, path) as (fd, real):
+            found = os.fstatvfs(fd)
+            mount = mounts_at(real, self.mounts)
+            disk = disk_of(found, mount.point if mount else real)
+            shared = any(self.types.get(mount.point, "").startswith(kind) for kind in SHARED) if mount else False
+            size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            yield Folder(fd, os.path.normpath(path), real, disk, size, free, shared)
+
+    def measure(self, folder: int, name: str) -> Measured | None:
+        return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
+
+    def below(self, folder: Folder) -> Below:
+        return open_files.below(folder.real, self.used)
+
+    def with_mounts(self, folder: Folder, name: str, found: Measured) -> Measured:
+        """A single file mounted inside escapes the walk; the list of mounts knows it."""
+        if not mounts.has_mount_inside(str(Path(folder.real, name)), self.mounts):
+            return found
+        why = Unknown(measure.MOUNT_POINT)
+        problems = (*found.problems, measure.MOUNT_POINT)
+        return msgspec.structs.replace(found, size=why, newest=why, ctime_ns=why, problems=problems)
+
+    def owner(self, uid: int) -> str:
+        """Names of people are this machine's; a container has its own, which nobody here knows."""
+        return user_name(uid) if self.node.is_machine or uid == 0 else f"uid {uid}"
+
+    def in_use(self, folder: Folder, name: str, found: Measured, used: Below) -> tuple[bool | Unknown, str | None]:
+        """And by whom."""
+        user = open_files.user_of(name, found, used)
+        if user is not None:
+            return True, self.about(user)
+        if folder.shared:
+            return ELSEWHERE, None
+        return open_files.is_in_use(name, found, used), None
+
+    def about(self, pid: int) -> str:
+        if pid == open_files.KERNEL:
+            return "the kernel itself uses a file of it"
+        comm = next((one.comm for one in self.around.everyone if one.pid == pid), "")
+        return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
+
+    def unfinished(self, folder: Folder) -> Iterator[tuple[Taken, Subject]]:
+        """What an interrupted removal of ours left in that folder."""
+        for taken in trash.leftovers(folder.fd):
+            subject = self.unfinished_one(folder, taken)
+            if subject is not None:
+                yield taken, subject
+
+    def unfinished_one(self, folder: Folder, taken: Taken) -> Subject | None:
+        try:
+            with measure.open_directory(taken.trash, folder.fd) as bin_:
+                found = self.measure(bin_, taken.name)
+        except FileNotFoundError:
+            return None
+        if found is None:
+            return None
+        user = open_files.users_of_trash(taken.trash, self.around.used)
+        used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
+        path = f"{folder.path}/{taken.trash}/{taken.name}"
+        words = "its deletion had begun" if taken.doomed else "it was only taken, and is put back"
+        return translate.tree_subject(
+            path,
+            found,
+            self.at,
+            category=Category.UNFINISHED,
+            in_use=used,
+            owner=self.owner(found.uid),
+            disk=folder.disk,
+            root=folder.path,
+            findings=(f"a removal of gpukeeper was interrupted: {words}",),
+        )
+
+
+@contextmanager
+def visiting(
+    node: Node, around: Around, at: translate.At, until: float, limits: Limits | None = None
+) -> Iterator[Visit]:
+    """FileNotFoundError: the node ended meanwhile."""
+    with reach.opened(node.door, around.proc) as root:
+        named = translate.At(at.place, at.now, node.name)
+        yield Visit(node, root, around, named, until, limits)
+
+
+def expected(fresh: Subject) -> Expected | None:
+    """What a removal must find. None: it was not measured, so nothing may be done."""
+    identity, ctime = translate.identity_in(fresh.ref.uid), translate.ctime_in(fresh.seen.incarnation)
+    return None if identity is None or ctime is None else Expected(identity, ctime)
+
+
+def names_in(folder: int, wanted: tuple[int, int]) -> list[str]:
+    """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not."""
+    names = []
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            if entry.inode() != wanted[1]:
+                continue
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if (found.st_dev, found.st_ino) == wanted:
+                names.append(entry.name)
+    return names
+
+
+def taken_in(folder: int, wanted: tuple[int, int]) -> Taken | None:
+    return next((one for one in trash.leftovers(folder) if one.identity == wanted), None)
+
+
+def mounts_at(path: str, known: Sequence[Mount]) -> Mount | None:
+    """The mount that a path is on; of two on one point the later hides the earlier."""
+    covering = [one for one in known if mounts.is_at_or_below(path, one.point)]
+    return max(enumerate(covering), key=lambda row: (len(row[1].point), row[0]))[1] if covering else None
+
+
+def disk_of(found: os.statvfs_result, name: str) -> Disk:
+    """As `df` tells it: what is reserved for root is neither used nor free."""
+    used = found.f_blocks - found.f_bfree
+    bytes_share = used / (used + found.f_bavail) if used + found.f_bavail else 0.0
+    inodes = (found.f_files - found.f_ffree) / found.f_files if found.f_files else None
+    return Disk(name, bytes_share, inodes)
+
+
+def _as_node_sees(node: Node, used: OpenFiles, known: tuple[Mount, ...]) -> OpenFiles:
+    """Paths are those of whoever opened them: the same path in another node is another file. Files are the same
+    everywhere by identity, and the look after the rename is exact for paths, too."""
+    own = {one.pid for one in node.processes} | {open_files.KERNEL}
+    paths = {path: pid for path, pid in used.paths.items() if pid in own}
+    return msgspec.structs.replace(used, paths=paths, own_mounts=known)
+
+
+def _types(mountinfo: str) -> dict[str, str]:
+    """Kind of filesystem by mount point."""
+    found = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) > 4 and after:
+            found[fields[4]] = after.split()[0]
+    return found

@@ -1,0 +1,135 @@
+"""What people leave on the disks of the simulated fleet: they spill, crash, open, work beside it and fill it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Category, Shape, State
+from gpukeeper.platforms.simulated.thing import Node, Thing
+from gpukeeper.platforms.simulated.world import Place, World
+
+GIB = 1024**3
+SESSION = "/tmp/ray/session_"  # noqa: S108
+TEMPORARY = ("ray_tmp_", "pip-", "tmp", "tmp-keep-", "keep-")
+
+
+class Files:
+    """The part of the people's agenda that is about trees."""
+
+    def __init__(self, world: World, minute: timedelta) -> None:
+        self._world, self._minute = world, minute
+
+    # What a person does to an existing tree; also used to stir the world between two calls.
+
+    @property
+    def stirrers(self) -> list[Callable[[Thing], None]]:
+        return [self.touch, self.open, self.work_beside, self.revive]
+
+    def touch(self, thing: Thing) -> None:
+        if thing.shape is Shape.TREE:
+            thing.last_used, thing.in_use = self._now(), self._world.rng.random() < 0.5
+            thing.touch()
+            self._world.note("person", thing, effect="files touched")
+
+    def open(self, thing: Thing) -> None:
+        """No time and no version says so: only who looks for open files sees it."""
+        if thing.shape is Shape.TREE:
+            thing.in_use = True
+            self._world.note("person", thing, effect="files opened")
+            self._world.after(self._span(20, 90), lambda: self._close(thing))
+
+    def work_beside(self, thing: Thing) -> None:
+        if thing.node is not None and thing.node.name:
+            self._begin_work(thing.node)
+            self._world.note("person", thing, effect="work begins beside it")
+
+    def revive(self, thing: Thing) -> None:
+        """A dead session lives again: the same folder, another incarnation."""
+        if thing.category is Category.DEAD_SESSION and not thing.in_use:
+            self._live(thing)
+
+    # Stories, from arrival on.
+
+    def spills(self, place: Place) -> None:
+        tree = self._temporary(place, self._node(place))
+        tree.in_use = self._world.rng.random() < 0.3
+        if tree.in_use:
+            self._world.after(self._span(60, 300), lambda: self._close(tree))
+
+    def crashes(self, place: Place) -> None:
+        """Much at once, and the logs of what crashed."""
+        node = self._node(place)
+        for _ in range(self._world.rng.randint(2, 5)):
+            self._temporary(place, node)
+        if node.name:
+            self._add(place, node, "logs", f"{SESSION}1/logs", Category.DEAD_LOGS)
+
+    def starts_session(self, place: Place) -> None:
+        name = f"{SESSION}{self._world.rng.randrange(10**6):06d}"
+        session = self._add(place, self._node(place), "session", name, Category.DEAD_SESSION)
+        if self._world.rng.random() < 0.7:
+            self._live(session)
+
+    def works(self, place: Place) -> None:
+        self._begin_work(self._node(place))
+        if self._world.rng.random() < 0.5:
+            self.fills(place)
+
+    def fills(self, place: Place) -> None:
+        """Somebody else's files, that come and go."""
+        node = self._node(place)
+        node.others = self._world.rng.randint(60, 190) * GIB
+        self._world.after(self._span(30, 200), lambda: setattr(node, "others", 0))
+
+    def reports(self, place: Place) -> None:
+        node = self._node(place)
+        for _ in range(self._world.rng.randint(1, 3)):
+            name = f"/data/reports/run-{self._world.rng.randrange(10**6):06d}"
+            self._add(place, node, "report", name, Category.REPORT)
+
+    # Pieces of stories.
+
+    def _temporary(self, place: Place, node: Node) -> Thing:
+        rng = self._world.rng
+        name = f"/tmp/{rng.choice(TEMPORARY)}{rng.randrange(16**6):06x}"  # noqa: S108
+        return self._add(place, node, "tree", name, Category.TEMPORARY)
+
+    def _add(self, place: Place, node: Node, kind: str, name: str, category: Category) -> Thing:
+        rng, world = self._world.rng, self._world
+        ref = Ref(place.platform, place.place, kind, name, world.new_uid(), node.name)
+        tree = Thing(ref, self._now(), Shape.TREE, rng.choice(place.people), "ray", state=State.ENDED)
+        tree.category, tree.node = category, node
+        tree.size, tree.last_used = rng.randint(1, 40) * GIB, self._now()
+        return world.add(tree)
+
+    def _live(self, session: Thing) -> None:
+        session.in_use, session.state = True, State.RUNNING
+        session.touch()
+        self._world.note("person", session, effect="the session lives")
+        self._world.after(self._span(30, 150), lambda: self._die(session))
+
+    def _die(self, session: Thing) -> None:
+        self._close(session)
+        session.state = State.ENDED
+        if self._world.rng.random() < 0.3:
+            self._world.after(self._span(20, 200), lambda: None if session.gone else self.revive(session))
+
+    def _close(self, tree: Thing) -> None:
+        if not tree.gone:
+            tree.in_use, tree.last_used = False, self._now()
+            tree.touch()
+
+    def _begin_work(self, node: Node) -> None:
+        node.busy = "a task runs on it"
+        self._world.after(self._span(15, 120), lambda: setattr(node, "busy", None))
+
+    def _node(self, place: Place) -> Node:
+        return self._world.rng.choice(self._world.nodes[place.key])
+
+    def _span(self, low: int, high: int) -> timedelta:
+        return self._world.rng.randint(low, high) * self._minute
+
+    def _now(self) -> datetime:
+        return self._world.clock.true_now()

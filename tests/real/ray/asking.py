@@ -1,0 +1,38 @@
+"""What gpukeeper makes of a node of a real cluster, as its adapter asks: from the arguments of the raylet alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.busy import Answers, busy, foreign, quiet
+from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
+from tests.real.ray.bed import Node, until
+
+
+def api_of(node: Node) -> StateApi:
+    found = asyncio.run(find_api(node.session, None, addresses(node.argv)))
+    assert isinstance(found, StateApi), found
+    return found
+
+
+def answers_of(node: Node) -> Answers:
+    return asyncio.run(api_of(node).answers(node.session))
+
+
+def ray_says(node: Node) -> str | Unknown | None:
+    return busy(node.node_id, answers_of(node))
+
+
+def is_idle(node: Node) -> bool:
+    """By Ray and by the titles of its processes."""
+    titles = node.titles()
+    return ray_says(node) is None and quiet(titles) is None and foreign(titles) is None
+
+
+def until_idle(*nodes: Node) -> None:
+    """What ended takes Ray a moment to notice."""
+    for node in nodes:
+        until(
+            lambda node=node: is_idle(node), "the node is idle", lambda node=node: f"{ray_says(node)} {node.titles()}"
+        )

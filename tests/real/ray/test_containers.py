@@ -1,0 +1,305 @@
+"""Ray nodes in containers of a real engine: what idle ones left goes, a busy one is untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Coroutine, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpukeeper.disk import open_files
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Step
+from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.adapter import DockerPlatform
+from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.ray.adapter import RayPlatform
+from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.wiring import SystemClock
+from tests.engines import has_docker, require
+from tests.real.docker import kernel
+from tests.real.docker.bed import DockerBed, docker_bed
+from tests.real.ray import sandbox
+
+MB = 1_000_000
+ROOT = "/scratch-of-a-node"  # which this machine itself does not have
+PYTHON = ("python3", "-c")
+WAIT = (*PYTHON, "import time; time.sleep(1e6)")
+HOLD = "import time; file = open({!r}); time.sleep(1e6)"
+# A worker's title is all of its argv; PYTHONHOME, since Python looks for its library beside the program's name.
+CALLED = "import os, sys; os.environ['PYTHONHOME'] = sys.prefix; os.execv(sys.executable, [{!r}, '-c', {!r}])"
+POLICY: dict[str, object] = {
+    "mode": "enforce",
+    "scope": {"ray": {}},
+    "ray": {
+        "roots": [ROOT],
+        **{"above": "50MB", "older_than": "1s", "under_pressure": "1s", "window": "1s", "cpu": "50%"},
+        **{"sessions": "none", "logs": "none"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def the_bed() -> Iterator[DockerBed]:
+    require("docker", has_docker())
+    with docker_bed() as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed(the_bed: DockerBed) -> Iterator[DockerBed]:
+    yield the_bed
+    the_bed.clear()
+
+
+def scratch(bed: DockerBed, name: str) -> Path:
+    return Path(f"/proc/{bed.pid(name)}/root{ROOT}")
+
+
+def worker(bed: DockerBed, name: str, **how: Any) -> None:
+    bed.run(name, image="py:1", cmd=WAIT, **how)
+    scratch(bed, name).mkdir(exist_ok=True)
+
+
+def fill(bed: DockerBed, name: str, tree: str, size: int = 350 * MB) -> None:
+    folder = scratch(bed, name) / tree
+    folder.mkdir()
+    with (folder / "data").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def entries(bed: DockerBed, name: str) -> list[str]:
+    return sorted(path.name for path in scratch(bed, name).iterdir())
+
+
+def taken(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def hold(bed: DockerBed, name: str, path: str, title: str | None = None) -> None:
+    """Somebody in the container has that file open; `title`: and calls itself so."""
+    program = HOLD.format(path)
+    pid = bed.exec(name, [*PYTHON, program if title is None else CALLED.format(title, program)])
+    bed.until(lambda: any(path in link for link in kernel.open_files(pid)), f"{path} is open")
+
+
+def everything_seen() -> OpenFiles:
+    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
+    return msgspec.structs.replace(open_files.scan(), hidden=None)
+
+
+def platform(bed: DockerBed, *names: str, above: int = 0) -> RayPlatform:
+    """Of these containers only: nothing of this machine itself, whatever others do there."""
+
+    async def inside(patterns: Sequence[str]) -> Sequence[Inside]:
+        return [Inside(name, bed.pid(name), bed.id(name)) for name in names]
+
+    settings = RaySettings(roots=(ROOT,), cpu=50.0, window=timedelta(seconds=1))
+    temporary = (Temporary(root=ROOT, names=settings.names, above=above, platform="ray"),)
+    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    return RayPlatform("here", policy, SystemClock(), inside, scan=everything_seen, environ={})
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+async def subjects(ray: RayPlatform) -> list[Subject]:
+    return [one async for page in ray.observe(PlaceScope()) for one in page.subjects]
+
+
+async def tree(ray: RayPlatform, node: str, name: str) -> Subject:
+    found = await subjects(ray)
+    return next(one for one in found if (one.ref.namespace, one.ref.name) == (node, f"{ROOT}/{name}"))
+
+
+def removal(subject: Subject) -> Step:
+    return Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
+
+
+def gpukeeper(bed: DockerBed, *words: str, policy: dict[str, object] = POLICY) -> Any:
+    done = sandbox.run(bed.folder, *words, "--json", policy=policy, env=bed.environ())
+    assert done.returncode in (0, 3), f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout)
+
+
+def test_four_workers_of_which_one_is_busy(bed: DockerBed) -> None:
+    """The case, scaled down: by the command, from the policy to the space that came back."""
+    names = [f"ray-worker-{number}" for number in range(4)]
+    for name in names:
+        worker(bed, name)
+        fill(bed, name, "tmpabcdefgh", 200 * MB)
+        fill(bed, name, "pip-unpack-xyz", 150 * MB)
+        fill(bed, name, "mine", 10 * MB)  # of no pattern
+    busy = names[2]
+    hold(bed, busy, f"{ROOT}/tmpabcdefgh/data", "ray::train")
+    before = {name: taken(scratch(bed, name)) for name in names}
+
+    gpukeeper(bed, "apply", "--yes")
+
+    after = {name: taken(scratch(bed, name)) for name in names}
+    assert after[busy] == before[busy] >= 360 * MB
+    assert entries(bed, busy) == ["mine", "pip-unpack-xyz", "tmpabcdefgh"]
+    for name in set(names) - {busy}:
+        assert before[name] >= 360 * MB
+        assert after[name] < 11 * MB
+        assert entries(bed, name) == ["mine"]
+
+
+def test_an_open_file_keeps_its_tree_and_no_other_also_of_the_same_name(bed: DockerBed) -> None:
+    for name in ("ray-worker-1", "ray-worker-2"):
+        worker(bed, name)
+        fill(bed, name, "tmpone", 60 * MB)
+        fill(bed, name, "tmptwo", 60 * MB)
+    hold(bed, "ray-worker-1", f"{ROOT}/tmpone/data")
+
+    gpukeeper(bed, "apply", "--yes")
+
+    assert entries(bed, "ray-worker-1") == ["tmpone"]
+    assert entries(bed, "ray-worker-2") == []
+
+
+def test_nothing_goes_below_the_threshold_of_a_node(bed: DockerBed) -> None:
+    worker(bed, "ray-worker-1")
+    fill(bed, "ray-worker-1", "tmpone", 20 * MB)
+    gpukeeper(bed, "apply", "--yes")
+    assert entries(bed, "ray-worker-1") == ["tmpone"]
+
+
+def test_a_node_is_found_by_its_label_and_others_are_none(bed: DockerBed) -> None:
+    worker(bed, "trainer", labels={"role": "ray-node"})
+    worker(bed, "other")
+    for name in ("trainer", "other"):
+        fill(bed, name, "tmpone", 60 * MB)
+    nodes = POLICY["ray"] | {"workers": ["role=ray-*"]}  # type: ignore[operator]
+
+    gpukeeper(bed, "apply", "--yes", policy=POLICY | {"ray": nodes})
+
+    assert entries(bed, "trainer") == []
+    assert entries(bed, "other") == ["tmpone"]
+
+
+def test_a_node_says_what_it_holds_and_that_it_is_idle(bed: DockerBed) -> None:
+    worker(bed, "ray-worker-1")
+    fill(bed, "ray-worker-1", "tmpone", 60 * MB)
+    found = run(subjects(platform(bed, "ray-worker-1")))
+    node = next(one for one in found if one.shape is Shape.NODE and one.ref.name == "ray-worker-1")
+    assert (node.ref.uid, node.busy, node.state) == (bed.id("ray-worker-1"), None, "running")
+    assert isinstance(node.size, int)
+    assert 60 * MB <= node.size < 61 * MB
+    assert node.disk is not None
+    assert (node.disk.name, 0 < node.disk.used < 1) == ("/", True)
+    assert int(node.labels["disk_size"]) > int(node.labels["disk_free"]) > 0
+
+
+def test_work_that_begins_after_the_look_keeps(bed: DockerBed) -> None:
+    """A worker starts between the look that decided and the act: nobody has the tree open, and it stays."""
+    worker(bed, "ray-worker-1")
+    fill(bed, "ray-worker-1", "tmpone", MB)
+    ray = platform(bed, "ray-worker-1")
+
+    async def late() -> Any:
+        found = await tree(ray, "ray-worker-1", "tmpone")
+        assert found.busy is None
+        pid = bed.exec("ray-worker-1", [*PYTHON, CALLED.format("ray::step", "import time; time.sleep(1e6)")])
+        bed.until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::step"), "the worker runs")
+        return await ray.act(removal(found), found), await ray.look(found.ref)
+
+    answer, again = run(late())
+    assert isinstance(answer, Changed)
+    assert "worker step" in answer.why
+    assert isinstance(again, Subject)
+    assert again.busy is not None
+    assert entries(bed, "ray-worker-1") == ["tmpone"]
+
+
+def test_a_container_that_was_restarted_since_has_other_files(bed: DockerBed) -> None:
+    worker(bed, "ray-worker-1")
+    fill(bed, "ray-worker-1", "tmpone", MB)
+    ray = platform(bed, "ray-worker-1")
+
+    async def late() -> Any:
+        found = await tree(ray, "ray-worker-1", "tmpone")
+        bed.stop_container("ray-worker-1", timeout=0)
+        stopped = await ray.look(found.ref), await ray.act(removal(found), found)
+        bed.start_container("ray-worker-1")
+        return stopped, await ray.look(found.ref), await ray.act(removal(found), found), found
+
+    (look, answer), again, then, found = run(late())
+    assert isinstance(look, Unknown)
+    assert isinstance(answer, Changed)
+    # The same device number may come back with the start, or another: never is the tree taken for gone.
+    assert not isinstance(again, Gone)
+    if isinstance(again, Unknown) or again.seen.incarnation != found.seen.incarnation:
+        assert isinstance(then, Changed)
+        assert entries(bed, "ray-worker-1") == ["tmpone"]
+
+
+def test_a_folder_that_two_nodes_share_is_shown_once_and_used_by_both(bed: DockerBed, tmp_path: Path) -> None:
+    for name in ("ray-worker-1", "ray-worker-2"):
+        worker(bed, name, binds=[f"{tmp_path}:{ROOT}"])
+    fill(bed, "ray-worker-1", "tmpone", MB)
+    fill(bed, "ray-worker-1", "tmptwo", MB)
+    hold(bed, "ray-worker-2", f"{ROOT}/tmpone/data")
+    ray = platform(bed, "ray-worker-1", "ray-worker-2")
+
+    async def both() -> Any:
+        found = [one for one in await subjects(ray) if one.shape is Shape.TREE and one.category is Category.TEMPORARY]
+        mine = [one for one in found if one.ref.name.startswith(ROOT)]
+        return mine, [await ray.act(removal(one), one) for one in mine]
+
+    found, answers = run(both())
+    assert [(one.ref.name, one.in_use) for one in found] == [(f"{ROOT}/tmpone", True), (f"{ROOT}/tmptwo", False)]
+    assert isinstance(answers[0], Changed)
+    assert isinstance(answers[1], Accepted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tmpone"]
+
+
+def test_links_of_a_node_lead_nowhere_else(bed: DockerBed, tmp_path: Path) -> None:
+    """A root that is a link is resolved inside the node; a tree that is a link is no tree."""
+    (tmp_path / "tmpvictim").mkdir()
+    bed.run("ray-worker-1", image="py:1", cmd=WAIT)
+    home = Path(f"/proc/{bed.pid('ray-worker-1')}/root")
+    (home / "real" / "tmpone").mkdir(parents=True)
+    (home / "real" / "tmplink").symlink_to(tmp_path / "tmpvictim")
+    os.symlink("/real", f"{home}{ROOT}")
+    ray = platform(bed, "ray-worker-1")
+
+    async def all_of_them() -> Any:
+        found = [one for one in await subjects(ray) if one.ref.name.startswith(ROOT)]
+        return [one.ref.name for one in found], [await ray.act(removal(one), one) for one in found]
+
+    names, answers = run(all_of_them())
+    assert names == [f"{ROOT}/tmplink", f"{ROOT}/tmpone"]
+    assert all(isinstance(answer, Accepted) for answer in answers)
+    assert list((home / "real").iterdir()) == []
+    assert (tmp_path / "tmpvictim").is_dir()
+
+
+def test_an_engine_names_containers_by_name_or_label(bed: DockerBed) -> None:
+    worker(bed, "ray-worker-1")
+    worker(bed, "trainer", labels={"role": "ray-node"})
+    bed.run("ray-worker-9", image="py:1", cmd=[*PYTHON, "pass"])
+    bed.until(lambda: bed.state("ray-worker-9") == "exited", "it ended")
+
+    async def no_gpus() -> tuple[()]:
+        return ()
+
+    engine = DockerPlatform(Engine(bed.host, {}), "here", SystemClock(), no_gpus)
+    found = run(engine.called(("ray-worker*",)))
+    pids = {one.plain_name: one.state.pid for one in found}
+    assert pids == {"ray-worker-1": bed.pid("ray-worker-1"), "ray-worker-9": 0}
+    assert [one.plain_name for one in run(engine.called(("role=ray-*",)))] == ["trainer"]
+    assert run(engine.called(("nobody", "role=x"))) == []
+    bed.kill9()
+    assert isinstance(silent := run(engine.called(("ray-worker*",))), Unknown)
+    assert re.search("answer|connect|reach", silent.why)

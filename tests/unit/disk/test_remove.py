@@ -1,0 +1,588 @@
+"""Removing a tree: only what was looked at, only when nobody uses it, and what came back is counted honestly."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.disk import crew, measure, remove
+from gpukeeper.disk.measure import open_directory
+from gpukeeper.disk.open_files import KERNEL, OpenFiles
+from gpukeeper.disk.remove import Expected, Removal, remove_files, truncate
+from gpukeeper.disk.trash import DOOMED, TAKEN, Taken, take
+from gpukeeper.model.decision import Changed, Refused
+from gpukeeper.model.unknown import Unknown
+from tests.unit.disk.trees import (
+    A_WHILE,
+    HOLD_FOLDER,
+    HOLD_MAPPED,
+    HOLD_OPEN,
+    LOCK,
+    SIT_INSIDE,
+    before_the_look,
+    child,
+    everything_seen,
+    expected,
+    finished,
+    look,
+    removed,
+    trash_in,
+    tree,
+)
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is shared out at once: nothing is done alone until the other programs have started."""
+    monkeypatch.setattr(measure, "ALONE", 5)
+    monkeypatch.setattr(remove, "ALONE", 5)
+    monkeypatch.setattr(crew, "MEANWHILE", 1)
+    monkeypatch.setattr(crew.Crew, "is_ready", lambda self: True)
+
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def kept(path: Path) -> bool:
+    """Under its own name, whole, and without a trace of having been away."""
+    return len([one for one in path.rglob("*") if one.is_file()]) >= 12 and trash_in(path.parent) == []
+
+
+def test_a_tree_that_nobody_uses_is_removed_and_its_bytes_are_counted(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    os.sync()
+    found = look(path)
+    answer = removed(path)
+    assert isinstance(answer, Removal), answer
+    assert (answer.entries, answer.bytes_back, answer.left) == (16, found.size, ())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_file_and_a_link_are_trees_too(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("content")
+    (tmp_path / "link").symlink_to("outside")
+    (tmp_path / "file").write_text("x")
+    for name in ("link", "file"):
+        assert isinstance(removed(tmp_path / name), Removal)
+    assert [one.name for one in tmp_path.iterdir()] == ["outside"]
+
+
+def test_links_in_a_tree_are_removed_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("content")
+    path = tree(tmp_path)
+    (path / "folder").symlink_to(tmp_path / "outside")
+    (path / "d0/up").symlink_to("../..")
+    assert isinstance(removed(path), Removal)
+    assert (tmp_path / "outside/file").read_text() == "content"
+
+
+# Between the look and the act
+
+
+@pytest.mark.parametrize("program", [HOLD_OPEN, HOLD_MAPPED])
+def test_a_file_opened_since_the_look_keeps_the_tree(tmp_path: Path, program: str) -> None:
+    path = tree(tmp_path)
+    wanted = expected(path)
+    with child(program, path / "d1/f1") as pid:
+        assert removed(path, wanted) == Changed(f"it is in use by pid {pid}")
+        assert kept(path)
+    assert isinstance(removed(path, expected(path)), Removal)
+
+
+@pytest.mark.parametrize("where", ["", "d1"])
+@pytest.mark.parametrize("program", [SIT_INSIDE, HOLD_FOLDER])
+def test_somebody_who_sits_in_the_tree_keeps_it(tmp_path: Path, program: str, where: str) -> None:
+    path = tree(tmp_path)
+    wanted = expected(path)
+    with child(program, path / where) as pid:
+        assert removed(path, wanted) == Changed(f"it is in use by pid {pid}")
+        assert kept(path)
+
+
+def test_a_deleted_file_of_it_that_is_still_open_keeps_the_tree(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    with child(
+        "import os, sys; f = open(sys.argv[1], 'w'); os.unlink(f.name); print(flush=True); sys.stdin.read()",
+        path / "gone",
+    ) as pid:
+        assert removed(path, expected(path)) == Changed(f"it is in use by pid {pid}")
+        assert kept(path)
+
+
+def write_and_close(path: Path) -> None:
+    (path / "d2/f3").write_text("precious")
+
+
+def overwrite_with_old_times(path: Path) -> None:
+    (path / "d2/f3").write_bytes(b"y" * 5000)
+    os.utime(path / "d2/f3", (5, 5))
+
+
+def make_another(path: Path) -> None:
+    (path / "d0/new").mkdir()
+
+
+def remove_one(path: Path) -> None:
+    (path / "d0/extra").unlink()
+
+
+def change_rights(path: Path) -> None:
+    path.chmod(0o711)
+
+
+def add_at_the_top(path: Path) -> None:
+    (path / "new").touch()
+
+
+@pytest.mark.parametrize(
+    "change", [write_and_close, overwrite_with_old_times, make_another, remove_one, change_rights, add_at_the_top]
+)
+def test_a_tree_that_changed_since_the_look_is_kept(tmp_path: Path, change: object) -> None:
+    path = tree(tmp_path)
+    (path / "d0/extra").touch()
+    wanted = expected(path)
+    change(path)  # type: ignore[operator]
+    answer = removed(path, wanted)
+    assert isinstance(answer, Changed)
+    assert "changed since it was looked at" in answer.why
+    assert kept(path)
+
+
+@pytest.mark.parametrize("change", [write_and_close, make_another])
+def test_a_change_by_somebody_who_was_inside_while_it_was_taken_is_seen(tmp_path: Path, change: object) -> None:
+    """In and out again before we looked at open files: the times tell."""
+    path = tree(tmp_path)
+
+    def act() -> None:
+        (folder,) = trash_in(tmp_path)
+        change(folder / "tree")  # type: ignore[operator]
+
+    answer = removed(path, scan=before_the_look(act))
+    assert answer == Changed("something in it changed since it was looked at")
+    assert kept(path)
+
+
+@pytest.mark.parametrize("kind", ["LOCK_SH", "LOCK_EX"])
+def test_a_lock_keeps_the_tree_even_if_its_holder_cannot_be_seen(tmp_path: Path, kind: str) -> None:
+    def nobody() -> OpenFiles:
+        return msgspec.structs.replace(everything_seen(), files={}, paths={})
+
+    path = tree(tmp_path)
+    for locked in (path, path / "d1"):
+        with child(LOCK, locked, kind):
+            assert removed(path, scan=nobody) == Changed("somebody holds a lock on a folder in it")
+            assert kept(path)
+    assert isinstance(removed(path, scan=nobody), Removal)
+
+
+def test_what_the_adapter_asks_keeps_the_tree(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    asked: list[int] = []
+
+    def still_free(fd: int) -> str:
+        asked.append(os.fstat(fd).st_ino)
+        return "its socket answers"
+
+    assert removed(path, still_free=still_free) == Changed("its socket answers")
+    assert asked == [path.stat().st_ino]
+    assert removed(path, still_free=lambda fd: Unknown("path too long")) == Unknown("path too long")
+    assert kept(path)
+    assert isinstance(removed(path, still_free=lambda fd: None), Removal)
+
+
+def test_an_error_in_between_puts_the_tree_back(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+
+    def broken() -> OpenFiles:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        removed(path, scan=broken)
+    assert kept(path)
+
+    def unreadable() -> OpenFiles:
+        raise PermissionError(13, "Permission denied")
+
+    assert removed(path, scan=unreadable) == Unknown("looking at it once more failed: Permission denied")
+    assert kept(path)
+
+
+# Unknown keeps
+
+
+def test_users_that_could_not_be_seen_keep_the_tree(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+
+    def partly() -> OpenFiles:
+        return msgspec.structs.replace(everything_seen(), hidden="the open files of 3 processes could not be read")
+
+    answer = removed(path, scan=partly)
+    assert isinstance(answer, Unknown)
+    assert "3 processes" in answer.why
+    assert kept(path)
+
+
+def test_sockets_and_pipes_keep_the_tree_unless_they_are_known_to_be_dead(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path / "d0/socket"))
+    os.mkfifo(path / "d0/pipe")
+    assert isinstance(removed(path), Unknown)
+    assert kept(path)
+    assert isinstance(removed(path, sockets=True), Removal)
+
+
+def test_without_time_to_check_the_tree_is_kept(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    answer = removed(path, until=time.monotonic() - 1)
+    assert isinstance(answer, Unknown)
+    assert "time" in answer.why
+    assert kept(path)
+
+
+def test_a_mount_of_the_tree_somewhere_keeps_it(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+
+    def mounted() -> OpenFiles:
+        (folder,) = trash_in(tmp_path)
+        return msgspec.structs.replace(everything_seen(), mounted=frozenset({("8:1", f"/x/{folder.name}/tree/d0")}))
+
+    assert removed(path, scan=mounted) == Changed("it is in use: mounted somewhere, or by the kernel itself")
+    assert kept(path)
+    assert KERNEL == 0
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", f".gpukeeper-trash-{'0' * 16}"])
+def test_what_is_no_name_of_a_tree_is_refused(tmp_path: Path, name: str) -> None:
+    with open_directory(str(tmp_path)) as parent:
+        answer = remove.remove(parent, name, Expected((1, 2), 3), scan=everything_seen, until=time.monotonic() + 9)
+    assert isinstance(answer, Refused)
+
+
+# What comes back
+
+
+def test_hard_links_give_back_once_and_nothing_with_a_link_outside(tmp_path: Path) -> None:
+    path = tree(tmp_path, folders=2, files=0)
+    (path / "d0/inside").write_bytes(b"x" * 100_000)
+    os.link(path / "d0/inside", path / "d1/inside-too")
+    (path / "d0/outside").write_bytes(b"x" * 900_000)
+    os.link(path / "d0/outside", tmp_path / "other")
+    os.sync()
+    found = look(path)
+    folders = sum(one.stat().st_blocks for one in (path, path / "d0", path / "d1")) * 512
+    assert found.back == (path / "d0/inside").stat().st_blocks * 512 + folders
+    assert isinstance(found.size, int)
+    assert found.size > found.back + 900_000 - 1
+    answer = removed(path)
+    assert isinstance(answer, Removal)
+    assert answer.bytes_back == found.back
+    assert (tmp_path / "other").stat().st_size == 900_000
+
+
+def test_holes_give_nothing_back(tmp_path: Path) -> None:
+    path = tree(tmp_path, folders=1, files=0)
+    with (path / "d0/sparse").open("wb") as file:
+        file.truncate(10**12)
+    answer = removed(path)
+    assert isinstance(answer, Removal)
+    assert isinstance(answer.bytes_back, int)
+    assert answer.bytes_back < 100_000
+
+
+def test_the_figure_of_the_filesystem_is_told_beside_ours(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    (path / "large").write_bytes(b"x" * 80 * 1024 * 1024)
+    os.sync()
+    answer = removed(path)
+    assert isinstance(answer, Removal)
+    assert isinstance(answer.free_grew, int)
+    assert isinstance(answer.bytes_back, int)
+    assert answer.bytes_back >= 80 * 1024 * 1024
+
+
+# Large, deep and odd trees
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remove, "SHARE", 100)
+    path = tree(tmp_path, folders=60, files=60)
+    os.link(path / "d0/f0", path / "d59/second")
+    (path / "d7/deep").mkdir()
+    os.sync()
+    found, told = look(path), list[int]()
+    answer = removed(path, progress=told.append)
+    assert isinstance(answer, Removal)
+    assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())
+    assert told == sorted(told)
+    assert len(told) > 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("shared")
+def test_measuring_alone_and_shared_out_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SHARE", 50)
+    path = tree(tmp_path, folders=40, files=20)
+    for folder in range(1, 40):
+        os.link(path / "d0/f0", path / f"d{folder}/again")
+    os.link(path / "d3/f3", tmp_path / "outside")
+    os.utime(path / "d20/f5", (2**31, 2**31))
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path / "d9/s"))
+    held = {(path.stat().st_dev, (path / "d30/f1").stat().st_ino): 77}
+    with open_directory(str(tmp_path)) as parent:
+        alone, shared = (measure.measure("tree", parent, held, alone=alone) for alone in (10**9, 5))
+    assert alone == shared
+    assert shared is not None
+    assert shared.held_by == 77
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_program_that_ends_early_is_a_problem_and_no_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "CHILD", ("false",))
+    tree(tmp_path)
+    with open_directory(str(tmp_path)) as parent:
+        found = measure.measure("tree", parent, alone=1)
+    assert found is not None
+    assert found.size == Unknown(crew.ENDED)
+
+
+@pytest.mark.usefixtures("shared")
+def test_when_a_program_ends_early_the_rest_waits_in_the_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tree(tmp_path)
+    wanted = expected(path)
+    with monkeypatch.context() as broken:
+        broken.setattr(measure, "ALONE", 10**6)
+        broken.setattr(crew, "CHILD", ("false",))
+        answer = removed(path, wanted)
+    assert isinstance(answer, Removal)
+    assert "the next pass goes on" in answer.left[0]
+    assert not path.exists()
+    (again,) = finished(tmp_path)
+    assert isinstance(again, Removal)
+    assert (answer.entries + again.entries, list(tmp_path.iterdir())) == (16, [])
+
+
+def deep(top: Path, levels: int) -> None:
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d" * 20, dir_fd=fd)
+        below = os.open("d" * 20, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open("file", os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_ten_thousand_levels_are_measured_and_removed(
+    tmp_path: Path, alone: bool, request: pytest.FixtureRequest
+) -> None:
+    if not alone:
+        request.getfixturevalue("shared")
+    path = tree(tmp_path)
+    deep(path / "d1", 10_000)
+    answer = removed(path)
+    assert isinstance(answer, Removal)
+    assert (answer.entries, answer.left) == (10_017, ())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_names_that_are_no_text_are_removed(tmp_path: Path, alone: bool, request: pytest.FixtureRequest) -> None:
+    if not alone:
+        request.getfixturevalue("shared")
+    path = tree(tmp_path)
+    for name in (b"a\nb", b"\xff\xfe", b'"quoted"', b"-rf", b" ", b"\x01\x1b[31m"):
+        folder = os.fsencode(path) + b"/d0/" + name
+        os.mkdir(folder)  # noqa: PTH102 - bytes
+        Path(os.fsdecode(folder + b"/" + name)).write_text("x")
+    answer = removed(path)
+    assert isinstance(answer, Removal)
+    assert (answer.entries, list(tmp_path.iterdir())) == (28, [])
+
+
+def test_folders_that_are_only_for_reading_are_removed_by_their_owner(tmp_path: Path) -> None:
+    """As package caches make them. Root needs no rights, so a child does it as nobody."""
+    program = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.unit.disk.trees import removed, tree
+root = os.open(sys.argv[1], os.O_RDONLY); os.fchmod(root, 0o777); os.fchdir(root)
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+path = tree(Path("."))
+for folder in path.iterdir(): folder.chmod(0o500)
+print(removed(path).left, os.listdir("."))
+"""
+    repository = Path(__file__).parents[3]
+    printed = subprocess.check_output([sys.executable, "-c", program, tmp_path, repository], text=True)
+    assert printed.strip() == "() []"
+
+
+@ROOT
+def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> None:
+    path = tree(tmp_path, folders=30, files=2)
+    for folder in range(25):
+        subprocess.run(["chattr", "+i", path / f"d{folder}/f0"], check=True)
+    try:
+        answer = removed(path)
+        assert isinstance(answer, Removal)
+        assert answer.entries == 5 * 3 + 25
+        assert answer.left[0].endswith("could not be removed: Operation not permitted")
+        assert len(answer.left) == 21
+        assert answer.left[-1].startswith("and ")
+        (again,) = finished(tmp_path)
+        assert isinstance(again, Removal)
+        assert again.entries == 0
+    finally:
+        subprocess.run(["chattr", "-i", *tmp_path.rglob("f0")], check=True)
+    assert isinstance(finished(tmp_path)[0], Removal)
+    assert list(tmp_path.iterdir()) == []
+
+
+# After an interruption
+
+
+def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
+    path = tree(tmp_path)
+    with open_directory(str(tmp_path)) as parent:
+        taken = take(parent, "tree", expected(path).identity)
+    assert isinstance(taken, Taken)
+    assert finished(tmp_path) == [Changed("an interrupted run had taken it; it was put back")]
+    assert kept(path)
+
+
+def half_deleted(tmp_path: Path) -> Path:
+    path = tree(tmp_path)
+    with open_directory(str(tmp_path)) as parent:
+        take(parent, "tree", expected(path).identity)
+    (folder,) = trash_in(tmp_path)
+    (folder / TAKEN).rename(folder / DOOMED)
+    (folder / "tree/d0/f0").unlink()
+    return folder
+
+
+def test_what_was_half_deleted_is_finished(tmp_path: Path) -> None:
+    half_deleted(tmp_path)
+    (answer,) = finished(tmp_path)
+    assert isinstance(answer, Removal)
+    assert (answer.entries, list(tmp_path.iterdir())) == (15, [])
+
+
+def test_what_was_half_deleted_and_is_in_use_stays_in_the_trash(tmp_path: Path) -> None:
+    folder = half_deleted(tmp_path)
+    with child(HOLD_OPEN, folder / "tree/d1/f1") as pid:
+        (answer,) = finished(tmp_path)
+        assert isinstance(answer, Unknown)
+        assert f"pid {pid}" in answer.why
+        assert folder.name in answer.why
+        assert (folder / "tree/d1/f1").exists()
+    assert not (tmp_path / "tree").exists()
+
+
+# Many files
+
+
+def test_many_files_cost_one_look(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"log-{number}").write_bytes(b"x" * 5000)
+    os.sync()
+    files = [(f"log-{number}", expected(tmp_path / f"log-{number}")) for number in range(300)]
+    (tmp_path / "log-7").write_text("written since")
+    (tmp_path / "log-8").unlink()
+    looks: list[int] = []
+
+    def scan() -> OpenFiles:
+        looks.append(1)
+        return everything_seen()
+
+    with child(HOLD_OPEN, tmp_path / "log-9") as pid, open_directory(str(tmp_path)) as parent:
+        answer = remove_files(parent, files, scan=scan, until=time.monotonic() + A_WHILE)
+    assert answer.kept == {
+        "log-7": Changed("it changed since it was looked at"),
+        "log-8": Changed("it is gone already"),
+        "log-9": Changed(f"it is in use by pid {pid}"),
+    }
+    assert (len(answer.removed), answer.removal.entries, len(looks)) == (297, 297, 1)
+    assert answer.removal.bytes_back == 297 * 8192
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["log-7", "log-9"]
+
+
+def test_files_whose_users_cannot_be_seen_are_put_back(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x")
+    files = [("log", expected(tmp_path / "log"))]
+
+    def partly() -> OpenFiles:
+        return msgspec.structs.replace(everything_seen(), hidden="not everybody was seen")
+
+    with open_directory(str(tmp_path)) as parent:
+        answer = remove_files(parent, files, scan=partly, until=time.monotonic() + A_WHILE)
+    assert isinstance(answer.kept["log"], Unknown)
+    assert [one.name for one in tmp_path.iterdir()] == ["log"]
+
+
+def test_an_error_in_between_puts_the_files_back(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x")
+    files = [("log", expected(tmp_path / "log"))]
+
+    def broken() -> OpenFiles:
+        raise PermissionError(13, "Permission denied")
+
+    with open_directory(str(tmp_path)) as parent, pytest.raises(PermissionError):
+        remove_files(parent, files, scan=broken, until=time.monotonic() + A_WHILE)
+    assert [one.name for one in tmp_path.iterdir()] == ["log"]
+
+
+# Emptying a live log
+
+
+def emptied(path: Path, wanted: Expected) -> object:
+    with open_directory(str(path.parent)) as parent:
+        return truncate(parent, path.name, wanted)
+
+
+def test_a_live_log_is_emptied_and_its_writer_goes_on_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 1_000_000)
+        os.fsync(writer.fileno())
+        wanted = expected(path)
+        writer.write(b"alive")
+        blocks = path.stat().st_blocks
+        assert emptied(path, wanted) == blocks * 512
+        writer.write(b"more")
+    assert path.read_bytes() == b"more"
+
+
+def test_no_planted_link_is_emptied(tmp_path: Path) -> None:
+    victim, planted = tmp_path / "victim", tmp_path / "planted"
+    victim.write_text("precious")
+    wanted = expected(victim)
+    planted.symlink_to(victim)
+    assert emptied(planted, wanted) == Refused("it was left as it is: it is a link")
+    planted.unlink()
+    os.link(victim, planted)
+    assert isinstance(emptied(planted, wanted), Refused)
+    planted.unlink()
+    planted.write_text("other")
+    assert emptied(planted, wanted) == Changed("another entry has its name now")
+    assert emptied(victim, msgspec.structs.replace(wanted, uid=os.getuid() + 1)) == Changed(
+        "it belongs to somebody else now"
+    )
+    assert emptied(tmp_path / "nothing", wanted) == Changed("it is gone already")
+    os.mkfifo(tmp_path / "pipe")
+    assert emptied(tmp_path / "pipe", wanted) == Refused("it was left as it is: it is a pipe")
+    assert victim.read_text() == "precious"
+    assert stat.S_ISREG(victim.stat().st_mode)

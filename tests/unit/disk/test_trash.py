@@ -1,0 +1,196 @@
+"""Taking a tree into the trash and back: real folders, and trash that only looks like ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.disk.trash import (
+    DOOMED,
+    TAKEN,
+    TRASH,
+    Taken,
+    Trash,
+    is_trash,
+    leftovers,
+    making,
+    opening,
+    put_back,
+    sweep,
+    take,
+    take_many,
+)
+from gpukeeper.model.decision import Changed, Refused
+from tests.unit.disk.trees import trash_in, tree
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def taken_from(parent: int, path: Path) -> Taken:
+    taken = take(parent, path.name, identity(path))
+    assert isinstance(taken, Taken), taken
+    return taken
+
+
+def test_what_is_taken_is_out_of_reach_and_can_be_put_back(tmp_path: Path, parent: int) -> None:
+    path = tree(tmp_path)
+    inode = path.stat().st_ino
+    taken = taken_from(parent, path)
+    (folder,) = trash_in(tmp_path)
+    assert is_trash(folder.name)
+    assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
+    assert not path.exists()
+    assert leftovers(parent) == (taken,)
+    assert put_back(parent, taken) is None
+    assert path.stat().st_ino == inode
+    assert trash_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", [b"a\nb", b"\xff\xfe", b" ", b"-rf", b".hidden", b"x" * 255])
+def test_names_are_bytes(tmp_path: Path, parent: int, name: bytes) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.write_text("content")
+    taken = taken_from(parent, path)
+    assert leftovers(parent) == (taken,)
+    assert put_back(parent, taken) is None
+    assert path.read_text() == "content"
+
+
+def test_another_entry_of_that_name_is_left_alone(tmp_path: Path, parent: int) -> None:
+    path, other = tree(tmp_path), tree(tmp_path, "other")
+    assert isinstance(take(parent, path.name, identity(other)), Changed)
+    assert take(parent, "nothing", identity(other)) == Changed("it is gone already")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["other", "tree"]
+
+
+def test_a_name_that_was_given_away_meanwhile_is_not_replaced(tmp_path: Path, parent: int) -> None:
+    path = tree(tmp_path)
+    taken = taken_from(parent, path)
+    path.mkdir()
+    answer = put_back(parent, taken)
+    assert isinstance(answer, Refused)
+    assert f"{taken.trash}/tree" in answer.why
+    assert (tmp_path / taken.trash / "tree/d0/f0").exists()
+    assert list(path.iterdir()) == []
+
+
+def test_many_names_share_one_trash_folder(tmp_path: Path, parent: int) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).write_text("x")
+    wanted = [(str(number), identity(tmp_path / str(number))) for number in range(5)]
+    answers = take_many(parent, [*wanted, ("nothing", (1, 2))])
+    assert [type(answer) for answer in answers] == [Taken] * 5 + [Changed]
+    assert len(trash_in(tmp_path)) == 1
+    assert leftovers(parent) == tuple(answers[:5])
+
+
+def test_an_empty_trash_folder_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:
+    taken_from(parent, tree(tmp_path))
+    (tmp_path / f"{TRASH}{'0' * 16}").mkdir(mode=0o700)
+    assert sweep(parent) == 1
+    assert len(leftovers(parent)) == 1
+
+
+def test_what_another_run_is_at_work_on_is_nothing_left_over(tmp_path: Path, parent: int) -> None:
+    """Putting it back would show a tree that is being deleted."""
+    path = tree(tmp_path)
+    with making(parent, "1:2") as trash:
+        assert isinstance(trash, Trash)
+        taken = trash.take(path.name, identity(path))
+        assert isinstance(taken, Taken)
+        assert leftovers(parent) == ()
+        assert sweep(parent) == 0
+        answer = put_back(parent, taken)
+        assert isinstance(answer, Refused)
+        assert "another run" in answer.why
+        assert trash.put_back(taken) is None
+
+
+def forged(tmp_path: Path, mode: int = 0o700, proof: str = "1 {dev}:{ino} {dev}:{tree}", link: str = TAKEN) -> Path:
+    folder = tmp_path / f"{TRASH}{'ab' * 8}"
+    folder.mkdir(mode=mode)
+    folder.chmod(mode)
+    path = tree(folder)
+    found, target = folder.stat(), path.stat()
+    (folder / link).symlink_to(proof.format(dev=found.st_dev, ino=found.st_ino, tree=target.st_ino))
+    return folder
+
+
+@pytest.mark.parametrize("link", [TAKEN, DOOMED])
+def test_a_trash_folder_that_proves_itself_is_ours(tmp_path: Path, parent: int, link: str) -> None:
+    """The forger of the next test with nothing wrong: so that it fails there for the reason it names."""
+    forged(tmp_path, link=link)
+    assert [(one.name, one.doomed) for one in leftovers(parent)] == [("tree", link == DOOMED)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": 0o755},
+        {"mode": 0o777},
+        {"proof": "1 {dev}:{tree} {dev}:{tree}"},
+        {"proof": "1 {dev}:{ino} {dev}:{ino}"},
+        {"proof": "1 {dev}:{ino}"},
+        {"proof": "2 {dev}:{ino} {dev}:{tree}"},
+        {"link": "something"},
+    ],
+    ids=str,
+)
+def test_forged_trash_is_untouched(tmp_path: Path, parent: int, wrong: dict[str, object]) -> None:
+    folder = forged(tmp_path, **wrong)  # type: ignore[arg-type]
+    assert leftovers(parent) == ()
+    assert sweep(parent) == 0
+    assert (folder / "tree/d0/f0").exists()
+
+
+def test_a_renamed_trash_folder_is_not_ours(tmp_path: Path, parent: int) -> None:
+    taken = taken_from(parent, tree(tmp_path))
+    (tmp_path / taken.trash).rename(tmp_path / "mine-now")
+    assert leftovers(parent) == ()
+
+
+@ROOT
+def test_trash_of_somebody_else_is_untouched(tmp_path: Path, parent: int) -> None:
+    folder = forged(tmp_path)
+    for path in (folder, folder / TAKEN):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    assert leftovers(parent) == ()
+    os.chown(folder, 0, 0)
+    assert leftovers(parent) == ()  # the link is still theirs
+    os.chown(folder / TAKEN, 0, 0, follow_symlinks=False)
+    assert len(leftovers(parent)) == 1
+    with opening(parent, folder.name) as trash:
+        assert not trash.remove()
+
+
+@ROOT
+def test_who_may_not_take_it_is_refused_with_a_reason(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    found = tree(tmp_path).stat()
+    program = f"""
+import os
+from gpukeeper.disk.trash import take
+parent = os.open({str(tmp_path)!r}, os.O_RDONLY)
+os.setgid(65534); os.setuid(65534)
+print(take(parent, "tree", ({found.st_dev}, {found.st_ino})).why)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert "sticky" in printed
+    assert [one.name for one in tmp_path.iterdir()] == ["tree"]

@@ -1,0 +1,104 @@
+"""A machine for tests: a folder with trees, a platform that looks at it, a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.disk import open_files
+from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.model.decision import Action, Decision, Step
+from gpukeeper.model.policy import PlaceScope, Reports, Temporary
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.platforms.host.adapter import HostPlatform
+
+T = TypeVar("T")
+COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, with which files are stamped
+HOLDS = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+class Ahead:
+    """The time of day, as far ahead as the test likes: files made a moment ago are then old."""
+
+    def __init__(self) -> None:
+        self.by = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.by
+
+
+def no_gpus(deadline: timedelta) -> tuple[GpuFacts, ...]:
+    return ()
+
+
+def everything_seen() -> OpenFiles:
+    """As root on a whole machine sees it: a test machine may hide its first process even from root."""
+    return msgspec.structs.replace(open_files.scan(), hidden=None)
+
+
+class Machine:
+    def __init__(self, root: Path, *names: str, reports: Reports | None = None, **given: Any) -> None:
+        self.root, self.clock = root, Ahead()
+        temporary = [Temporary(root=str(root), names=names or ("tmp*",), above=0)] if reports is None else []
+        given = {"inventory": no_gpus, "scan": everything_seen} | given
+        self.platform = HostPlatform("node-1", temporary, self.clock, reports=reports, **given)
+
+    def tree(self, name: str = "tmp-a", files: int = 3) -> Path:
+        (self.root / name / "below").mkdir(parents=True)
+        for number in range(files):
+            (self.root / name / "below" / f"f{number}").write_bytes(b"x" * 5000)
+        return self.root / name
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def observe(self) -> dict[str, Subject]:
+        """Trees and reports, by their last name."""
+        return {Path(one.ref.name).name: one for one in self.all() if one.shape is Shape.TREE}
+
+    def all(self) -> list[Subject]:
+        async def look() -> list[Subject]:
+            return [one async for page in self.platform.observe(PlaceScope()) for one in page.subjects]
+
+        return self.run(look())
+
+    def look(self, subject: Subject) -> Any:
+        return self.run(self.platform.look(subject.ref))
+
+    def remove(self, subject: Subject) -> Any:
+        """As of that look; times have the grain of the kernel's tick, so what comes after it is waited for."""
+        decision = Decision(subject.seen, Action.REMOVE, "temporary_tree", "old")
+        return self.run(self.platform.act(Step("1.1", decision), subject))
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.root.iterdir())
+
+
+def a_tick() -> None:
+    """Until the clock with which files are stamped has moved on."""
+    now = time.clock_gettime_ns(COARSE_CLOCK)
+    while time.clock_gettime_ns(COARSE_CLOCK) <= now:
+        pass
+
+
+@contextmanager
+def held_open(path: Path) -> Iterator[int]:
+    """By another process; its pid."""
+    command = [sys.executable, "-c", HOLDS, os.fspath(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        yield child.pid
+        child.stdin.close()

@@ -1,0 +1,95 @@
+"""The way to a folder of a node: its links are its own, and lead nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.platforms.ray import reach
+from gpukeeper.platforms.ray.processes import read
+from gpukeeper.platforms.ray.reach import Door
+from tests.unit.platforms.ray.nodes_here import child
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """The root folder of a pretended node, open."""
+    home = tmp_path / "node"
+    (home / "disk" / "deep").mkdir(parents=True)
+    fd = os.open(home, os.O_PATH | os.O_DIRECTORY)
+    yield fd, home
+    os.close(fd)
+
+
+def where(root: int, path: str) -> str:
+    with reach.folder(root, path) as (fd, real):
+        assert os.fstat(fd).st_ino
+        return real
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "real"),
+    [
+        ("/disk", "/tmp", "/disk"),
+        ("/disk", "/tmp/deep", "/disk/deep"),
+        ("disk/deep", "/tmp", "/disk/deep"),
+        ("../../../../disk", "/tmp", "/disk"),
+        ("/disk/deep/../../..", "/tmp/disk", "/disk"),
+        ("//disk/./deep/", "/tmp/", "/disk/deep"),
+    ],
+)
+def test_a_link_is_resolved_inside_the_node(node: tuple[int, Path], target: str, path: str, real: str) -> None:
+    root, home = node
+    (home / "tmp").symlink_to(target)
+    assert where(root, path) == real
+
+
+def test_a_link_to_the_machines_own_folder_finds_nothing(node: tuple[int, Path], tmp_path: Path) -> None:
+    root, home = node
+    (tmp_path / "mine").mkdir()
+    (home / "scratch").symlink_to(tmp_path / "mine")
+    with pytest.raises(FileNotFoundError):
+        where(root, "/scratch")
+
+
+def test_links_in_a_circle_end(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "a").symlink_to("b")
+    (home / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic"):
+        where(root, "/a")
+
+
+def test_a_file_is_no_folder(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "file").write_text("x")
+    for path in ("/file", "/file/below"):
+        with pytest.raises(NotADirectoryError):
+            where(root, path)
+
+
+def test_nothing_stays_open(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "tmp").symlink_to("/disk")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    where(root, "/tmp/deep")
+    reach.identity(root, "/tmp/deep")
+    for path in ("/nothing", "/tmp/deep/nothing"):
+        with pytest.raises(FileNotFoundError):
+            where(root, path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_root_of_whoever_ended_is_not_somebody_elses(tmp_path: Path) -> None:
+    with child("import sys; print('ready', flush=True); sys.stdin.read()") as pid:
+        one = read(pid)
+        assert one is not None
+        with reach.opened(Door(pid, one.starttime)) as root:
+            assert os.fstat(root).st_ino == Path("/").stat().st_ino
+        with pytest.raises(FileNotFoundError), reach.opened(Door(pid, one.starttime + 1)):
+            pass
+    with pytest.raises(OSError), reach.opened(Door(pid, one.starttime)):  # noqa: PT011 - any: it is gone
+        pass
