@@ -23,7 +23,7 @@ HOW = {
     "prometheus": "needs a Prometheus of its own: apt-get install prometheus (its service may stay stopped)",
     "promtool": "needs promtool: apt-get install prometheus",
     "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
-    "root": "needs root, and no other process than the first hidden from it: run the tests as root",
+    "root": "needs root, to look into every process: run the tests as root",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
 

@@ -1,5 +1,5 @@
-"""Real engines share two cores with everything else, and answer late at times. A test on one that fails is run once more;
-the summary names it then (RERUN), and it is a bug to be found: here or in the engine's start."""
+"""Real engines share two cores with everything else, and answer late at times. A test on one that fails is run once
+more; the summary names it then (RERUN), and it is a bug to be found: here or in the engine's start."""
 
 from __future__ import annotations
 

@@ -184,6 +184,11 @@ _DM = model.DiskMarks()
 class Disk(Section):
     high: f.Share = about(_DM.high, "From here on a disk is too full, by bytes or by inodes: ages shrink ...")
     low: f.Share = about(_DM.low, "... until it is below this.")
+    unreadable: list[str] = about(
+        list(_DM.unreadable),
+        "Programs of root whose open files even root may not see, by the name in /proc/PID/comm, and that you know to "
+        "use no trees that may go. Any other process that cannot be looked into keeps every tree.",
+    )
 
 
 _O = model.Reports()

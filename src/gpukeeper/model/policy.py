@@ -198,6 +198,7 @@ class DiskMarks(Value, frozen=True, kw_only=True):
 
     high: float = 0.80
     low: float = 0.70
+    unreadable: tuple[str, ...] = ()  # root's programs that even root cannot look into, and that use no such trees
 
 
 class Reports(Value, frozen=True, kw_only=True):

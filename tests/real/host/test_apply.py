@@ -96,6 +96,18 @@ def _is_there(host: Host, moment: str) -> bool:
     return any((one / DOOMED).is_symlink() for one in trashes) if moment == DOOMED else bool(trashes)
 
 
+def test_a_person_may_remove_a_tree_that_is_not_due(host: Host) -> None:
+    host.write_policy(TREES.replace("above: 1B", "above: 1TB"))
+    path = host.tree("tmp-old")
+    assert [d["action"] for d in host.plan("--kind", "tree")] == ["keep"]
+    with held_open(path / "below" / "f0"):
+        refused = host.run("workload", "remove", str(path), "--yes")
+        assert (refused.code, path.exists()) == (3, True), refused
+    ran = host.run("workload", "remove", str(path), "--yes")
+    assert ran.code == 0, ran.err
+    assert host.names() == []
+
+
 # Reports
 
 
@@ -145,8 +157,9 @@ def test_an_ordinary_user_cannot_see_everybody_and_so_keeps(open_folder: Path) -
     path = host.tree("tmp-old")
     for one in (host.root, host.policy, path, *path.rglob("*")):
         os.chown(one, NOBODY, NOBODY)
-    (decision,) = host.plan("--kind", "tree", before=AS_NOBODY)
-    assert (decision["action"], decision["verdict"]) == ("keep", "unknown")
-    assert "needs root" in decision["reason"]
+    host.tree("tmp-roots").chmod(0o700)
+    mine, roots = host.plan("--kind", "tree", before=AS_NOBODY)
+    assert (mine["action"], mine["verdict"], roots["action"]) == ("keep", "unknown", "keep")
+    assert "needs root" in mine["reason"]
     assert host.apply(before=AS_NOBODY).outcomes() == {}
-    assert host.names() == ["tmp-old"]
+    assert host.names() == ["tmp-old", "tmp-roots"]

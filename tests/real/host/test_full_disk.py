@@ -15,7 +15,7 @@ from tests.real.host.machine import Host, can_mount, held_open, sees_everybody, 
 MIB = 1024 * 1024
 POLICY = """
 temporary: [{root: ROOT, names: ["tmp*"], above: 1TB, older_than: 7d, under_pressure: 0s}]
-disk: {high: 60%, low: 30%}
+disk: {high: 60%, low: 30%, UNREADABLE}
 """
 
 
@@ -89,7 +89,11 @@ def test_a_disk_without_a_free_byte_or_inode_is_relieved(tmp_path: Path, disk: P
 
 
 def test_reports_go_no_sooner_for_a_full_disk(tmp_path: Path, disk: Path) -> None:
-    host = Host(tmp_path, "reports: {roots: [ROOT], older_than: 7d, keep_last: 0}\ndisk: {high: 60%, low: 30%}\n", disk)
+    host = Host(
+        tmp_path,
+        "reports: {roots: [ROOT], older_than: 7d, keep_last: 0}\ndisk: {high: 60%, low: 30%, UNREADABLE}\n",
+        disk,
+    )
     fill(host, range(6), 1, 4 * MIB)
     assert host.apply().outcomes() == {}
     assert len(host.names()) == 6

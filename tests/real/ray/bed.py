@@ -157,7 +157,7 @@ class Driver:
             assert match or self._child.poll() is None, f"the driver ended with {self._child.poll()}:\n{self.log}"
             return None if match is None else f" {match[1]}"
 
-        return until(found, f"the driver says {words!r}", lambda: self.log).strip()
+        return str(until(found, f"the driver says {words!r}", lambda: self.log)).strip()
 
     def end(self) -> None:
         """It comes to its own end."""
@@ -253,8 +253,16 @@ class Cluster:
         # 0: any. Ray's usual ranges overlap between clusters, and 2.40 then crashes.
         command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         with log.open("wb") as out:
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
-            done = subprocess.run(command, cwd=self.root, env=self.env, timeout=120, check=False, **quiet)
+            done = subprocess.run(
+                command,
+                cwd=self.root,
+                env=self.env,
+                timeout=120,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
         assert done.returncode == 0, f"ray start ended with {done.returncode}:\n{log.read_text()[-3000:]}"
         known = {node.raylet for node in self.nodes}
         raylet = next(pid for pid in self.processes() if _comm(pid) == "raylet" and pid not in known)

@@ -16,19 +16,23 @@ import pytest
 
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Step
 from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import Inside
 from gpukeeper.wiring import SystemClock
-from tests.engines import has_docker, require
+from tests.engines import has_docker, has_ray, require
 from tests.real.docker import kernel
 from tests.real.docker.bed import DockerBed, docker_bed
 from tests.real.ray import sandbox
+from tests.real.ray.bed import NEWEST, folder_of
 
 MB = 1_000_000
 ROOT = "/scratch-of-a-node"  # which this machine itself does not have
@@ -42,8 +46,13 @@ POLICY: dict[str, object] = {
     "scope": {"ray": {}},
     "ray": {
         "roots": [ROOT],
-        **{"above": "50MB", "older_than": "1s", "under_pressure": "1s", "window": "1s", "cpu": "50%"},
-        **{"sessions": "none", "logs": "none"},
+        "above": "50MB",
+        "older_than": "1s",
+        "under_pressure": "1s",
+        "window": "1s",
+        "cpu": "50%",
+        "sessions": "none",
+        "logs": "none",
     },
 }
 
@@ -175,6 +184,23 @@ def test_nothing_goes_below_the_threshold_of_a_node(bed: DockerBed) -> None:
     assert entries(bed, "ray-worker-1") == ["tmpone"]
 
 
+def test_a_second_run_at_once_waits_for_nobody(bed: DockerBed) -> None:
+    worker(bed, "ray-worker-1")
+    fill(bed, "ray-worker-1", "tmpone", 60 * MB)
+
+    async def meanwhile() -> Any:
+        ledger = open_ledger(ledger_path({"GPUKEEPER_STATE": str(bed.folder / "state")}), write=True)
+        try:
+            async with ledger.lease("ray", hostname()):
+                return sandbox.run(bed.folder, "apply", "--yes", policy=POLICY, env=bed.environ())
+        finally:
+            ledger.close()
+
+    done = run(meanwhile())
+    assert done.returncode == 11, done.stdout + done.stderr
+    assert entries(bed, "ray-worker-1") == ["tmpone"]
+
+
 def test_a_node_is_found_by_its_label_and_others_are_none(bed: DockerBed) -> None:
     worker(bed, "trainer", labels={"role": "ray-node"})
     worker(bed, "other")
@@ -271,7 +297,7 @@ def test_links_of_a_node_lead_nowhere_else(bed: DockerBed, tmp_path: Path) -> No
     home = Path(f"/proc/{bed.pid('ray-worker-1')}/root")
     (home / "real" / "tmpone").mkdir(parents=True)
     (home / "real" / "tmplink").symlink_to(tmp_path / "tmpvictim")
-    os.symlink("/real", f"{home}{ROOT}")
+    Path(f"{home}{ROOT}").symlink_to("/real")
     ray = platform(bed, "ray-worker-1")
 
     async def all_of_them() -> Any:
@@ -303,3 +329,61 @@ def test_an_engine_names_containers_by_name_or_label(bed: DockerBed) -> None:
     bed.kill9()
     assert isinstance(silent := run(engine.called(("ray-worker*",))), Unknown)
     assert re.search("answer|connect|reach", silent.why)
+
+
+ACTOR = """
+import ray, time
+ray.init(address="auto", log_to_driver=False)
+@ray.remote(num_cpus=0)
+class Trainer:
+    def hello(self): return 1
+trainer = Trainer.remote()
+ray.get(trainer.hello.remote())
+open("/ready", "w").close()
+time.sleep(1e6)
+"""
+
+
+def real_ray(bed: DockerBed, name: str) -> str:
+    """A head in a container, without any network: its dashboard answers nobody but its own. Ray's Python there."""
+    python = folder_of(NEWEST) / "bin/python"
+    mounts = ("/usr", "/lib", "/lib64", folder_of(NEWEST), Path(os.path.realpath(python)).parents[1])
+    start = ("-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={ROOT}/ray", "--num-cpus=1")
+    more = ("--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--include-dashboard=true")
+    bed.run(
+        name,
+        network="none",
+        binds=[f"{path}:{path}:ro" for path in mounts],
+        env={"HOME": "/", "PATH": "/usr/bin:/bin", "RAY_USAGE_STATS_ENABLED": "0"},
+        host_config={"ShmSize": 300_000_000},
+        cmd=[str(python), *start, *more],
+    )
+    bed.until(lambda: "Ray runtime started" in bed.logs(name), "Ray has started", deadline=120)
+    return str(python)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_real_ray_in_a_container_without_network_is_asked_from_within(bed: DockerBed, listed: bool) -> None:
+    """Listed by the engine, or found by its raylet alone as a pod's would be."""
+    require("ray", has_ray(NEWEST))
+    python = real_ray(bed, "ray-worker-1")
+    ours = bed.id("ray-worker-1")
+    node = "ray-worker-1" if listed else ours[:12]
+    fill(bed, "ray-worker-1", "tmpone", MB)
+    ray = platform(bed, *(["ray-worker-1"] if listed else []))
+
+    async def now() -> dict[str, Subject]:
+        found = await subjects(ray)
+        return {one.ref.kind: one for one in found if node in (one.ref.namespace, one.ref.name)}
+
+    idle = bed.until(lambda: found if (found := run(now()))["node"].busy is None else None, "Ray is idle", deadline=60)
+    assert (idle["node"].ref.uid, idle["node"].labels["ray"]) == (ours, NEWEST)
+    assert (idle["node"].labels["sessions_live"], idle["session"].in_use) == ("1", True)
+    assert (idle["tree"].busy, idle["tree"].in_use) == (None, False)
+
+    bed.exec("ray-worker-1", [python, "-c", ACTOR])
+    bed.until(lambda: Path(f"/proc/{bed.pid('ray-worker-1')}/root' + '/ready').exists(), "the actor lives", deadline=60)
+    busy = run(now())
+    assert isinstance(busy["tree"].busy, str)
+    assert isinstance(run(ray.act(removal(idle["tree"]), idle["tree"])), Changed)
+    assert "tmpone" in entries(bed, "ray-worker-1")

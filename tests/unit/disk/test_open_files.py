@@ -165,6 +165,27 @@ def test_a_proc_that_hides_other_people_is_never_complete(tmp_path: Path) -> Non
     assert "hidepid" in hidden
 
 
+@pytest.mark.parametrize(
+    ("comm", "owner", "vouched"),
+    [("sealed", 0, True), ("other", 0, False), ("sealed", 1000, False)],
+    ids=["root's and named", "root's and not named", "named and somebody's"],
+)
+def test_a_program_that_nobody_may_look_into_hides_everything_unless_somebody_vouches_for_it(
+    tmp_path: Path, comm: str, owner: int, vouched: bool
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a program to somebody else")
+    sealed = Path(made_proc(tmp_path), "7")
+    sealed.mkdir()
+    (sealed / "stat").write_text(f"7 ({comm}) S 1 7 7 0 -1 0 0")
+    (sealed / "comm").write_text(f"{comm}\n")
+    (sealed / "fd").write_text("no folder, so that listing it fails")
+    os.chown(sealed, owner, owner)
+    hidden = scan(str(tmp_path), system=str(tmp_path), unreadable=["sealed"]).hidden
+    assert (hidden is None) is vouched
+    assert vouched or "disk.unreadable" in str(hidden)
+
+
 def test_files_that_the_kernel_itself_uses_are_in_use(tmp_path: Path) -> None:
     proc, system = made_proc(tmp_path / "proc"), tmp_path / "sys"
     (tmp_path / "proc/swaps").write_text("Filename Type Size Used Priority\n/tmp/swap/file file 1 0 -2\n")

@@ -259,6 +259,7 @@ def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:
     inodes = f", {disk.inodes:.0%} of its inodes" if disk is not None and disk.inodes is not None else ""
     return [
         ("category", subject.category.value),
+        ("used by", subject.labels.get("held_by") or subject.labels.get("kept_by")),
         ("with its like", subject.together),
         ("kept because", subject.kept),
         ("work beside it", subject.busy if subject.busy is not None else "none"),

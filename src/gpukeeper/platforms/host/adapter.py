@@ -61,7 +61,8 @@ class HostPlatform:
         """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them."""
         self._place, self._clock, self._folders = place, clock, tuple(folders)
         self._patience = patience or Patience()
-        scan = scan or (lambda: open_files.scan(proc))
+        self._unreadable = (marks or DiskMarks()).unreadable
+        scan = scan or (lambda: open_files.scan(proc, unreadable=self._unreadable))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         self._gpus = Gpus(self._at, inventory, proc, self._patience)
         self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience)
@@ -70,6 +71,7 @@ class HostPlatform:
 
     def follow(self, policy: Policy) -> None:
         """A policy that changed counts from the next look on."""
+        self._unreadable = policy.disk.unreadable
         self._trees.follow(self._named(policy.temporary, policy.reports, policy.disk))
 
     @property

@@ -184,12 +184,11 @@ def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links:
 
 
 def has_keep_file(entry: Entry) -> bool:
-    with measure.open_directory(entry.folder) as folder, suppress(FileNotFoundError, NotADirectoryError):
+    """Of what cannot be opened it is not known, and need not be: that cannot be measured either, and so stays."""
+    with measure.open_directory(entry.folder) as folder, suppress(OSError):
         tree = kernel.open_inside(folder, entry.name)
         try:
             os.stat(KEEP, dir_fd=tree, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
         finally:
             os.close(tree)
         return True

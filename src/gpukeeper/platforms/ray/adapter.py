@@ -78,7 +78,7 @@ class RayPlatform:
         """`scan` and `everyone`: which files are open, and which processes there are; by default all of `proc`."""
         self._place, self._clock = place, clock
         self._patience = patience or Patience()
-        files, read = scan or (lambda: open_files.scan(proc)), everyone or (lambda: read_all(proc))
+        files, read = scan or (lambda: self._scan(proc)), everyone or (lambda: read_all(proc))
         self._discovery = Discovery(
             place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience
         )
@@ -143,7 +143,8 @@ class RayPlatform:
         if node is None:
             return await self._look_elsewhere(ref, here)
         asking = self._idleness.asking(self._policy.ray)
-        found = await self._one(ref, node, here, await self._spoken_for(here, asking))
+        spoken_for = await self._spoken_for(here, asking) if ref.kind == translate.SESSION else {}
+        found = await self._one(ref, node, here, spoken_for)
         if found is None:
             return Gone(ref, self._clock.now())
         if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
@@ -175,8 +176,7 @@ class RayPlatform:
             return Changed(f"{fresh.ref.namespace} is not here any more")
         if fresh.ref.uid in self._under_way:
             return errors.UNDER_WAY
-        asking = self._idleness.asking(self._policy.ray)
-        wants = self._discovery.wants(node, await self._spoken_for(here, asking))
+        wants = self._discovery.wants(node)
         self._under_way.add(fresh.ref.uid)
 
         def work() -> Accepted | Changed | Refused | Unknown:
@@ -212,6 +212,9 @@ class RayPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
 
+    def _scan(self, proc: str) -> OpenFiles:
+        return open_files.scan(proc, unreadable=self._policy.disk.unreadable)
+
     @property
     def _policy(self) -> Policy:
         return self._discovery.policy
@@ -226,10 +229,8 @@ class RayPlatform:
 
     async def _spoken_for(self, here: Here, asking: Asking) -> dict[str, str]:
         """Sessions that a dashboard says it runs, each with a sentence."""
-        for node in here.found.nodes:
-            for raylet in node.raylets:
-                await asking.word(raylet)
-        return {session: f"Ray at {word.address} runs it" for session, word in asking.heard().items()}
+        await asking.find(raylet for node in here.found.nodes for raylet in node.raylets)
+        return {session: f"Ray at {one.api.address} runs it" for session, one in asking.heard().items()}
 
     async def _survey(
         self, node: Node, here: Here, spoken_for: Mapping[str, str]
@@ -306,7 +307,8 @@ class RayPlatform:
     ) -> Subject:
         surveyed, size, used = found
         folder = surveyed.folder
-        words = {one.session_name: asking.heard().get(one.session_name) for one in node.raylets}
+        heard = {one.session_name: asking.heard().get(one.session_name) for one in node.raylets}
+        boards = [one for one in heard.values() if one is not None]
         facts = translate.NodeFacts(
             name=node.name,
             uid=node.uid,
@@ -319,9 +321,9 @@ class RayPlatform:
             live=surveyed.live,
             dead=surveyed.dead,
             cpu=load.cpu,
-            versions=tuple(sorted({word.version for word in words.values() if word is not None})),
-            addresses=tuple(sorted({word.address for word in words.values() if word is not None})),
-            sessions=tuple(sorted(words)),
+            versions=tuple(sorted({one.version for one in boards})),
+            addresses=tuple(sorted({one.api.address for one in boards})),
+            sessions=tuple(sorted(heard)),
             findings=(*surveyed.findings, *self._complaints(node, load, folder is not None and folder.disk.full, used)),
         )
         return translate.node_subject(facts, self._at())

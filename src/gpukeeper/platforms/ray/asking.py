@@ -5,6 +5,7 @@ A dashboard usually listens on 127.0.0.1 of its own network namespace; a thread 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -18,16 +19,17 @@ from gpukeeper.platforms.ray.busy import Answers, busy
 from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
 from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token
 
+AT_ONCE = 16  # questions
 _NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """What Ray said about one session: its dashboard's address, its version and everything that runs."""
+class Dashboard(msgspec.Struct, frozen=True):
+    """One that names its session itself."""
 
-    address: str
+    session: str
     version: str
-    answers: Answers
+    api: StateApi
 
 
 class ApiInside(StateApi):
@@ -53,7 +55,8 @@ class Asking:
         proc: str = "/proc",
     ) -> None:
         self._setting, self._environ, self._deadline, self._proc = setting, environ, deadline, proc
-        self._known: dict[tuple[str, str], Word | Unknown] = {}
+        self._known: dict[tuple[str, str], Dashboard | Unknown] = {}
+        self._answers: dict[str, Answers] = {}
 
     async def busy(self, raylets: Iterable[Raylet]) -> str | Unknown | None:
         """What runs on the Ray nodes of these raylets; None only if each of them is idle by Ray's own word."""
@@ -61,22 +64,37 @@ class Asking:
         words = next((one for one in said if isinstance(one, str)), None)
         return words or next((one for one in said if isinstance(one, Unknown)), None)
 
-    async def word(self, raylet: Raylet) -> Word | Unknown:
+    async def find(self, raylets: Iterable[Raylet]) -> None:
+        """Their dashboards, some at once: one that is silent makes nobody else wait."""
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(raylet: Raylet) -> None:
+            async with limit:
+                await self.dashboard(raylet)
+
+        some = {(raylet.session_name, _network(raylet.process, self._proc)): raylet for raylet in raylets}
+        await asyncio.gather(*(one(raylet) for raylet in some.values()))
+
+    async def dashboard(self, raylet: Raylet) -> Dashboard | Unknown:
         network = _network(raylet.process, self._proc)
         key = raylet.session_name, network or ""
         if key not in self._known:
-            self._known[key] = await self._ask(raylet, network)
+            self._known[key] = await self._find(raylet, network)
         return self._known[key]
 
-    def heard(self) -> dict[str, Word]:
-        """By session, what was answered so far."""
-        return {session: word for (session, _), word in self._known.items() if isinstance(word, Word)}
+    def heard(self) -> dict[str, Dashboard]:
+        """By session, those that answered so far."""
+        return {session: one for (session, _), one in self._known.items() if isinstance(one, Dashboard)}
 
     async def _busy(self, raylet: Raylet) -> str | Unknown | None:
-        word = await self.word(raylet)
-        return word if isinstance(word, Unknown) else busy(raylet.node_id, word.answers)
+        found = await self.dashboard(raylet)
+        if isinstance(found, Unknown):
+            return found
+        if found.session not in self._answers:
+            self._answers[found.session] = await found.api.answers(found.session)  # which asks for its name once more
+        return busy(raylet.node_id, self._answers[found.session])
 
-    async def _ask(self, raylet: Raylet, network: str | None) -> Word | Unknown:
+    async def _find(self, raylet: Raylet, network: str | None) -> Dashboard | Unknown:
         whys: list[str] = []
         for api in self._apis(raylet, network):
             version = await api.version()
@@ -85,8 +103,7 @@ class Asking:
             elif version.session != raylet.session_name:
                 whys.append(f"Ray at {api.address} is another session, {version.session}")
             else:
-                answers = await api.answers(raylet.session_name)  # which asks for its name once more
-                return Word(address=api.address, version=version.ray, answers=answers)
+                return Dashboard(raylet.session_name, version.ray, api)
         if not whys:
             return Unknown("nothing says where its dashboard is; name it in the policy: ray.dashboard")
         return Unknown("; ".join(dict.fromkeys(whys)))

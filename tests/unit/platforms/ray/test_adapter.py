@@ -1,0 +1,295 @@
+"""Temporary trees of a node, what an interrupted removal left, and what the platform says of itself."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.disk import trash
+from gpukeeper.disk.measure import open_directory
+from gpukeeper.disk.trash import Taken
+from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.subject import Category, Gone, Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.adapter import RayPlatform
+from gpukeeper.platforms.ray.connect import Inside
+from tests.unit.platforms.ray.nodes_here import (
+    SESSION,
+    Ahead,
+    child,
+    observed,
+    one_of,
+    platform,
+    process,
+    raylet,
+    run,
+    session,
+    step,
+    tree,
+)
+
+OPEN = "import sys; file = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
+
+
+def names(ray: RayPlatform, below: Path) -> set[str]:
+    return {Path(one.ref.name).name for one in run(observed(ray, below)) if one.shape is Shape.TREE}
+
+
+def test_trees_of_the_policys_names_go_and_no_others(tmp_path: Path) -> None:
+    for name in ("tmpone", "pip-x", "mine", "ray_tmp_1", "_ray_lockfiles", ".tmphidden", "lost+found"):
+        tree(tmp_path, name)
+    ray = platform(tmp_path)
+    assert names(ray, tmp_path) == {"tmpone", "pip-x", "ray_tmp_1"}
+    found = one_of(ray, tmp_path, "tmpone")
+    assert (found.category, found.in_use, found.busy) == (Category.TEMPORARY, False, None)
+    assert (found.ref.namespace, found.ref.name) == ("here", f"{tmp_path}/tmpone")
+    assert found.together == sum(one.size for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE)
+    assert isinstance(run(ray.capture(found, ("logs",))), NothingToCapture)
+    answer = run(ray.act(step(found), found))
+    assert isinstance(answer, Accepted)
+    assert answer.bytes_back == found.size
+    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert not (tmp_path / "tmpone").exists()
+
+
+@pytest.mark.parametrize("name", [b"tmp\nline", b"tmp\xff\xfe", b"tmp \x1b[31m", b"tmp'\"$(x)"])
+def test_odd_names_are_shown_harmlessly_and_go(tmp_path: Path, name: bytes) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    folder.mkdir()
+    ray = platform(tmp_path)
+    found = next(one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE)
+    assert found.ref.name.isprintable()
+    assert isinstance(run(ray.act(step(found), found)), Accepted)
+    assert not folder.exists()
+
+
+def test_a_file_that_is_open_keeps_its_tree_and_says_who(tmp_path: Path) -> None:
+    folder = tree(tmp_path, "tmpone")
+    with child(OPEN, folder / "data") as pid:
+        ray = platform(tmp_path)
+        found = one_of(ray, tmp_path, "tmpone")
+        assert found.in_use is True
+        assert f"pid {pid}" in found.labels["kept_by"]
+        assert isinstance(run(ray.act(step(found), found)), Changed)
+        (cause,) = run(ray.diagnose(found.ref)).causes
+        assert f"pid {pid}" in cause.words
+    assert folder.is_dir()
+
+
+def test_a_keep_file_keeps(tmp_path: Path) -> None:
+    folder = tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    before = one_of(ray, tmp_path, "tmpone")
+    assert before.kept is None
+    (folder / ".keep").touch()
+    found = one_of(ray, tmp_path, "tmpone")
+    assert found.kept is not None
+    assert isinstance(run(ray.act(step(found), found)), Changed)
+    assert (folder / ".keep").exists()
+
+
+def test_work_on_the_node_is_said_of_its_temporary_trees_only(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    session(tmp_path)
+    worker = process(2**22, "ray::train_step", mounts=None)
+    found = {one.ref.kind: one for one in run(observed(platform(tmp_path, here=lambda: (worker,)), tmp_path))}
+    assert found["tree"].busy == found["node"].busy == "worker train_step runs"
+    assert found["session"].busy is None
+
+
+def test_work_that_begins_during_the_removal_puts_the_tree_back(tmp_path: Path) -> None:
+    folder = tree(tmp_path, "tmpone")
+
+    def here() -> tuple:  # type: ignore[type-arg]
+        return () if folder.exists() else (process(2**22, "ray::late", mounts=None),)
+
+    ray = platform(tmp_path, here=here)
+    found = one_of(ray, tmp_path, "tmpone")
+    assert found.busy is None
+    answer = run(ray.act(step(found), found))
+    assert isinstance(answer, Changed)
+    assert "worker late" in answer.why
+    assert (folder / "data").exists()
+
+
+def test_a_raylet_whose_ray_cannot_be_asked_makes_the_node_unknown(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
+    ray = platform(tmp_path, here=lambda: (one,))
+    found = {one.ref.kind: one for one in run(observed(ray, tmp_path))}
+    assert isinstance(found["tree"].busy, Unknown)
+    assert isinstance(found["node"].busy, Unknown)
+    assert any("127.0.0.1:9" in words for words in found["node"].findings)
+
+
+def test_processor_time_alone_makes_a_node_busy(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    spent = iter(range(0, 10**9, 10**6))
+
+    def here() -> tuple:  # type: ignore[type-arg]
+        return (process(2**22, "python", "train.py", mounts=None, ticks=next(spent)),)
+
+    found = one_of(platform(tmp_path, here=here, settings={"cpu": 5.0}), tmp_path, "tmpone")
+    assert isinstance(found.busy, str)
+    assert "processor" in found.busy
+
+
+def test_rays_own_programs_may_take_what_they_take(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    spent = iter(range(0, 10**9, 10**6))
+
+    def here() -> tuple:  # type: ignore[type-arg]
+        return (process(2**22, "ray::IDLE", mounts=None, ticks=next(spent)),)
+
+    assert one_of(platform(tmp_path, here=here, settings={"cpu": 5.0}), tmp_path, "tmpone").busy is None
+
+
+def doomed(folder: Path, name: str, *, begun: bool) -> Taken:
+    """As a removal leaves it that was killed in the middle."""
+    about = (folder / name).stat()
+    with open_directory(str(folder)) as fd:
+        taken = trash.take(fd, name, (about.st_dev, about.st_ino))
+        assert isinstance(taken, Taken)
+        if begun:
+            with trash.opening(fd, taken.trash) as bin_:
+                bin_.doom()
+    return taken
+
+
+def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
+    folder = tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    before = one_of(ray, tmp_path, "tmpone")
+    taken = doomed(tmp_path, "tmpone", begun=True)
+    left = run(ray.look(before.ref))
+    assert isinstance(left, Subject)
+    assert (left.category, left.ref.uid) == (Category.UNFINISHED, before.ref.uid)
+    assert left.ref.name == f"{tmp_path}/{taken.trash}/tmpone"
+    # Decided as a temporary tree before: that is another story now.
+    assert isinstance(run(ray.act(step(before), before)), Changed)
+    found = one_of(ray, tmp_path, "tmpone")
+    assert found.category is Category.UNFINISHED
+    assert isinstance(run(ray.act(step(found), found)), Accepted)
+    assert isinstance(run(ray.look(before.ref)), Gone)
+    assert [path.name for path in tmp_path.iterdir()] == ["ray"]
+    assert not folder.exists()
+
+
+def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
+    session(tmp_path)
+    ray = platform(tmp_path)
+    doomed(tmp_path / "ray", SESSION, begun=False)
+    found = one_of(ray, tmp_path, SESSION)
+    assert found.category is Category.UNFINISHED
+    answer = run(ray.act(step(found), found))
+    assert isinstance(answer, Changed)
+    assert "put back" in answer.why
+    assert one_of(ray, tmp_path, SESSION).category is Category.DEAD_SESSION
+
+
+def test_a_root_that_the_machine_itself_owns_is_left_to_it(tmp_path: Path) -> None:
+    """Two who act on the same tree would only take turns. Sessions are Ray's in any case."""
+    tree(tmp_path, "tmpone")
+    session(tmp_path)
+    nodes = Temporary(root=str(tmp_path), names=("tmp*",), platform="ray")
+    (tmp_path / "link").symlink_to(tmp_path)
+    host = Temporary(root=str(tmp_path / "link"), names=("tmp*",))
+    both = {"temporary": (nodes, host), "scope": {"ray": PlaceScope(), "host": PlaceScope()}}
+    assert names(platform(tmp_path, policy=both), tmp_path) == {SESSION}
+    only_ray = {"temporary": (nodes, host), "scope": {"ray": PlaceScope()}}
+    assert names(platform(tmp_path, policy=only_ray), tmp_path) == {SESSION, "tmpone"}
+
+
+def test_a_machine_without_ray_is_no_node(tmp_path: Path) -> None:
+    settings = RaySettings(roots=(str(tmp_path),), window=timedelta(milliseconds=1))
+    temporary = (Temporary(root=str(tmp_path), names=("tmp*",), platform="ray"),)
+    tree(tmp_path, "tmpone")
+    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    ray = RayPlatform("here", policy, Ahead(), everyone=tuple, environ={"TMPDIR": str(tmp_path)})
+    if Path("/tmp/ray").exists():
+        pytest.skip("this machine has a Ray root of its own")
+    assert run(observed(ray, tmp_path)) == []
+
+
+def test_a_look_at_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
+    folder = tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    node = next(one for one in run(observed(ray, tmp_path)) if one.shape is Shape.NODE)
+    assert isinstance(node.size, int)
+    assert (node.ref.namespace, node.ref.name, node.disk is not None) == ("", "here", True)
+    (folder / "data").unlink()
+    again = run(ray.look(node.ref))
+    assert isinstance(again, Subject)
+    assert isinstance(again.size, int)
+    assert again.size < node.size
+    assert again.ref == node.ref
+    assert isinstance(run(ray.act(step(node), node)), Refused)
+
+
+def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) -> None:
+    asleep = [Inside("worker", 0, "abc")]
+
+    async def containers(patterns: object) -> object:
+        return asleep
+
+    ray = platform(tmp_path, containers=containers)
+    ref = Ref("ray", "here", "tree", "/tmp/tmpone", "1:2", "worker")
+    assert isinstance(run(ray.look(ref)), Unknown)
+    asleep.clear()
+    about = tmp_path.stat()
+    gone = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "worker")
+    assert isinstance(run(ray.look(gone)), Gone)
+
+
+def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+
+    async def containers(patterns: object) -> object:
+        return Unknown("the engine is silent")
+
+    ray = platform(tmp_path, containers=containers)
+
+    async def pages() -> list[Unseen]:
+        return [one async for page in ray.observe(PlaceScope()) for one in page.unseen]
+
+    assert Unseen("containers that are nodes", "the engine is silent") in run(pages())
+    assert "tmpone" in names(ray, tmp_path)
+
+
+def test_another_place_is_not_looked_at(tmp_path: Path) -> None:
+    async def pages() -> list[object]:
+        return [page async for page in platform(tmp_path).observe(PlaceScope(places=("elsewhere",)))]
+
+    assert run(pages()) == []
+
+
+def test_a_changed_policy_counts_from_the_next_look_on(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    assert "tmpone" in names(ray, tmp_path)
+    nodes = RaySettings(roots=(str(tmp_path),), window=timedelta(milliseconds=1))
+    ray.follow(Policy(scope={"ray": PlaceScope()}, ray=nodes))
+    assert names(ray, tmp_path) == set()
+
+
+def test_nothing_is_brought_back_told_or_taken_back(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    found = one_of(ray, tmp_path, "tmpone")
+    assert isinstance(run(ray.restore(found.ref, None)), Refused)
+    assert run(ray.tell(found, "hello")) is False
+    assert run(ray.parts("x")) == ()
+
+
+def test_two_removals_of_one_tree_do_not_meet(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    ray = platform(tmp_path)
+    found = one_of(ray, tmp_path, "tmpone")
+    ray._under_way.add(found.ref.uid)  # as a thread that hangs leaves it
+    assert isinstance(run(ray.act(step(found), found)), Refused)
+    assert (tmp_path / "tmpone").is_dir()

@@ -1,0 +1,117 @@
+"""Does work run? By what processes call themselves, raylet by raylet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.asking import Asking
+from gpukeeper.platforms.ray.idleness import works
+from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.processes import Process, raylet_of
+from gpukeeper.platforms.ray.reach import Door
+from tests.unit.platforms.ray.nodes_here import SESSION, as_raylet, process, raylet
+
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+def node(*processes: Process) -> Node:
+    raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
+    return Node(name="n", uid="u", door=Door(), processes=processes, raylets=raylets)
+
+
+def with_agents(pid: int) -> list[Process]:
+    return [raylet(pid, "/tmp/ray"), *(process(pid + n + 1, title, parent=pid) for n, title in enumerate(AGENTS))]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], None),
+        ([process(50, "ray::IDLE", parent=10)], None),
+        ([process(50, "bash")], None),  # nobody of Ray's started it
+        ([process(50, "ray::train_step", parent=10)], "train_step"),
+        ([process(50, "ray::Orphan", parent=1)], "Orphan"),
+        ([process(50, "my-own-name", parent=10)], "my-own-name"),
+        ([process(50, "ray::IDLE", parent=10), process(51, "ffmpeg", "-i", "x", parent=50)], "ffmpeg"),
+        ([process(50, "ray::DashboardAgent", parent=10)], "DashboardAgent"),
+    ],
+)
+def test_whatever_a_raylet_started_and_is_not_idle_is_work(more: list[Process], words: str | None) -> None:
+    found = works(node(*with_agents(10), *more))
+    assert found is None if words is None else words in str(found)
+
+
+def test_two_raylets_of_one_machine_have_agents_each() -> None:
+    assert works(node(*with_agents(10), *with_agents(20))) is None
+
+
+def rows(*found: dict[str, object]) -> dict[str, object]:
+    page = {"result": list(found), "total": len(found), "num_after_truncation": len(found), "num_filtered": len(found)}
+    return {"result": True, "msg": "", "data": {"result": page}}
+
+
+@contextmanager
+def dashboard(session: str, actors: list[dict[str, object]]) -> Iterator[str]:
+    """A dashboard of one Ray node called abc."""
+    answers: dict[str, object] = {
+        "/api/version": {"ray_version": "2.60.0", "session_name": session},
+        "/api/v0/nodes": rows({"node_id": "abc", "node_ip": "127.0.0.1", "state": "ALIVE", "is_head_node": True}),
+        "/api/v0/actors": rows(*actors),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers.get(self.path.partition("?")[0], rows())).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def asked(address: str, setting: str | None = None) -> str | Unknown | None:
+    one = as_raylet(raylet(2**22, "/tmp/ray", f"--python_worker_command=python --webui={address}"))
+    return asyncio.run(Asking(setting, {}).busy([one]))
+
+
+def test_ray_is_asked_where_its_raylet_says() -> None:
+    with dashboard(SESSION, []) as address:
+        assert asked(address) is None
+    actor = {"actor_id": "1", "class_name": "Trainer", "state": "ALIVE", "node_id": "abc"}
+    with dashboard(SESSION, [actor]) as address:
+        assert asked(address) == "actor Trainer is alive"
+
+
+def test_a_dashboard_of_another_session_says_nothing() -> None:
+    with dashboard("session_of_another", []) as address:
+        found = asked(address)
+    assert isinstance(found, Unknown)
+    assert "another session" in found.why
+
+
+def test_the_policys_address_is_asked_first_and_the_raylets_own_when_it_is_another_cluster() -> None:
+    with dashboard("session_of_another", []) as other, dashboard(SESSION, []) as address:
+        assert asked(address, setting=other) is None
+        assert asked("127.0.0.1:9", setting=address) is None
+
+
+def test_a_dashboard_that_is_not_there_is_unknown() -> None:
+    assert isinstance(asked("127.0.0.1:9"), Unknown)

@@ -1,0 +1,126 @@
+"""From facts to subjects: pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from gpukeeper.disk.measure import Measured
+from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.translate import (
+    At,
+    LogFile,
+    NodeFacts,
+    busy_by,
+    ctime_in,
+    identity_in,
+    logs_incarnation,
+    logs_subject,
+    node_subject,
+    together,
+    tree_subject,
+)
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+AT = At("lab", NOW, "worker-1")
+SILENT = Unknown("Ray was silent")
+MEASURED = Measured(device=8, inode=77, uid=0, size=4096, entries=1, newest=NOW, ctime_ns=123, problems=())
+FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW)
+
+
+@pytest.mark.parametrize(
+    ("ray", "titles", "cpu", "gpu", "busy"),
+    [
+        (None, None, 1.0, None, None),
+        ("actor A is alive", "worker A runs", 99.0, None, "actor A is alive"),
+        (None, "worker A runs", 0.0, None, "worker A runs"),
+        (SILENT, "worker A runs", 0.0, None, "worker A runs"),
+        (None, None, 5.1, None, "its programs take 5 % of a processor core, allowed 5 %"),
+        (None, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
+        (SILENT, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
+        (SILENT, None, 0.0, None, SILENT),
+        (None, None, SILENT, None, SILENT),
+        (None, None, 0.0, SILENT, SILENT),
+        (None, None, 5.0, None, None),
+    ],
+)
+def test_one_sign_makes_busy_and_all_must_be_known_for_idle(
+    ray: str | Unknown | None, titles: str | None, cpu: float | Unknown, gpu: str | Unknown | None, busy: object
+) -> None:
+    assert busy_by(ray, titles, cpu, 5.0, gpu) == busy
+
+
+def test_a_tree_is_named_by_its_node_and_path_and_known_by_its_identity() -> None:
+    found = tree_subject("/tmp/tmp\n1", MEASURED, AT, in_use=False, owner="root", root="/tmp")
+    assert found.ref.path == "ray/lab/worker-1/tree/tmp/tmp\\x0a1"
+    assert (found.ref.uid, found.seen.incarnation) == ("8:77", "77:123")
+    assert identity_in(found.ref.uid) == (8, 77)
+    assert ctime_in(found.seen.incarnation) == 123
+    assert (found.shape, found.state, found.category) == (Shape.TREE, State.ENDED, Category.TEMPORARY)
+    assert found.labels == {"node": "worker-1", "root": "/tmp"}
+
+
+def test_what_was_not_measured_has_an_incarnation_that_nothing_is_done_to() -> None:
+    unseen = msgspec.structs.replace(MEASURED, size=SILENT, newest=SILENT, ctime_ns=SILENT)
+    found = tree_subject("/tmp/tmp1", unseen, AT, in_use=SILENT, owner="root", keeps="pid 7 has files of it open")
+    assert ctime_in(found.seen.incarnation) is None
+    assert found.labels["kept_by"] == "pid 7 has files of it open"
+    assert together([found, found]) == 0
+
+
+@pytest.mark.parametrize("uid", ["", "x:y", "8", "machine", "8:x", "a:7:logs"])
+def test_a_uid_of_something_else_names_no_tree(uid: str) -> None:
+    assert identity_in(uid) is None
+
+
+def test_logs_are_a_set_whatever_its_order() -> None:
+    other = msgspec.structs.replace(FILE, name="other.out", inode=2, newest=NOW - timedelta(days=1))
+    assert logs_incarnation(5, [FILE, other]) == logs_incarnation(5, [other, FILE])
+    assert logs_incarnation(5, [FILE]) != logs_incarnation(5, [msgspec.structs.replace(FILE, ctime_ns=11)])
+    found = logs_subject("/tmp/ray/s/logs", (8, 5), [FILE, other], "root", None, AT)
+    assert (found.ref.uid, identity_in(found.ref.uid)) == ("8:5:logs", (8, 5))
+    assert (found.size, found.last_used, found.labels["files"]) == (8192, NOW, "2")
+    assert found.category is Category.DEAD_LOGS
+
+
+def test_a_node_tells_what_is_known_and_nothing_else() -> None:
+    facts = NodeFacts(name="worker-1", uid="abc", incarnation="7@1", size=SILENT, busy=SILENT)
+    bare = node_subject(facts, AT)
+    assert (bare.ref.path, bare.shape, bare.busy) == ("ray/lab/worker-1", Shape.NODE, SILENT)
+    assert bare.labels == {"sessions_live": "0", "sessions_dead": "0"}
+    whole = msgspec.structs.replace(
+        facts,
+        size=5,
+        busy=None,
+        cpu=1.25,
+        disk=Disk("/", 0.5, 0.1),
+        disk_size=100,
+        disk_free=50,
+        live=1,
+        dead=2,
+        versions=("2.60.0",),
+        addresses=("http://127.0.0.1:8265",),
+        sessions=("session_1",),
+    )
+    assert node_subject(whole, AT).labels == {
+        "sessions_live": "1",
+        "sessions_dead": "2",
+        "temporary": "5",
+        "cpu": "1.2",
+        "disk_size": "100",
+        "disk_free": "50",
+        "ray": "2.60.0",
+        "session": "session_1",
+        "address": "http://127.0.0.1:8265",
+    }
+
+
+def test_subjects_survive_json() -> None:
+    for one in (
+        node_subject(NodeFacts(name="n", uid="u", incarnation="1", size=1, busy=None), AT),
+        logs_subject("/l", (8, 5), [FILE], "root", Disk("/", 0.5), AT),
+    ):
+        assert msgspec.json.decode(msgspec.json.encode(one), type=Subject) == one
