@@ -247,14 +247,14 @@ def _platforms(
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
     found: list[Platform] = [_host(loaded, clock, environ)]
     reaches = discover(environ)
-    address, containers = docker.find(environ), None
+    address, beside = docker.find(environ), None
     if address is not None:
         engine = docker.Engine(address, environ)
         place = hostname() if engine.local else engine.host
-        containers = DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded))
-        found.append(containers)
+        beside = DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded))
+        found.append(beside)
     if _wants_ray(loaded, reaches):
-        inside = ray.no_containers if containers is None else partial(_nodes_in, containers)
+        inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
         found.append(RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ))
     cluster = _cluster(loaded, environ, reaches)
     if cluster is not None:
@@ -266,9 +266,7 @@ def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str]) -> Hos
     """With the folders of gpukeeper itself, which no removal may take along."""
     policy, path = loaded.policy, ledger_path(environ)
     folders = (str(path.parent), policy.capture.to or str(evidence_folder(path)))
-    return HostPlatform(
-        hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders
-    )
+    return HostPlatform(hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders)
 
 
 def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.wiring import open_session, reload_policy
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.wiring import discover, open_session, reload_policy
 
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
 
@@ -55,3 +57,43 @@ def test_a_label_that_a_changed_policy_trusts_no_longer_is_believed_no_longer(
         assert docker._around._trusted == ()  # type: ignore[attr-defined]
     finally:
         session.close()
+
+
+def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, str], policy: Path) -> None:
+    """A node may come later, and containers that are nodes are known to their engine only."""
+    policy.write_text("scope: {ray: {}}\nray: {roots: [/nowhere]}\n")
+    session = open_session(policy, write=True, environ=environ)
+    (ray,) = [one for one in session.keeper.platforms if one.name == "ray"]
+    (reach,) = [one for one in session.reaches if one.platform == "ray"]
+    try:
+        assert reach.reachable
+        assert ray.place == reach.place
+        assert ray._policy.ray.roots == ("/nowhere",)  # type: ignore[attr-defined]
+        policy.write_text("scope: {ray: {}}\nray: {roots: [/elsewhere]}\n")
+        reload_policy(session, policy)
+        assert ray._policy.ray.roots == ("/elsewhere",)  # type: ignore[attr-defined]
+    finally:
+        session.close()
+
+
+def test_an_engine_that_is_silent_hides_nodes_and_does_not_end_the_look(environ: dict[str, str], policy: Path) -> None:
+    policy.write_text("scope: {ray: {}}\nray: {roots: [/nowhere], window: 1s}\n")
+    session = open_session(policy, write=True, environ=environ)
+    (ray,) = [one for one in session.keeper.platforms if one.name == "ray"]
+
+    async def unseen() -> list[str]:
+        return [one.what async for page in ray.observe(PlaceScope()) for one in page.unseen]
+
+    try:
+        assert "containers that are nodes" in asyncio.run(unseen())
+    finally:
+        session.close()
+
+
+def test_a_ray_address_alone_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: ())
+    (reach,) = [one for one in discover({"RAY_ADDRESS": "head:6379"}) if one.platform == "ray"]
+    assert (reach.reachable, "head:6379" in reach.why) == (False, True)
+    monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: (place, "abc"))
+    (reach,) = [one for one in discover({}) if one.platform == "ray"]
+    assert (reach.reachable, reach.why) == (True, "2 nodes: this machine, abc")

@@ -184,6 +184,28 @@ def test_nothing_goes_below_the_threshold_of_a_node(bed: DockerBed) -> None:
     assert entries(bed, "ray-worker-1") == ["tmpone"]
 
 
+def test_what_a_killed_run_left_is_finished_by_the_next(bed: DockerBed) -> None:
+    """Whenever it dies: the tree is whole under its name, or out of sight and finished later."""
+    worker(bed, "ray-worker-1")
+    folder = scratch(bed, "ray-worker-1") / "tmpmany"
+    for number in range(30):
+        (folder / str(number)).mkdir(parents=True)
+        for file in range(1000):
+            (folder / str(number) / str(file)).write_bytes(b"x")
+
+    with sandbox.start(bed.folder, "apply", "--yes", policy=POLICY, env=bed.environ()) as child:
+        bed.until(lambda: child.poll() is not None or "tmpmany" not in entries(bed, "ray-worker-1"), deadline=60)
+        child.kill()
+        child.communicate()
+    left = entries(bed, "ray-worker-1")
+    assert left == [] or (
+        len(left) == 1 and (left[0].startswith(".gpukeeper-trash-") or len(list(folder.iterdir())) == 30)
+    )
+    for _ in range(3):  # put back and decided anew, or finished at once
+        gpukeeper(bed, "apply", "--yes")
+    assert entries(bed, "ray-worker-1") == []
+
+
 def test_a_second_run_at_once_waits_for_nobody(bed: DockerBed) -> None:
     worker(bed, "ray-worker-1")
     fill(bed, "ray-worker-1", "tmpone", 60 * MB)
@@ -331,7 +353,7 @@ def test_an_engine_names_containers_by_name_or_label(bed: DockerBed) -> None:
     assert re.search("answer|connect|reach", silent.why)
 
 
-ACTOR = """
+ACTOR = f"""
 import ray, time
 ray.init(address="auto", log_to_driver=False)
 @ray.remote(num_cpus=0)
@@ -339,7 +361,7 @@ class Trainer:
     def hello(self): return 1
 trainer = Trainer.remote()
 ray.get(trainer.hello.remote())
-open("/ready", "w").close()
+open("{ROOT}/ready", "w").close()
 time.sleep(1e6)
 """
 
@@ -382,7 +404,7 @@ def test_a_real_ray_in_a_container_without_network_is_asked_from_within(bed: Doc
     assert (idle["tree"].busy, idle["tree"].in_use) == (None, False)
 
     bed.exec("ray-worker-1", [python, "-c", ACTOR])
-    bed.until(lambda: Path(f"/proc/{bed.pid('ray-worker-1')}/root' + '/ready').exists(), "the actor lives", deadline=60)
+    bed.until(lambda: "ready" in entries(bed, "ray-worker-1"), "the actor lives", deadline=60)
     busy = run(now())
     assert isinstance(busy["tree"].busy, str)
     assert isinstance(run(ray.act(removal(idle["tree"]), idle["tree"])), Changed)

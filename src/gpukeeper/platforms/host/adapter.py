@@ -7,7 +7,10 @@ sees less, and says so.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
 
 from gpukeeper.devices import nvml
 from gpukeeper.disk import open_files
@@ -40,6 +43,11 @@ from gpukeeper.platforms.host.trees import Trees
 
 OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
 TREES = (translate.TREE, translate.REPORT)
+Busy: TypeAlias = Callable[[], Awaitable[str | Unknown | None]]
+
+
+async def nothing_known() -> None:
+    """No cluster of this machine can be asked whether it works."""
 
 
 class HostPlatform:
@@ -52,14 +60,16 @@ class HostPlatform:
         reports: Reports | None = None,
         marks: DiskMarks | None = None,
         folders: Sequence[str] = (),
+        busy: Busy = nothing_known,
         inventory: Inventory = nvml.inventory,
         proc: str = "/proc",
         scan: Scan | None = None,
         limits: Limits | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them."""
-        self._place, self._clock, self._folders = place, clock, tuple(folders)
+        """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them. `busy`: what
+        work of a cluster runs on this machine and may need its temporary files, in a few words."""
+        self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
         self._patience = patience or Patience()
         self._unreadable = (marks or DiskMarks()).unreadable
         scan = scan or (lambda: open_files.scan(proc, unreadable=self._unreadable))
@@ -108,7 +118,7 @@ class HostPlatform:
         if disks or unseen:
             yield Snapshot(self.name, self._place, self._clock.now(), disks, unseen)
         async for subjects, unseen in self._trees.observe():
-            yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
+            yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(subjects), unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         """The machine gives no hints; the next pass looks."""
@@ -122,7 +132,8 @@ class HostPlatform:
         if ref.kind == translate.PROCESS:
             return await self._gpus.look_at_holder(ref)
         if ref.kind in TREES:
-            return await self._trees.look(ref)
+            found = await self._trees.look(ref)
+            return (await self._beside((found,)))[0] if isinstance(found, Subject) else found
         if ref.kind == translate.DISK:
             return await self._disks.look(ref)
         return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
@@ -160,6 +171,15 @@ class HostPlatform:
         if ref.kind != translate.REPORT or saved is None:
             return errors.NO_COPY
         return await archive.bring_back(ref, saved, self._trees.named, self._patience)
+
+    async def _beside(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...]:
+        """A temporary tree may be needed by whatever runs here, however old it looks."""
+        if all(one.category is not Category.TEMPORARY for one in trees):
+            return trees
+        busy = await self._busy()
+        return tuple(
+            msgspec.structs.replace(one, busy=busy) if one.category is Category.TEMPORARY else one for one in trees
+        )
 
     def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:
         ours = [one for one in temporary if one.platform == self.name]

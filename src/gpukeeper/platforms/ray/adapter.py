@@ -44,7 +44,7 @@ from gpukeeper.platforms.ray.connect import Containers, Patience, no_containers
 from gpukeeper.platforms.ray.discovery import Discovery, Here
 from gpukeeper.platforms.ray.idleness import Idleness, Load
 from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
-from gpukeeper.platforms.ray.nodes import Node
+from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
 from gpukeeper.platforms.ray.survey import Surveyed
 
@@ -98,10 +98,6 @@ class RayPlatform:
     def follow(self, policy: Policy) -> None:
         """Of a policy that changed."""
         self._discovery.policy = policy
-
-    async def nodes(self) -> Sequence[str]:
-        """What they are called; for whoever asks what can be reached."""
-        return [node.name for node in (await self._look_around()).found.nodes]
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Node by node, after one wait for all of them: how busy they are is measured over a while."""
@@ -266,12 +262,13 @@ class RayPlatform:
         return self._node(node, found, await self._load(node, here), asking)
 
     async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
-        """Its node is not here under that name. Gone only if every node was looked at, and it is on none."""
+        """Its node is not here under that name. Gone only if every node was looked at, and it is on none; a node that
+        was found by its raylet may be there without one."""
         for node in here.found.nodes:
             found = await self._one(ref, node, here, {})
             if isinstance(found, Subject):
                 return Unknown(f"it is on {node.name} now")
-        if not here.listed or here.found.asleep or here.found.unseen:
+        if not here.listed or here.found.asleep or here.found.unseen or is_found_by_raylet(ref.namespace):
             return Unknown(f"{ref.namespace} is not here now, so its files cannot be looked at")
         return Gone(ref, self._clock.now())
 

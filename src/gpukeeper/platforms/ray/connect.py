@@ -1,11 +1,10 @@
-"""How Ray's nodes are reached: what is told from outside, how long a look may take, and whether there is any."""
+"""How Ray's nodes are reached: what is told from outside, where Ray keeps its files, how long a look may take."""
 
 from __future__ import annotations
 
 import pwd
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -45,16 +44,6 @@ async def no_containers(patterns: Sequence[str]) -> Sequence[Inside]:
 def temporary_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Below which Ray makes its own folder, unless a command line says otherwise."""
     return tuple(dict.fromkeys((DEFAULT_TMP, *(environ[name] for name in VARIABLES if environ.get(name)))))
-
-
-def find(environ: Mapping[str, str]) -> str | None:
-    """Where a Ray of this machine is, or None."""
-    if address := environ.get("RAY_ADDRESS"):
-        return address
-    for folder in temporary_folders(environ):
-        if Path(folder, RAY).is_dir():
-            return str(Path(folder, RAY))
-    return None
 
 
 def user_name(uid: int) -> str:

@@ -35,7 +35,7 @@ class Here(msgspec.Struct, frozen=True):
 
     everyone: tuple[Process, ...]
     found: Found
-    listed: bool  # whether every container that may be a node is known
+    listed: bool  # whether every container that the policy calls a node is known
 
     def node(self, name: str) -> Node | None:
         return next((one for one in self.found.nodes if one.name == name), None)
@@ -86,7 +86,8 @@ class Discovery:
         paths = tuple(dict.fromkeys((DEFAULT_TMP, *self.policy.ray.roots)))
         found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
         ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
-        return Here(everyone, msgspec.structs.replace(found, nodes=ours), True)
+        asked = self._containers is not no_containers
+        return Here(everyone, msgspec.structs.replace(found, nodes=ours), asked)
 
     def again(self, node: Node) -> Node | None:
         """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""

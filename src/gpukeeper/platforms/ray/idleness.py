@@ -52,8 +52,8 @@ class Idleness:
     async def of(self, node: Node, asking: Asking, settings: RaySettings) -> Load:
         ray = await asking.busy(node.raylets) if node.raylets else None
         gpu = await self._gpu(node)
-        others = (one for one in node.processes if one.pid != os.getpid() and not is_rays_own(one))
-        cpu = self._cpu.percent(others)
+        ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
+        cpu = self._cpu.percent(one for one in node.processes if one.pid not in ours and not is_rays_own(one))
         return Load(translate.busy_by(ray, works(node), cpu, settings.cpu, gpu), cpu)
 
     async def _gpu(self, node: Node) -> str | Unknown | None:

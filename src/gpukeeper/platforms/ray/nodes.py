@@ -6,6 +6,7 @@ A node is a set of processes that see the same files, and one of them as the doo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpukeeper.platforms.ray.processes import Process, Raylet, flags_of, raylet_
 from gpukeeper.platforms.ray.reach import Door
 
 MACHINE = "machine"  # the uid of this machine as a node
+_UNLISTED = re.compile(r"[0-9a-f]{12}|mnt:\[\d+\]")
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +65,12 @@ def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str
         name = main.container[:12] if main.container else str(main.mounts)
         door = Door(main.pid, main.starttime)
         nodes.append(_node(name, main.container or str(main.mounts), door, members_of(main, everyone, ours)))
-    return Found(tuple(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+    return Found(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+
+
+def is_found_by_raylet(name: str) -> bool:
+    """Whether a node of that name is one that nobody listed."""
+    return _UNLISTED.fullmatch(name) is not None
 
 
 def members_of(main: Process, everyone: Iterable[Process], ours: Sequence[Process]) -> tuple[Process, ...]:
@@ -120,6 +127,17 @@ def told_roots(node: Node) -> dict[str, frozenset[int]]:
 def is_rays_own(process: Process) -> bool:
     """One of its programs, or an idle worker, by what it calls itself."""
     return foreign((process.title,)) is None
+
+
+def _told_apart(found: Sequence[Node]) -> tuple[Node, ...]:
+    """A container may be called as its machine is; then it has its id in its name."""
+    known: set[str] = set()
+    apart = []
+    for node in found:
+        name = f"{node.name}-{node.uid[:12]}" if node.name in known else node.name
+        known.add(name)
+        apart.append(msgspec.structs.replace(node, name=name))
+    return tuple(apart)
 
 
 def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...]) -> Node:

@@ -48,10 +48,6 @@ class Raylet(msgspec.Struct, frozen=True, kw_only=True):
     session_name: str
     session_dir: str
     temp_dir: str
-    gcs_address: str
-    node_ip: str
-    dashboard: str  # host:port, as it tells its workers
-    is_head: bool
 
 
 Everyone: TypeAlias = Callable[[], tuple[Process, ...]]
@@ -110,8 +106,6 @@ def raylet_of(process: Process) -> Raylet | None:
     if not process.argv or Path(process.argv[0]).name != "raylet":
         return None
     flags = flags_of(process.argv)
-    command = flags.get("python_worker_command", "")
-    dashboard = next((word.removeprefix("--webui=") for word in command.split() if word.startswith("--webui=")), "")
     session = flags.get("session_dir", "")
     return Raylet(
         process=process,
@@ -119,10 +113,6 @@ def raylet_of(process: Process) -> Raylet | None:
         session_name=flags.get("session_name") or Path(session).name,
         session_dir=session,
         temp_dir=flags.get("temp_dir", ""),
-        gcs_address=flags.get("gcs_address", ""),
-        node_ip=flags.get("node_ip_address", ""),
-        dashboard=dashboard,
-        is_head="--head" in process.argv,
     )
 
 

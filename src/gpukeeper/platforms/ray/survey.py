@@ -158,7 +158,7 @@ def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, fou
             continue
         found.subjects.append(subject)
         alive = subject.state is State.RUNNING
-        found.live, found.dead = found.live + alive, found.dead + (not alive)
+        found.live, found.dead = found.live + alive, found.dead + (subject.in_use is False)
         if alive:
             found.living.append(str(Path(folder.real, session.name)))
             of_the_dead, about = logs_of(session, folder, visit, wants)

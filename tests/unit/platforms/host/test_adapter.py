@@ -386,3 +386,19 @@ def test_the_place_is_this_machine() -> None:
     assert hostname() == socket.gethostname()
     assert user_name(0) == "root"
     assert user_name(3_999_999_999) == "3999999999"
+
+
+@pytest.mark.parametrize("work", ["actor Trainer is alive", Unknown("its dashboard does not answer"), None])
+def test_a_temporary_tree_is_beside_whatever_a_cluster_runs_on_this_machine(
+    tmp_path: Path, work: str | Unknown | None
+) -> None:
+    tree(tmp_path)
+
+    async def busy() -> str | Unknown | None:
+        return work
+
+    platform = host(tmp_path, busy=busy)
+    (listed,) = subjects(platform).values()
+    looked = wait(platform.look(listed.ref))
+    assert isinstance(looked, Subject)
+    assert (listed.busy, looked.busy) == (work, work)

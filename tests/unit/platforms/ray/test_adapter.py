@@ -244,6 +244,11 @@ def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) 
     about = tmp_path.stat()
     gone = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "worker")
     assert isinstance(run(ray.look(gone)), Gone)
+    # Found by a raylet once, which ended; its files may be there.
+    found = Ref("ray", "here", "tree", "/tmp/tmpone", f"{about.st_dev}:2", "0123456789ab")
+    assert isinstance(run(ray.look(found)), Unknown)
+    # Without an engine nobody knows which containers there are.
+    assert isinstance(run(platform(tmp_path).look(gone)), Unknown)
 
 
 def test_an_engine_that_does_not_answer_is_said_and_the_rest_is_seen(tmp_path: Path) -> None:

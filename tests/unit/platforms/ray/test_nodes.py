@@ -57,6 +57,11 @@ def test_a_raylet_in_a_container_that_is_known_is_not_counted_twice() -> None:
     assert [one.name for one in here.nodes] == ["here", "w"]
 
 
+def test_a_container_that_is_called_as_its_machine_is_told_apart() -> None:
+    here = found(process(1, **OURS), process(10, **THEIRS), containers=(Inside("here", 10, ID),))
+    assert [one.name for one in here.nodes] == ["here", f"here-{ID[:12]}"]
+
+
 def test_a_container_that_sleeps_or_ended_is_said() -> None:
     here = found(process(1, **OURS), containers=(Inside("asleep", 0, ID), Inside("ended", 77, ID)))
     assert here.asleep == ("asleep",)

@@ -23,9 +23,6 @@ def test_a_raylet_says_who_it_is_in_every_release(file: Path) -> None:
         assert len(found.node_id) == 56
         assert found.session_name.startswith("session_2026")
         assert found.session_dir == f"{found.temp_dir}/{found.session_name}"
-        assert found.dashboard.startswith("127.0.0.1:")
-        assert ":" in found.gcs_address
-        assert found.node_ip
 
 
 def test_whoever_is_called_otherwise_is_no_raylet() -> None:

@@ -47,6 +47,12 @@ def test_a_link_is_resolved_inside_the_node(node: tuple[int, Path], target: str,
     assert where(root, path) == real
 
 
+def test_an_absolute_link_further_down_begins_at_the_nodes_root(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "disk/deep/back").symlink_to("/disk")
+    assert where(root, "/disk/deep/back/deep") == "/disk/deep"
+
+
 def test_a_link_to_the_machines_own_folder_finds_nothing(node: tuple[int, Path], tmp_path: Path) -> None:
     root, home = node
     (tmp_path / "mine").mkdir()

@@ -258,6 +258,20 @@ def test_what_could_not_be_seen_keeps(tmp_path: Path) -> None:
     assert isinstance(run(ray.act(step(found), found)), Refused)
 
 
+def test_a_filesystem_that_other_machines_share_is_never_known_to_be_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this one is: it plays the part of one on the network."""
+    session(tmp_path)
+    (tmp_path / "tmpone").mkdir()
+    monkeypatch.setattr("gpukeeper.platforms.ray.visit.SHARED", ("",))
+    ray = platform(tmp_path)
+    for name in (SESSION, "tmpone"):
+        found = one_of(ray, tmp_path, name)
+        assert isinstance(found.in_use, Unknown)
+        assert "other machines" in found.in_use.why
+
+
 def test_the_ends_of_its_newest_logs_are_evidence_and_reading_them_is_no_use(tmp_path: Path) -> None:
     folder = session(tmp_path)
     (folder / "logs/worker.out").write_bytes(b"begin" + b"x" * 100_000 + b"end")
