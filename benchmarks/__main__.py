@@ -15,6 +15,7 @@ NAMES = (
     "ledger",
     "disk-size",
     "disk-delete",
+    "disk-sweep",
     "docker-plan",
     "docker-idle",
     "docker-outcome",

@@ -1,10 +1,10 @@
 """Run `gpukeeper apply` on every idle node of a Ray cluster, by one short task pinned to each.
 
-For clusters whose nodes nothing but Ray reaches. gpukeeper must be installed on the nodes (in their image). A task
-restarts the idle clock of its node, so run this seldom: once a night, not every five minutes. Nodes that Ray calls busy
-get no task at all.
+For clusters whose nodes nothing but Ray reaches. gpukeeper must be installed on the nodes (in their image); where it
+is not in Ray's own environment, --gpukeeper says how it is called there. A task restarts the idle clock of its node, so
+run this seldom: once a night, not every five minutes. Nodes that Ray calls busy get no task at all.
 
-    python sweep.py --policy ray-host.yaml [--address auto] [--node NODE_ID ...] [--plan]
+    python sweep.py --policy ray-host.yaml [--address auto] [--node NODE_ID ...] [--plan] [--gpukeeper COMMAND]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,12 +26,13 @@ DEADLINE = 600  # seconds, of one node
 
 
 @ray.remote(num_cpus=0, max_retries=0)  # it takes no place away from work, and is never done twice
-def sweep(verb: list[str], policy: str, job: str) -> dict[str, Any]:
+def sweep(gpukeeper: list[str], verb: list[str], policy: str, job: str) -> dict[str, Any]:
     """Runs on the node itself."""
     with tempfile.NamedTemporaryFile("w", prefix="gpukeeper-", suffix=".yaml") as file:
         file.write(policy)
         file.flush()
-        command = [sys.executable, "-m", "gpukeeper", *verb, "--policy", file.name, "--platform", "ray", "--json"]
+        program = gpukeeper or [sys.executable, "-m", "gpukeeper"]
+        command = [*program, *verb, "--policy", file.name, "--platform", "ray", "--json"]
         # This job's own task and driver are no work that could need the files.
         environment = os.environ | {"GPUKEEPER_RAY_JOB": job}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE)
@@ -58,11 +60,12 @@ def main() -> int:
     parser.add_argument("--address", default="auto")
     parser.add_argument("--node", action="append", default=[], help="only these nodes, by the beginning of their id")
     parser.add_argument("--plan", action="store_true", help="look only")
+    parser.add_argument("--gpukeeper", default="", help="how it is called on the nodes")
     asked = parser.parse_args()
 
     ray.init(address=asked.address, log_to_driver=False)
     job, busy, policy = ray.get_runtime_context().get_job_id(), busy_nodes(), asked.policy.read_text()
-    verb, running = ["plan"] if asked.plan else ["apply", "--yes"], {}
+    verb, program, running = ["plan"] if asked.plan else ["apply", "--yes"], shlex.split(asked.gpukeeper), {}
     for node in ray.nodes():
         name, address = node["NodeID"], node["NodeManagerAddress"]
         if not node["Alive"] or (asked.node and not name.startswith(tuple(asked.node))):
@@ -71,7 +74,7 @@ def main() -> int:
             print(f"{name[:12]} {address}: busy, left alone: {busy[name]}", file=sys.stderr)
             continue
         here = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
-        running[sweep.options(scheduling_strategy=here).remote(verb, policy, job)] = (name, address)
+        running[sweep.options(scheduling_strategy=here).remote(program, verb, policy, job)] = (name, address)
 
     failed = 0
     while running:

@@ -35,7 +35,7 @@ from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker import meter as docker_meter
 from gpukeeper.platforms.docker.adapter import DockerPlatform, DockerSettings
 from gpukeeper.platforms.host import meter as host_meter
-from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.host.adapter import Busy, HostPlatform, nothing_known
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
@@ -245,9 +245,10 @@ def _platforms(
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
         platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
-    found: list[Platform] = [_host(loaded, clock, environ)]
+    found: list[Platform] = []
     reaches = discover(environ)
     address, beside = docker.find(environ), None
+    busy: Busy = nothing_known
     if address is not None:
         engine = docker.Engine(address, environ)
         place = hostname() if engine.local else engine.host
@@ -255,18 +256,27 @@ def _platforms(
         found.append(beside)
     if _wants_ray(loaded, reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
-        found.append(RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ))
+        folders = _own_folders(loaded, environ)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=folders)
+        found.append(nodes)
+        busy = nodes.busy_here
     cluster = _cluster(loaded, environ, reaches)
     if cluster is not None:
         found.append(KubernetesPlatform(cluster, clock, loaded.policy))
-    return tuple(found), reaches
+    return (_host(loaded, clock, environ, busy), *found), reaches
 
 
-def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str]) -> HostPlatform:
-    """With the folders of gpukeeper itself, which no removal may take along."""
-    policy, path = loaded.policy, ledger_path(environ)
-    folders = (str(path.parent), policy.capture.to or str(evidence_folder(path)))
-    return HostPlatform(hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders)
+def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy) -> HostPlatform:
+    policy, folders = loaded.policy, _own_folders(loaded, environ)
+    return HostPlatform(
+        hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders, busy=busy
+    )
+
+
+def _own_folders(loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The folders of gpukeeper itself, which no removal may take along."""
+    path = ledger_path(environ)
+    return str(path.parent), loaded.policy.capture.to or str(evidence_folder(path))
 
 
 def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:

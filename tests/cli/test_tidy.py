@@ -127,17 +127,41 @@ def anybodys() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def as_nobody(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-m"]
-    words += ["gpukeeper", "tidy", "--root", str(root), "--", *command]
+BECOME_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+
+def as_nobody(root: Path, *command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    words = [*before, *BECOME_NOBODY, sys.executable, "-m", "gpukeeper", "tidy", "--root", str(root), "--", *command]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_an_ordinary_user_gets_a_clean_folder_too(anybodys: Path) -> None:
-    """Others' open files cannot be seen then, and need not be: nobody else may enter the folder."""
-    done = as_nobody(anybodys, *sh("id -u; echo x > $TMPDIR/x"))
+@pytest.fixture
+def alone() -> tuple[str, ...]:
+    """Where nobody else starts anything meanwhile."""
+    words = ("unshare", "--pid", "--fork", "--mount-proc")
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode != 0:
+        pytest.skip("needs a pid namespace of its own")
+    return words
+
+
+def test_an_ordinary_user_gets_a_clean_folder_too(anybodys: Path, alone: tuple[str, ...]) -> None:
+    """What others had running before cannot be looked into, and need not be: nobody else may enter the folder."""
+    runs = ("sh", "-c", 'sleep 600 & "$@"; exit $?', "sh")
+    done = as_nobody(anybodys, *sh("id -u; echo x > $TMPDIR/x"), before=(*alone, *runs))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{NOBODY}\n", "")
     assert list(anybodys.iterdir()) == []
+
+
+def test_what_a_service_of_root_started_meanwhile_keeps_the_folder(anybodys: Path, alone: tuple[str, ...]) -> None:
+    """As docker or sudo do for a command: it is no child of the command, and may work in its folder unseen."""
+    os.mkfifo(anybodys / "go")
+    (anybodys / "go").chmod(0o666)
+    service = f"(read folder < {anybodys}/go; (cd $folder; echo > {anybodys}/up; exec sleep 600) & wait) &"
+    command = sh(f"echo x > $TMPDIR/x; echo $TMPDIR > {anybodys}/go; until [ -e {anybodys}/up ]; do :; done")
+    done = as_nobody(anybodys, *command, before=(*alone, "sh", "-c", f'{service} "$@"; exit $?', "sh"))
+    assert done.returncode == 0
+    assert "began after the command did, perhaps for it, and its open files could not be read" in done.stderr
+    assert len(list(anybodys.glob("*/tmp/x"))) == 1
 
 
 def test_a_survivor_that_may_not_be_looked_into_keeps_the_folder(anybodys: Path) -> None:

@@ -63,15 +63,23 @@ def _marks(file: PolicyFile) -> Iterator[Problem]:
 
 def _apart(file: PolicyFile, root: str, at: Path) -> Iterator[Problem]:
     """Reports have ages and archives of their own, which a temporary root around or inside them would undo."""
-    for i, entry in enumerate(file.temporary):
-        reports, temporary = PurePosixPath(root), PurePosixPath(entry.root)
-        taken = _is_named(reports, temporary, entry.names) or temporary.is_relative_to(reports)
+    for path, called, other, names in _temporary_roots(file):
+        reports, temporary = PurePosixPath(root), PurePosixPath(other)
+        taken = _is_named(reports, temporary, names) or temporary.is_relative_to(reports)
         if taken:
             yield Problem(
-                (at, ("temporary", i, "root")),
-                f"{root} and temporary[{i}].root {entry.root} overlap, so reports would go as temporary trees, or the"
+                (at, path),
+                f"{root} and {called} {other} overlap, so reports would go as temporary trees, or the"
                 " other way round. Keep reports in a folder of their own.",
             )
+
+
+def _temporary_roots(file: PolicyFile) -> Iterator[tuple[Path, str, str, list[str]]]:
+    """Where it stands, what it is called, the root, and the names of trees there. Of nodes only if any are covered."""
+    for i, entry in enumerate(file.temporary):
+        yield ("temporary", i, "root"), f"temporary[{i}].root", entry.root, entry.names
+    for i, root in enumerate(file.ray.roots if file.scope.ray is not None else ()):
+        yield ("ray", "roots", i), f"ray.roots[{i}]", root, file.ray.names
 
 
 def _is_named(reports: PurePosixPath, temporary: PurePosixPath, names: list[str]) -> bool:

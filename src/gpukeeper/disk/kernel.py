@@ -18,6 +18,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPENAT2 = 437  # the same number on every architecture
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_IDLE = 3 << 13
+_KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}
+OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working folder, root and so mount namespace
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NOREPLACE = 1
 
@@ -82,6 +84,18 @@ def work_in_the_background() -> None:
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
         _libc.syscall(ctypes.c_long(number), ctypes.c_int(1), ctypes.c_int(0), ctypes.c_int(_IOPRIO_IDLE))
+
+
+def is_same(kind: int, one: int, other: int) -> bool | None:
+    """Whether two threads share their OPEN_FILES or FOLDERS. None: the kernel does not say, or one of them ended."""
+    number = _KCMP.get(os.uname().machine)
+    if number is None:
+        return None
+    zero = ctypes.c_ulong(0)
+    answer = _libc.syscall(
+        ctypes.c_long(number), ctypes.c_int(one), ctypes.c_int(other), ctypes.c_int(kind), zero, zero
+    )
+    return None if answer < 0 else answer == 0
 
 
 def mount_id(fd: int) -> str:

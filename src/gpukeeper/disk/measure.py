@@ -57,15 +57,20 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not seen."""
+    """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not seen.
+
+    `newest` is its age: all access, modification and change times, but for the change time of the top itself where
+    that is a folder. Taking a tree and putting it back moves that one, and would make it young and the latest of its
+    kind. Of a single file it counts: the other times are whatever somebody set. `ctime_ns` counts everything.
+    """
 
     device: int
     inode: int
     uid: int
     size: int | Unknown  # bytes allocated on disk; hard links count once, holes not at all
     entries: int
-    newest: datetime | Unknown  # of all access, modification and change times
-    ctime_ns: int | Unknown  # newest; unlike the others it cannot be set by anyone
+    newest: datetime | Unknown  # when anything of it was last used or changed, see above
+    ctime_ns: int | Unknown  # newest change time, the top's too; unlike the others it cannot be set by anyone
     problems: tuple[str, ...]
     sockets: int = 0
     fifos: int = 0
@@ -162,6 +167,7 @@ def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, 
         # Taken before it is read, since reading it may move its own access time.
         found = os.fstat(top)
         walk.count([found])
+        walk.tally.newest_ns = max(found.st_mtime_ns, found.st_atime_ns)  # without its own change, see Measured
         measure_below(walk, top, alone)
         return found
     finally:

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+# Filesystems that other machines may have mounted, too: who uses a file there is not to be seen from here.
+SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "virtiofs", "fuse", "afs")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
+_LAYERS = {"lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"}  # options of an overlay that name folders
+_COLON = re.compile(r"(?<!\\):")
 
 
 class Mount(msgspec.Struct, frozen=True):
     device: str  # major:minor
     source: str  # the folder of that filesystem which is mounted; "/" is all of it
     point: str  # where
+    kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
+    layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
 
 
 def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
-    rows = (line.split() for line in mountinfo.splitlines())
-    return tuple(Mount(row[2], _unescaped(row[3]), _unescaped(row[4])) for row in rows if len(row) > 4)
+    return tuple(_mount(line) for line in mountinfo.splitlines() if len(line.split()) > 4)
 
 
 def own_mounts(proc: str = "/proc") -> tuple[Mount, ...]:
@@ -38,13 +43,24 @@ def has_mount_inside(path: str, mounts: Iterable[Mount]) -> bool:
 
 def source_of(path: str, mounts: Iterable[Mount]) -> tuple[str, str] | None:
     """The same folder as (device, path inside that filesystem), or None when no mount covers it."""
-    covering = [mount for mount in mounts if is_at_or_below(path, mount.point)]
-    if not covering:
+    innermost = covering(path, mounts)
+    if innermost is None:
         return None
-    # Of two on one point the later hides the earlier.
-    innermost = max(enumerate(covering), key=lambda row: (len(row[1].point), row[0]))[1]
     inside = os.path.relpath(path, innermost.point)
     return innermost.device, os.path.normpath(Path(innermost.source, inside))
+
+
+def covering(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a path without links is on; of two on one point the later hides the earlier."""
+    above = [mount for mount in mounts if is_at_or_below(path, mount.point)]
+    return max(enumerate(above), key=lambda row: (len(row[1].point), row[0]))[1] if above else None
+
+
+def is_shared(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether other machines may use the filesystem of a path without links, so that nobody here can say who does.
+    `mounts`: of the namespace that the path is of. Also when that is not known."""
+    mount = covering(path, mounts)
+    return mount is None or mount.kind == "" or mount.kind.startswith(SHARED)
 
 
 def is_at_or_below(path: str, folder: str) -> bool:
@@ -54,3 +70,20 @@ def is_at_or_below(path: str, folder: str) -> bool:
 def _unescaped(field: str) -> str:
     """Blanks and line breaks in names are written as \\040 and \\012."""
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 8)), field)
+
+
+def _mount(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    row, about = before.split(), after.split()
+    kind = about[0] if about else ""
+    layers = tuple(_layers(about[2])) if kind == "overlay" and len(about) > 2 else ()
+    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers)
+
+
+def _layers(options: str) -> Iterator[str]:
+    """Several lower ones are separated by colons; a colon of a name has a backslash before it."""
+    for option in options.split(","):
+        name, _, value = option.partition("=")
+        if name in _LAYERS:
+            folders = _COLON.split(_unescaped(value)) if name == "lowerdir" else [_unescaped(value)]
+            yield from (folder.replace("\\:", ":") for folder in folders if folder)

@@ -1,11 +1,13 @@
 """Which files are in use: open, mapped, as somebody's folder or program, mounted elsewhere, used by the kernel itself.
 
-Looks only. By device and inode as well as by path, since a process in another mount namespace names files its own way.
+Looks only, at every thread. By device and inode as well as by path, since a process in another mount namespace names
+files its own way.
 A scan that could not look into everybody says so in `hidden`; then "not in use" cannot be known.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.disk import kernel
 from gpukeeper.disk.measure import Measured
 from gpukeeper.disk.mounts import Mount, is_at_or_below, own_mounts, parse_mounts, source_of
 from gpukeeper.disk.walk import BLOCK, Identity
@@ -21,9 +24,11 @@ from gpukeeper.model.unknown import Unknown
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
 ROUNDS = 50
+ONLY_HERE = "only the processes of this container can be seen from here, not those of the machine"
 DELETED = " (deleted)"
 KERNEL = 0  # as a holder: no process, the kernel itself
 KERNEL_THREAD = 0x00200000
+RECENT = 8  # tables of one process a thread is compared with, beside the first
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")  # noqa: S108 - a name to compare
 _MAPPED = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/.*)$", re.MULTILINE)
 
@@ -93,8 +98,8 @@ def is_in_use(name: str, measured: Measured, used: Below) -> bool | Unknown:
         return True
     if measured.problems:
         return Unknown("it could not be walked whole, so a file in use may have been missed")
-    if measured.sockets:
-        return Unknown("it holds a socket, and who listens there cannot be seen by its files")
+    if measured.sockets or measured.fifos or measured.devices:  # as a removal asks, so that none is tried in vain
+        return Unknown("it holds a socket, a pipe or a device, and who uses that cannot be seen by its files")
     return Unknown(open_files.hidden) if open_files.hidden else False
 
 
@@ -145,15 +150,31 @@ def parse_backing_files(swaps: str) -> Iterator[str]:
             yield line.split()[0]
 
 
+class _Process:
+    """What was read of one process. Its threads mostly share all they have; each may have files of its own."""
+
+    def __init__(self, pid: int, comparable: bool) -> None:
+        self.pid, self.comparable = pid, comparable
+        self.mapped = False
+        self.read: dict[int, list[int]] = {kernel.OPEN_FILES: [], kernel.FOLDERS: []}
+
+    def has_read(self, kind: int, tid: int) -> bool:
+        """False where the kernel does not say: then all of them are read."""
+        known = self.read[kind] if self.comparable else []
+        return any(kernel.is_same(kind, tid, other) for other in [*known[:1], *known[1:][-RECENT:]])
+
+
 class _Scan:
     def __init__(self, proc: str, vouched: frozenset[str]) -> None:
         self.proc, self.vouched = proc, vouched
+        self.comparable = _is_own(proc)
         self.files: dict[Identity, int] = {}
         self.paths: dict[str, int] = {}
         self.held: dict[Identity, Held] = {}
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
         self.namespaces: set[str] = set()
+        self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
         self.restless = False
 
@@ -172,8 +193,9 @@ class _Scan:
     def add(self, pid: int) -> None:
         home = Path(self.proc, str(pid))
         try:
-            for one in _homes(home):
-                self.add_home(one, pid)
+            flags, has_ended = _state(home)
+            if not flags & KERNEL_THREAD:  # such has no files, though non-root is refused to see that
+                self.add_threads(home, _Process(pid, self.comparable), has_ended)
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended
         except OSError:
@@ -181,29 +203,64 @@ class _Scan:
                 self.unread.append(pid)
 
     def is_vouched(self, home: Path) -> bool:
-        """Of root only: anybody can give a program any name."""
+        """Of root only: anybody can give a program any name. Not by the owner of its folder: that is root for whatever
+        may not be looked into, whoever runs it."""
         try:
-            name, owner = (home / "comm").read_text("utf-8", "replace").rstrip("\n"), home.stat().st_uid
+            name = (home / "comm").read_text("utf-8", "replace").rstrip("\n")
+            status = (home / "status").read_text("utf-8", "replace")
         except OSError:
             return False
-        return name in self.vouched and owner == 0
+        uids = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), [])
+        return name in self.vouched and uids == ["0"] * 4
 
-    def add_home(self, home: Path, pid: int) -> None:
-        for link in _links(home):
-            self.add_link(link, pid)
+    def add_threads(self, home: Path, process: _Process, has_ended: bool) -> None:
+        """Until no new one is found. Of what ended and was not yet waited for, other threads may still run."""
+        seen = {process.pid} if has_ended else set()
+        for _ in range(ROUNDS):
+            new = [tid for tid in _tids(home, process.pid) if tid not in seen]
+            if not new:
+                return
+            for tid in new:
+                try:
+                    self.add_thread(home if tid == process.pid else home / "task" / str(tid), tid, process)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it ended
+            seen.update(new)
+        self.restless = True
+
+    def add_thread(self, home: Path, tid: int, process: _Process) -> None:
+        if not process.has_read(kernel.OPEN_FILES, tid):
+            for link in (home / "fd").iterdir():
+                self.add_link(link, process.pid)
+            process.read[kernel.OPEN_FILES].append(tid)
+        if not process.mapped:
+            self.add_mapped(home, process.pid)
+            process.mapped = True
+        if not process.has_read(kernel.FOLDERS, tid):
+            for name in ("cwd", "root"):
+                self.add_link(home / name, process.pid)
+            self.add_mounts(home)
+            process.read[kernel.FOLDERS].append(tid)
+
+    def add_mapped(self, home: Path, pid: int) -> None:
+        self.add_link(home / "exe", pid)
         for identity, path in parse_maps((home / "maps").read_text("utf-8", "surrogateescape")):
             self.files.setdefault(identity, pid)
             self.paths.setdefault(path, pid)
-        self.add_mounts(home)
 
     def add_link(self, link: Path, pid: int) -> None:
         try:
             path = str(link.readlink())
         except (FileNotFoundError, ProcessLookupError):
             return  # closed since it was listed
-        if not path.startswith("/"):
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            path = ""  # too deep to have one, as anybody can arrange: then known by identity alone
+        if path and not path.startswith("/"):
             return  # a pipe, a socket
-        self.paths.setdefault(path.removesuffix(DELETED), pid)
+        if path:
+            self.paths.setdefault(path.removesuffix(DELETED), pid)
         try:
             found = link.stat()
         except OSError:
@@ -221,10 +278,38 @@ class _Scan:
             self.namespaces.add(namespace)
             self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
             self.points.update(mount.point for mount in mounts)
+            for mount in mounts:
+                self.add_layers(mount, home)
+
+    def add_layers(self, mount: Mount, home: Path) -> None:
+        """The folders an overlay is made of are open in nobody's descriptors and mounted nowhere. They are called as
+        whoever mounted it called them, so it is asked in each namespace until one knows them all."""
+        if not mount.layers or (mount.device, mount.layers) in self.overlays:
+            return
+        for layer in mount.layers:
+            self.paths.setdefault(layer, KERNEL)
+        found = [self.add_layer(layer, mount, home) for layer in mount.layers]
+        if all(found):
+            self.overlays.add((mount.device, mount.layers))
+
+    def add_layer(self, layer: str, mount: Mount, home: Path) -> bool:
+        """One that is relative was so to a folder that engines keep above another layer or above the mount point."""
+        near = [mount.point, *(other for other in mount.layers if other.startswith("/"))]
+        bases = dict.fromkeys(str(above) for one in near for above in Path(one).parents)
+        known = False
+        for base in ["/"] if layer.startswith("/") else bases:
+            path = os.path.normpath(Path(base, layer))
+            try:
+                found = os.stat(f"{home}/root{path}")  # noqa: PTH116 - joined as text: the path is absolute
+            except OSError:
+                continue
+            self.paths.setdefault(path, KERNEL)
+            self.files.setdefault((found.st_dev, found.st_ino), KERNEL)
+            known = True
+        return known
 
     def why_hidden(self) -> str | None:
-        if _namespace(self.proc) != FIRST_PID_NAMESPACE:
-            return "only the processes of this container can be seen from here, not those of the machine"
+        """What is the least to be helped comes first: nobody else must be hidden where ONLY_HERE is said."""
         if not Path(self.proc, "1", "stat").exists():
             return "this machine hides other people's processes (hidepid); run as root to see them"
         if self.unread:
@@ -232,30 +317,38 @@ class _Scan:
                 f"the open files of {len(self.unread)} other processes could not be read, of pid {self.unread[0]} "
                 "for one; that needs root (CAP_SYS_PTRACE). Where even root may not: disk.unreadable in the policy"
             )
-        return "processes come and go faster than they can be looked at" if self.restless else None
+        if self.restless:
+            return "processes come and go faster than they can be looked at"
+        return ONLY_HERE if _namespace(self.proc) != FIRST_PID_NAMESPACE else None
 
 
 def _pids(proc: str) -> list[int]:
     return sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal())
 
 
-def _links(home: Path) -> Iterator[Path]:
-    for name in ("cwd", "root", "exe"):
-        yield home / name
-    yield from (home / "fd").iterdir()
+def _tids(home: Path, pid: int) -> list[int]:
+    """The one that has the number of the process comes first; it has its files in all usual cases."""
+    try:
+        tids = {int(task.name) for task in (home / "task").iterdir()}
+    except FileNotFoundError:
+        return [pid]
+    return sorted(tids, key=lambda tid: (tid != pid, tid))
 
 
-def _homes(home: Path) -> list[Path]:
-    """Where the open files are. A thread of the kernel has none, though non-root is refused to see that. Of what ended
-    and was not yet waited for, other threads may still run, with all its files."""
+def _state(home: Path) -> tuple[int, bool]:
+    """Its flags, and whether it ended and was not yet waited for."""
     status = (home / "stat").read_text("utf-8", "replace")
     fields = status[status.rindex(")") + 2 :].split()
-    if int(fields[6]) & KERNEL_THREAD:
-        return []
-    if fields[0] not in "ZXx":
-        return [home]
-    tasks = home / "task"
-    return [task for task in tasks.iterdir() if task.name != home.name] if tasks.exists() else []
+    return int(fields[6]), fields[0] in "ZXx"
+
+
+def _is_own(proc: str) -> bool:
+    """Whether its numbers mean for the kernel what they mean for us: it may be that of another pid namespace."""
+    try:
+        status = Path(proc, "self/status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return f"\nNSpid:\t{os.getpid()}\n" in status
 
 
 def _namespace(proc: str) -> str | None:

@@ -28,7 +28,11 @@ _NAME = re.compile(re.escape(TRASH) + r"[0-9a-f]{16}")
 _PROOF = re.compile(r"1 \d+:(\d+) (?:\d+:(\d+)|\*)")
 
 # Why a rename is refused, for whoever wonders that a tree stays.
+_NO_LOCKS = "folders of its filesystem cannot be locked, so two runs could meet in it; reclaim it by hand"
 _REFUSALS = {
+    errno.EBADF: _NO_LOCKS,
+    errno.ENOLCK: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
     errno.EBUSY: "something is mounted on it",
     errno.EXDEV: "it cannot be moved within its folder: it comes from a read-only layer below, or is a mount",
     errno.EPERM: "it may not be moved: it is immutable, or its folder is sticky and it belongs to somebody else",
@@ -138,8 +142,7 @@ def making(parent: int, bound: str) -> Iterator[Trash | Refused]:
     """A new trash folder, with the link that proves it. Gone afterwards if nothing was put into it."""
     name = TRASH + secrets.token_hex(8)
     try:
-        os.mkdir(name, 0o700, dir_fd=parent)
-        trash = Trash(parent, name, _private(parent, name))
+        trash = Trash(parent, name, _made(parent, name))
     except OSError as error:
         yield Refused(_refusal(error))
         return
@@ -170,6 +173,17 @@ def leftovers(parent: int) -> tuple[Taken, ...]:
 def sweep(parent: int) -> int:
     """Removes empty trash folders of our own, as a crash leaves them. How many there were."""
     return sum(_swept(parent, name) for name in _names(parent) if is_trash(name))
+
+
+def _made(parent: int, name: str) -> int:
+    """Nothing stays of one that cannot be used: no sweep would know it for ours."""
+    os.mkdir(name, 0o700, dir_fd=parent)
+    try:
+        return _private(parent, name)
+    except OSError:
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+        raise
 
 
 def _private(parent: int, name: str) -> int:

@@ -35,11 +35,14 @@ def killed_after(seconds: float, path: Path) -> None:
     """With everything it started."""
     command = [sys.executable, "-c", REMOVE, path]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as running:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, start_new_session=True) as running:
         assert running.stdout is not None
+        assert running.stderr is not None
         running.stdout.readline()
         time.sleep(seconds)  # the moment is the point: no condition says when
         os.killpg(running.pid, 9)
+        running.stderr.read()  # ends with the last who has it: what it started is still dying, with the tree open
 
 
 @pytest.mark.timeout(600)

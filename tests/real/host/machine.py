@@ -19,7 +19,8 @@ from gpukeeper.disk import open_files
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 A_WHILE = 60.0
-HOLDS = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+# Told by its input: what a process names in its command line would stay for that alone.
+HOLDS = "import sys; file = open(sys.stdin.readline()[:-1]); print(flush=True); sys.stdin.read()"
 
 
 @dataclass
@@ -96,10 +97,12 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def held_open(path: Path) -> Iterator[int]:
-    command = [sys.executable, "-c", HOLDS, str(path)]
+    command = [sys.executable, "-c", HOLDS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdin is not None
+        child.stdin.write(os.fsencode(path) + b"\n")
+        child.stdin.flush()
         child.stdout.readline()
         yield child.pid
         child.stdin.close()

@@ -366,19 +366,20 @@ time.sleep(1e6)
 """
 
 
-def real_ray(bed: DockerBed, name: str) -> str:
+def real_ray(bed: DockerBed, name: str, more: Sequence[Path] = ()) -> str:
     """A head in a container, without any network: its dashboard answers nobody but its own. Ray's Python there."""
     python = folder_of(NEWEST) / "bin/python"
-    mounts = ("/usr", "/lib", "/lib64", folder_of(NEWEST), Path(os.path.realpath(python)).parents[1])
+    mounts = {"/usr", "/lib", "/lib64", str(folder_of(NEWEST)), str(Path(os.path.realpath(python)).parents[1])}
+    mounts |= {str(path) for path in more}
     start = ("-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={ROOT}/ray", "--num-cpus=1")
-    more = ("--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--include-dashboard=true")
+    flags = ("--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--include-dashboard=true")
     bed.run(
         name,
         network="none",
         binds=[f"{path}:{path}:ro" for path in mounts],
         env={"HOME": "/", "PATH": "/usr/bin:/bin", "RAY_USAGE_STATS_ENABLED": "0"},
         host_config={"ShmSize": 300_000_000},
-        cmd=[str(python), *start, *more],
+        cmd=[str(python), *start, *flags],
     )
     bed.until(lambda: "Ray runtime started" in bed.logs(name), "Ray has started", deadline=120)
     return str(python)

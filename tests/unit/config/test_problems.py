@@ -440,3 +440,9 @@ def test_a_mistake_does_not_cause_another_to_be_told() -> None:
 
 def test_a_mistake_that_an_environment_inherits_is_told_once() -> None:
     assert len(problems(SCOPE + "retention: {succeeded: soon}\nenvironments: {ci: {failed: 2d}}\n")) == 1
+
+
+def test_reports_are_no_temporary_tree_of_a_node_that_is_covered() -> None:
+    reports = "reports: {roots: [/tmp/tmp_results]}\n"
+    assert any("ray.roots[0] /tmp overlap" in told for told in problems("scope: {ray: {}}\n" + reports))
+    assert not any("overlap" in told for told in problems("scope: {host: {}}\ndisk: {low: 80%}\n" + reports))

@@ -198,6 +198,30 @@ def test_sockets_are_counted(tmp_path: Path) -> None:
     assert measured(tmp_path / "tree").sockets == 1
 
 
+def test_being_moved_and_put_back_makes_a_folder_no_younger(tmp_path: Path) -> None:
+    """Every look after a removal that came to nothing would start its age anew."""
+    (tmp_path / "tree").mkdir()
+    os.utime(tmp_path / "tree", (5, 5))
+    found = measured(tmp_path / "tree")
+    assert found.newest == datetime.fromtimestamp(5, UTC)
+    assert found.ctime_ns == (tmp_path / "tree").stat().st_ctime_ns
+    (tmp_path / "tree/sub").mkdir()
+    os.utime(tmp_path / "tree/sub", (6, 6))
+    os.utime(tmp_path / "tree", (5, 5))
+    inside = measured(tmp_path / "tree").newest
+    assert isinstance(inside, datetime)
+    assert inside.year > 1970  # of what is inside the change counts: nobody moves that by moving the tree
+
+
+def test_of_a_single_file_the_change_counts(tmp_path: Path) -> None:
+    """All other times are what somebody unpacked it with."""
+    filled(tmp_path / "file", 1)
+    os.utime(tmp_path / "file", (5, 5))
+    newest = measured(tmp_path / "file").newest
+    assert isinstance(newest, datetime)
+    assert newest.year > 1970
+
+
 AS_NOBODY = """
 import ctypes, os, sys
 from gpukeeper.disk.measure import measure, open_directory

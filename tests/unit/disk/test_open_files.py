@@ -96,6 +96,73 @@ def test_a_process_that_knows_the_file_by_another_name_is_found_by_identity(root
         assert is_in_use("tree", found, used) is True
 
 
+BY_A_THREAD = """
+import ctypes, os, sys, threading
+def work():
+    assert ctypes.CDLL(None).unshare(0x600) == 0  # CLONE_FS | CLONE_FILES
+    {act}
+    print(flush=True); sys.stdin.read()
+threading.Thread(target=work).start()
+"""
+OPEN, SIT = "f = open(sys.argv[1] + '/tree/file')", "os.chdir(sys.argv[1] + '/tree/sub')"
+
+
+@pytest.mark.parametrize("compared", [True, False], ids=["compared by the kernel", "all read"])
+@pytest.mark.parametrize("act", [OPEN, SIT])
+def test_what_one_thread_alone_has_open_is_in_use(
+    root: Path, act: str, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compared:  # as where a filter forbids to ask
+        monkeypatch.setattr("gpukeeper.disk.kernel.is_same", lambda *_: None)
+    with child(BY_A_THREAD.format(act=act), root) as pid:
+        found, used = look(root, "tree")
+        assert user_of("tree", found, used) == pid
+
+
+DEEP = """
+import os, sys
+os.chdir(sys.argv[1] + '/tree')
+for _ in range(20): os.mkdir('x' * 250); os.chdir('x' * 250)
+print(flush=True); sys.stdin.read()
+"""
+
+
+def test_who_sits_too_deep_for_a_path_is_found_by_identity_and_hides_nothing(root: Path) -> None:
+    """Otherwise anybody could keep every tree of the machine for ever."""
+    with child(DEEP, root) as pid:
+        assert f"of pid {pid} " not in str(scan().hidden)
+        found, used = look(root, "tree")
+        assert found.held_by == pid
+        assert is_in_use("tree", found, used) is True
+
+
+MOUNT_OVERLAY = """
+import os, subprocess, sys
+os.chdir(sys.argv[1])
+point = sys.argv[1] + "/away/merged"
+subprocess.run(["mount", "-i", "-t", "overlay", "-o", OPTIONS, "none", point], check=True)
+os.chdir("/"); print(flush=True); sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting needs root and unshare")
+@pytest.mark.parametrize("layer", ["upper", "lower:1", "relative"])
+def test_a_tree_that_holds_a_layer_of_a_mounted_overlay_is_in_use(root: Path, layer: str) -> None:
+    """Nothing is open, nothing in the tree is mounted; `relative`: to a folder above the point, as some engines do."""
+    at = {name: root / ("tree" if name == layer else "away") / name for name in ("upper", "lower:1", "work")}
+    if layer in {"upper", "relative"}:
+        at["upper"], at["work"] = root / "tree/upper", root / "tree/work"  # the kernel wants these two on one mount
+    for path in (*at.values(), root / "away/merged"):
+        path.mkdir(parents=True)
+    names = {name: path.relative_to(root) if layer == "relative" else path for name, path in at.items()}
+    lower = str(names["lower:1"]).replace(":", "\\:")
+    options = f"lowerdir={lower},upperdir={names['upper']},workdir={names['work']}"
+    with child(MOUNT_OVERLAY.replace("OPTIONS", repr(options)), root, "unshare", "--mount"):
+        assert is_in_use("tree", *look(root, "tree")) is True
+        assert is_in_use("tree-2", *look(root, "tree-2")) is False
+    assert is_in_use("tree", *look(root, "tree")) is False
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting needs root and unshare")
 def test_a_tree_that_a_container_has_mounted_is_in_use_although_nothing_is_open(root: Path) -> None:
     program = """
@@ -127,8 +194,8 @@ def test_not_in_use_is_not_known_while_somebody_could_not_be_read() -> None:
     assert is_in_use("tree", PLAIN, below("/tmp", busy)) is True
 
 
-def test_not_in_use_is_not_known_of_a_tree_that_was_not_walked_whole_or_holds_a_socket() -> None:
-    for given in ({"problems": ("closed could not be read",)}, {"sockets": 1}):
+def test_not_in_use_is_not_known_of_a_tree_that_was_not_walked_whole_or_holds_what_a_removal_refuses() -> None:
+    for given in ({"problems": ("closed could not be read",)}, {"sockets": 1}, {"fifos": 1}, {"devices": 1}):
         found = msgspec.structs.replace(PLAIN, **given)
         assert isinstance(is_in_use("tree", found, below("/tmp", NOBODY)), Unknown)
     assert is_in_use("tree", PLAIN, below("/tmp", NOBODY)) is False
@@ -166,21 +233,25 @@ def test_a_proc_that_hides_other_people_is_never_complete(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("comm", "owner", "vouched"),
-    [("sealed", 0, True), ("other", 0, False), ("sealed", 1000, False)],
-    ids=["root's and named", "root's and not named", "named and somebody's"],
+    ("comm", "uids", "vouched"),
+    [
+        ("sealed", "0 0 0 0", True),
+        ("other", "0 0 0 0", False),
+        ("sealed", "1000 1000 1000 1000", False),
+        ("sealed", "1000 0 0 0", False),
+    ],
+    ids=["root's and named", "root's and not named", "named and somebody's", "named and started by somebody"],
 )
 def test_a_program_that_nobody_may_look_into_hides_everything_unless_somebody_vouches_for_it(
-    tmp_path: Path, comm: str, owner: int, vouched: bool
+    tmp_path: Path, comm: str, uids: str, vouched: bool
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to give a program to somebody else")
+    """Its folder is root's whoever runs it, as that of all who may not be looked into."""
     sealed = Path(made_proc(tmp_path), "7")
     sealed.mkdir()
     (sealed / "stat").write_text(f"7 ({comm}) S 1 7 7 0 -1 0 0")
     (sealed / "comm").write_text(f"{comm}\n")
+    (sealed / "status").write_text("Name:\tx\nUid:\t{}\nGid:\t0\t0\t0\t0\n".format(uids.replace(" ", "\t")))
     (sealed / "fd").write_text("no folder, so that listing it fails")
-    os.chown(sealed, owner, owner)
     hidden = scan(str(tmp_path), system=str(tmp_path), unreadable=["sealed"]).hidden
     assert (hidden is None) is vouched
     assert vouched or "disk.unreadable" in str(hidden)

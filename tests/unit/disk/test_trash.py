@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from gpukeeper.disk.trash import (
     take_many,
 )
 from gpukeeper.model.decision import Changed, Refused
-from tests.unit.disk.trees import trash_in, tree
+from tests.unit.disk.trees import expected, look, trash_in, tree
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
 
@@ -61,6 +62,15 @@ def test_what_is_taken_is_out_of_reach_and_can_be_put_back(tmp_path: Path, paren
     assert put_back(parent, taken) is None
     assert path.stat().st_ino == inode
     assert trash_in(tmp_path) == []
+
+
+def test_what_was_taken_and_put_back_is_as_old_as_before(tmp_path: Path, parent: int) -> None:
+    path = tree(tmp_path)
+    before = expected(path)  # waits for the clock of files to move on
+    age = look(path).newest
+    assert put_back(parent, taken_from(parent, path)) is None
+    assert look(path).newest == age
+    assert path.stat().st_ctime_ns > before.ctime_ns
 
 
 @pytest.mark.parametrize("name", [b"a\nb", b"\xff\xfe", b" ", b"-rf", b".hidden", b"x" * 255])
@@ -193,4 +203,32 @@ print(take(parent, "tree", ({found.st_dev}, {found.st_ino})).why)
 """
     printed = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert "sticky" in printed
+    assert [one.name for one in tmp_path.iterdir()] == ["tree"]
+
+
+def test_a_trash_folder_that_is_not_private_leaves_nothing_behind(tmp_path: Path, parent: int) -> None:
+    path = tree(tmp_path)
+    before = os.umask(0o277)
+    try:
+        answer = take(parent, path.name, identity(path))
+    finally:
+        os.umask(before)
+    assert isinstance(answer, Refused)
+    assert [one.name for one in tmp_path.iterdir()] == ["tree"]
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_folders_cannot_be_locked_nothing_is_taken_and_nothing_left(
+    tmp_path: Path, parent: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on filesystems of the network, which a test machine does not have."""
+
+    def cannot_lock(_: int) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    path = tree(tmp_path)
+    monkeypatch.setattr("gpukeeper.disk.kernel.lock", cannot_lock)
+    answer = take(parent, path.name, identity(path))
+    assert isinstance(answer, Refused)
+    assert "cannot be locked" in answer.why
     assert [one.name for one in tmp_path.iterdir()] == ["tree"]

@@ -33,7 +33,7 @@ def tidy(
     except OSError as error:
         where = error.filename or root
         raise UsageError(f"no temporary folder could be made at {where} ({error.strerror}); nothing was run") from error
-    code, failure = 1, None
+    code, failure, since = 1, None, host.moment()
     try:
         code = host.run(command, host.environment(folder, os.environ))
     except OSError as error:
@@ -43,7 +43,7 @@ def tidy(
     if code != 0 and failure is None and keep_on_failure:
         say(f"The command ended with {code}; its temporary files are in {folder / host.INSIDE}")
     else:
-        left = host.remove_folder(folder)
+        left = host.remove_folder(folder, since)
         if isinstance(left, host.Kept):
             say(f"{left.path} was kept: {left.why}")
         elif left and sys.stderr.isatty():

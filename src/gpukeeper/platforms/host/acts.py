@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import time
 
-from gpukeeper.disk import measure, trash
+from gpukeeper.disk import trash
 from gpukeeper.disk.remove import Expected, Removal, finish, remove
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, roots, translate
+from gpukeeper.platforms.host import errors, mentions, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, Patience, Scan
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.folders import Named, spellings
+from gpukeeper.platforms.host.mentions import Mentioned
+from gpukeeper.platforms.host.resolve import opened
 from gpukeeper.platforms.host.roots import Entry
 
 UNDER_WAY = Refused("an earlier removal of it hangs, perhaps in a disk that does not answer; nothing more was done")
 
 
 class Removals:
-    def __init__(self, scan: Scan, patience: Patience) -> None:
-        self._scan, self._patience = scan, patience
+    def __init__(self, scan: Scan, patience: Patience, mentioned: Mentioned = mentions.below) -> None:
+        self._scan, self._patience, self._mentioned = scan, patience, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
 
     async def remove(self, fresh: Subject, named: Named) -> Accepted | Changed | Refused | Unknown:
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
         if identity is None or change is None:
             return errors.NOT_MEASURED
+        if fresh.in_use == errors.SHARED:
+            return Refused(f"it was left where it is: {errors.SHARED.why}")
         if fresh.ref.uid in self._under_way:
             return UNDER_WAY
         self._under_way.add(fresh.ref.uid)
@@ -54,7 +58,10 @@ class Removals:
         kept = roots.why_kept(entry, named.roots, named.untouched(), roots.links_in(entry.folder))
         if kept is not None:
             return Changed(f"it stays: {kept}")
-        with measure.open_directory(entry.folder) as folder:
+        named_by = self._mentioned(spellings(named, entry.inside)).get(entry.name)
+        if named_by is not None:
+            return Changed(f"it is in use: {named_by}")
+        with opened(entry.folder) as folder:
             trash.sweep(folder)
             answer = self._through_trash(folder, entry, expected, until)
         if isinstance(answer, Removal):

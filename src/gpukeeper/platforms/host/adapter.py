@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -32,7 +33,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import archive, capture, errors, translate
+from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
 from gpukeeper.platforms.host.acts import Removals
 from gpukeeper.platforms.host.connect import Patience, Scan
 from gpukeeper.platforms.host.disks import Disks
@@ -74,10 +75,11 @@ class HostPlatform:
         self._unreadable = (marks or DiskMarks()).unreadable
         scan = scan or (lambda: open_files.scan(proc, unreadable=self._unreadable))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
+        mentioned = partial(mentions.below, proc=proc)
         self._gpus = Gpus(self._at, inventory, proc, self._patience)
-        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience)
+        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience, mentioned)
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
-        self._removals = Removals(scan, self._patience)
+        self._removals = Removals(scan, self._patience, mentioned)
 
     def follow(self, policy: Policy) -> None:
         """A policy that changed counts from the next look on."""

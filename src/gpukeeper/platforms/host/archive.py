@@ -9,14 +9,15 @@ from __future__ import annotations
 import io
 import os
 import secrets
-import shutil
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpukeeper.disk import kernel, measure, naming
+from gpukeeper.disk.erase import Eraser
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.identity import Ref
@@ -24,9 +25,11 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
 from gpukeeper.platforms.host.connect import Patience
 from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.resolve import ForeignLink, opened
 from gpukeeper.platforms.host.roots import ANY, Root
 
 PRIVATE = ".gpukeeper-restore-"
+CLEANUP = 60  # seconds
 
 
 async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -> Accepted | Refused | Unknown:
@@ -38,6 +41,8 @@ async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -
         return await in_thread(lambda: _bring_back(ref, saved, root), deadline)
     except TimeoutError:
         return Unknown(errors.too_slow(root.path, deadline).why)
+    except ForeignLink as link:
+        return Refused(f"nothing was written: {root.path} {link.strerror}")
     except OSError as error:
         return Refused(f"it could not be written below {root.path}: {error.strerror or error}")
 
@@ -54,7 +59,7 @@ def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
             why = _why_not(ref, name, members, root)
             if why is not None:
                 return Refused(why)
-            with measure.open_directory(root.folder) as folder, _private(folder) as private:
+            with opened(root.folder) as folder, private_folder(folder) as private:
                 tar.extractall(f"/proc/self/fd/{private}", filter=_as_it_was, numeric_owner=True)  # noqa: S202
                 kernel.rename_inside(private, name, folder, name)
     except FileExistsError:
@@ -81,15 +86,17 @@ def _as_it_was(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 
 
 @contextmanager
-def _private(folder: int) -> Iterator[int]:
-    """A folder that nobody else may enter, gone afterwards with whatever is left in it."""
+def private_folder(folder: int) -> Iterator[int]:
+    """A folder that nobody else may enter, gone afterwards with whatever is left in it. Emptied by descriptor: where
+    everybody may rename, something else may have its name by then."""
     name = PRIVATE + secrets.token_hex(8)
     os.mkdir(name, 0o700, dir_fd=folder)
+    fd = kernel.open_inside(folder, name)
     try:
-        fd = kernel.open_inside(folder, name)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        yield fd
     finally:
-        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        Eraser(time.monotonic() + CLEANUP).empty(fd)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(fd), kernel.stat_inside(folder, name)):
+                os.rmdir(name, dir_fd=folder)
+        os.close(fd)

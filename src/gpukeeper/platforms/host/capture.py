@@ -23,6 +23,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, Patience
 from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.resolve import opened
 
 FILE = "report.tar.gz"
 LIMIT = 256 * 1024 * 1024  # bytes of content; the archive is made in memory
@@ -54,9 +55,11 @@ async def report(subject: Subject, named: Named, patience: Patience) -> Evidence
 
 def _save(identity: Identity, named: Named, until: float) -> bytes:
     entry = roots.find(named.roots, *identity)
-    if not isinstance(entry, roots.Entry) or entry.taken is not None:
+    if isinstance(entry, Unknown):
+        raise CannotSave(entry.why)
+    if entry is None or entry.taken is not None:
         raise CannotSave("it is not where it was any more")
-    with measure.open_directory(entry.folder) as folder:
+    with opened(entry.folder) as folder:
         writer = _Writer(identity, until)
         writer.add(folder, entry.name, entry.name)
         return writer.done()

@@ -58,6 +58,11 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
         return min((age for age in ages if age is not None), default=None)
 
 
+def spellings(named: Named, folder: str) -> tuple[str, ...]:
+    """The ways in which people may write that folder."""
+    return (folder, *(os.path.normpath(root.path) for root in named.roots if root.is_at(folder)))
+
+
 async def list_all(named: Named, deadline: timedelta) -> tuple[dict[str, list[Entry]], tuple[Unseen, ...]]:
     """By folder. An entry that two roots or patterns name is listed once."""
     folders: dict[str, dict[str, Entry]] = {}
@@ -93,7 +98,7 @@ async def learn(named: Named, path: str, entries: Sequence[Entry], deadline: tim
 
 
 def _learn(named: Named, path: str, entries: Sequence[Entry]) -> Folder:
-    here = tuple(root for root in named.roots if root.folder == path)
+    here = tuple(root for root in named.roots if root.is_at(path))
     untouched, links = named.untouched(), roots.links_in(path)
     whys = {entry.name: roots.why_kept(entry, here, untouched, links) for entry in entries if entry.taken is None}
     kept = {name: why for name, why in whys.items() if why is not None}

@@ -7,6 +7,7 @@ Pure but for the stat of one entry. Never a reason to act: a look before an act 
 from __future__ import annotations
 
 import os
+import stat
 from datetime import datetime, timedelta
 
 import msgspec
@@ -58,7 +59,7 @@ class Remembered:
         known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
         if known is None or entry.taken is not None or not timedelta() <= now - known.at < LASTS:
             return None
-        used_since = instant(max(top.st_ctime_ns, top.st_mtime_ns, top.st_atime_ns))
+        used_since = instant(max(_times(top)))
         newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
         held = not isinstance(in_use, Unknown) and entry.name in in_use.users
         least = folder.least_age
@@ -66,3 +67,9 @@ class Remembered:
         if held or young or self.is_far_below(folder, now):
             return msgspec.structs.replace(known.measured, newest=newest)
         return None
+
+
+def _times(top: os.stat_result) -> tuple[int, ...]:
+    """As a walk counts them: that a folder was renamed, and perhaps put back, is no use of it."""
+    used = (top.st_mtime_ns, top.st_atime_ns)
+    return used if stat.S_ISDIR(top.st_mode) else (*used, top.st_ctime_ns)

@@ -1,7 +1,7 @@
 """What the policy names on this machine: roots, and the entries directly below them. Looks only.
 
-A root may itself be a link, since people link a short name to a big disk; below it none is followed. Whatever is
-removed was found here, by its identity, whatever it is called at that moment.
+A root may itself be a link, since people link a short name to a big disk, but nobody else's (see `resolve`); below it
+none is followed. Whatever is removed was found here, by its identity, whatever it is called at that moment.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpukeeper.disk.trash import Taken
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import translate
+from gpukeeper.platforms.host.resolve import ForeignLink, opened, resolve
 
 KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
@@ -37,8 +38,14 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """With its own links resolved, anew each time: people move such links to another disk."""
-        return os.path.realpath(self.path)
+        """With its own links resolved, anew each time: people move such links to another disk. Raises ForeignLink."""
+        return resolve(self.path)
+
+    def is_at(self, folder: str) -> bool:
+        try:
+            return self.folder == folder
+        except ForeignLink:
+            return False
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -107,7 +114,7 @@ def _of_trees(one: Temporary) -> Root:
 
 def entries_of(root: Root) -> tuple[Entry, ...]:
     folder = root.folder
-    with measure.open_directory(folder) as fd:
+    with opened(folder) as fd:
         with os.scandir(fd) as listing:
             names = sorted(entry.name for entry in listing if _is_one(entry, root))
         left = trash.leftovers(fd)
@@ -119,8 +126,13 @@ def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | No
     """By identity, whatever it is called now. None only when its filesystem was looked at and it is not there."""
     renamed: str | None = None
     disk_is_here = False
+    foreign: ForeignLink | None = None
     for root in roots:
-        folder = root.folder
+        try:
+            folder = root.folder
+        except ForeignLink as link:
+            foreign = link
+            continue
         if nearest_device(folder) != device:
             continue
         disk_is_here = True
@@ -133,12 +145,14 @@ def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | No
             return left
     if renamed is not None:
         return Unknown(f"it is called {renamed} now, which the policy does not name")
+    if foreign is not None:
+        return Unknown(f"{foreign.filename}, where it may be, {foreign.strerror}")
     return None if disk_is_here else Unknown("no root that the policy names is on its filesystem now")
 
 
 def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
     try:
-        with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
+        with opened(folder) as fd, os.scandir(fd) as listing:
             for entry in listing:
                 if entry.inode() == inode and is_still(entry, device, inode):
                     yield entry.name
@@ -172,7 +186,7 @@ def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links:
     """Why it stays however old it is; None: it may go. `folders`: what must not go with it, links resolved."""
     if entry.taken is not None:
         return None
-    if any(translate.fits(entry.name, root.keep) for root in roots if root.folder == entry.folder):
+    if any(translate.fits(entry.name, root.keep) for root in roots if root.is_at(entry.folder)):
         return "the policy keeps its name"
     inside = next((folder for folder in folders if mounts.is_at_or_below(folder, entry.real_path)), None)
     if inside is not None:
@@ -185,7 +199,7 @@ def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links:
 
 def has_keep_file(entry: Entry) -> bool:
     """Of what cannot be opened it is not known, and need not be: that cannot be measured either, and so stays."""
-    with measure.open_directory(entry.folder) as folder, suppress(OSError):
+    with opened(entry.folder) as folder, suppress(OSError):
         tree = kernel.open_inside(folder, entry.name)
         try:
             os.stat(KEEP, dir_fd=tree, follow_symlinks=False)
@@ -196,7 +210,7 @@ def has_keep_file(entry: Entry) -> bool:
 
 
 def links_in(folder: str) -> tuple[Link, ...]:
-    with measure.open_directory(folder) as fd, os.scandir(fd) as listing:
+    with opened(folder) as fd, os.scandir(fd) as listing:
         names = sorted(one.name for one in listing if one.is_symlink())
     return tuple(link for name in names if (link := _read_link(Path(folder, name))) is not None)
 
@@ -216,7 +230,7 @@ def _is_one(entry: os.DirEntry[str], root: Root) -> bool:
 
 
 def _left_in_trash(root: Root, folder: str, identity: tuple[int, int]) -> Entry | None:
-    with suppress(FileNotFoundError), measure.open_directory(folder) as fd:
+    with suppress(FileNotFoundError), opened(folder) as fd:
         for one in trash.leftovers(fd):
             if one.identity == identity:
                 return Entry(root.path, folder, one.name, translate.TREE, one)

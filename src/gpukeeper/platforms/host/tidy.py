@@ -2,7 +2,8 @@
 
 The folder belongs to whoever runs the command, and nobody else may enter it. So, unlike for any other tree, it is
 enough to know that nothing of the command is left: whatever it started and left becomes our child (a subreaper's), and
-its open files can be looked at. What a survivor still uses stays, and so does what could not be looked at.
+its open files can be looked at. What a survivor still uses stays, and so does what could not be looked at: a service of
+root may have started something for the command (docker, sudo, systemd), which is no child of ours.
 """
 
 from __future__ import annotations
@@ -78,11 +79,17 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def remove_folder(folder: Path, proc: str = "/proc") -> int | Kept:
-    """Bytes that came back, or why it stays. With the checks of every other removal."""
+def moment() -> int:
+    """Now, as the kernel tells when a process began: in ticks since the machine started."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Kept:
+    """Bytes that came back, or why it stays. With the checks of every other removal. `since`: the moment before the
+    command began."""
     try:
         with measure.open_directory(str(folder)) as parent:
-            answer = _removed(parent, proc)
+            answer = _removed(parent, since, proc)
         if not isinstance(answer, Removal):
             return Kept(str(folder), answer.why)
         if answer.left:
@@ -93,7 +100,7 @@ def remove_folder(folder: Path, proc: str = "/proc") -> int | Kept:
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 
-def _removed(parent: int, proc: str) -> Answer:
+def _removed(parent: int, since: int, proc: str) -> Answer:
     """Tried again a few times when it changes meanwhile: whatever the command left may only be about to end."""
     until = time.monotonic() + PATIENCE
     answer: Answer = Removal(entries=0, bytes_back=0)
@@ -105,7 +112,7 @@ def _removed(parent: int, proc: str) -> Answer:
             return found.ctime_ns
         expected = Expected((found.device, found.inode), found.ctime_ns)
         dead = not _survivors(proc)  # then so are its sockets
-        answer = remove(parent, INSIDE, expected, scan=lambda: _scan(proc), until=until, sockets=dead)
+        answer = remove(parent, INSIDE, expected, scan=lambda: _scan(since, proc), until=until, sockets=dead)
         if not isinstance(answer, Changed):
             break
     return answer
@@ -126,13 +133,62 @@ def _reaped(pid: int) -> int | None:
     return code
 
 
-def _scan(proc: str) -> OpenFiles:
-    """As an ordinary user, too: of all that may not be looked into, only what the command left could have an open
-    file in a folder that nobody else may enter."""
+def _scan(since: int, proc: str) -> OpenFiles:
+    """As an ordinary user, too: of all that may not be looked into, only what the command left, or had started for it,
+    could have an open file in a folder that nobody else may enter."""
     found = open_files.scan(proc)
+    return msgspec.structs.replace(found, hidden=_why_hidden(since, proc))
+
+
+def _why_hidden(since: int, proc: str) -> str | None:
     unread = [pid for pid in _survivors(proc) if not _is_readable(Path(proc, str(pid)))]
-    hidden = f"the open files of pid {unread[0]}, which the command left, could not be read" if unread else None
-    return msgspec.structs.replace(found, hidden=hidden)
+    if unread:
+        return f"the open files of pid {unread[0]}, which the command left, could not be read"
+    if not _is_shown(proc):
+        return "this machine hides other people's processes (hidepid), and one may work for the command"
+    later = [pid for pid in _pids(proc) if _may_work_for_us(Path(proc, str(pid)), since)]
+    if later:
+        return (
+            f"pid {later[0]} began after the command did, perhaps for it, and its open files could not be read; "
+            "that needs root"
+        )
+    return None
+
+
+def _is_shown(proc: str) -> bool:
+    with suppress(FileNotFoundError):
+        return _status(Path(proc, "1")) is not None
+    return False
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """What everybody may read of a process."""
+
+    parent: int
+    started: int  # as `moment` tells it
+    has_files: bool
+
+
+def _may_work_for_us(home: Path, since: int) -> bool:
+    try:
+        began = _status(home)
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it ended
+    if began is not None and (not began.has_files or began.started < since):
+        return False
+    return not _is_readable(home)
+
+
+def _status(home: Path) -> _Status | None:
+    """None: it may not be read. A thread of the kernel has no files, nor has what ended, unless threads of it go on."""
+    try:
+        status = (home / "stat").read_text("utf-8", "replace")
+    except PermissionError:
+        return None
+    fields = status[status.rindex(")") + 2 :].split()
+    ended = fields[0] in "ZXx" and int(fields[17]) <= 1
+    of_the_kernel = bool(int(fields[6]) & open_files.KERNEL_THREAD)
+    return _Status(int(fields[1]), int(fields[19]), not ended and not of_the_kernel)
 
 
 def _survivors(proc: str) -> list[int]:
@@ -149,11 +205,15 @@ def _survivors(proc: str) -> list[int]:
 
 
 def _parents(proc: str) -> Iterable[tuple[int, int]]:
-    for home in Path(proc).iterdir():
-        if home.name.isdecimal():
-            with suppress(OSError):
-                status = (home / "stat").read_text("utf-8", "replace")
-                yield int(home.name), int(status[status.rindex(")") + 2 :].split()[1])
+    for pid in _pids(proc):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            status = _status(Path(proc, str(pid)))
+            if status is not None:
+                yield pid, status.parent
+
+
+def _pids(proc: str) -> list[int]:
+    return sorted(int(home.name) for home in Path(proc).iterdir() if home.name.isdecimal())
 
 
 def _is_readable(home: Path) -> bool:

@@ -174,6 +174,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     held_by: int | None = None  # a pid
     kept: str | None = None
     disk: Disk | None = None
+    findings: tuple[str, ...] = ()
 
 
 def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
@@ -194,6 +195,7 @@ def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
         category=tree.category,
         kept=tree.kept,
         disk=tree.disk,
+        findings=tree.findings,
         labels=labels,
     )
 

@@ -16,10 +16,12 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, folders, reports, roots, translate
+from gpukeeper.platforms.host import errors, folders, mentions, reports, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, Scan, user_name
 from gpukeeper.platforms.host.folders import Folder, Named
+from gpukeeper.platforms.host.mentions import Mentioned, Mentions
 from gpukeeper.platforms.host.remembered import Remembered
+from gpukeeper.platforms.host.resolve import opened
 from gpukeeper.platforms.host.roots import Entry
 
 
@@ -28,7 +30,16 @@ class Heavy:
 
 
 HEAVY = Heavy()
-InUse: TypeAlias = open_files.Below | Unknown
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What is in use below one folder, and which of its entries somebody names."""
+
+    below: open_files.Below
+    named: Mentions
+
+
+InUse: TypeAlias = Used | Unknown
 Found: TypeAlias = Subject | Unseen | Heavy | None
 NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
 NOT_RANKED = Unknown("which reports of its root are the newest could not be learned")
@@ -40,9 +51,16 @@ AT_ONCE = 1_000  # paths of one estimate
 
 class Trees:
     def __init__(
-        self, at: Callable[[], translate.At], named: Named, scan: Scan, limits: Limits, patience: Patience
+        self,
+        at: Callable[[], translate.At],
+        named: Named,
+        scan: Scan,
+        limits: Limits,
+        patience: Patience,
+        mentioned: Mentioned = mentions.below,
     ) -> None:
         self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
+        self._mentioned = mentioned
         self.follow(named)
 
     def follow(self, named: Named) -> None:
@@ -209,24 +227,26 @@ class Trees:
         return self._subject(entry, found, in_use, folder)
 
     def _recall(self, entry: Entry, top: os.stat_result, folder: Folder, in_use: InUse) -> Measured | None:
-        known = self._remembered.recall(entry, top, folder, in_use, self._at().now)
+        below = in_use if isinstance(in_use, Unknown) else in_use.below
+        known = self._remembered.recall(entry, top, folder, below, self._at().now)
         stays = entry.kind == translate.TREE and entry.name in folder.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 
     def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits) -> Measured | None:
         end = min(until, time.monotonic() + self._patience.tree.total_seconds())
-        files = {} if isinstance(in_use, Unknown) else in_use.open_files.files
-        with measure.open_directory(entry.inside) as folder:
+        files = {} if isinstance(in_use, Unknown) else in_use.below.open_files.files
+        with opened(entry.inside) as folder:
             found = measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
-        return found if found is None or isinstance(in_use, Unknown) else _with_mounts(entry, found, in_use)
+        return found if found is None or isinstance(in_use, Unknown) else _with_mounts(entry, found, in_use.below)
 
     def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
         used: bool | Unknown
         if isinstance(in_use, Unknown):
-            used, held_by = in_use, None
+            used, held_by, named_by = in_use, None, None
         else:
-            used = open_files.is_in_use(entry.name, found, in_use)
-            held_by = open_files.user_of(entry.name, found, in_use)
+            used = _is_in_use(entry, found, in_use)
+            held_by = open_files.user_of(entry.name, found, in_use.below)
+            named_by = in_use.named.get(entry.name) if held_by is None else None
         standing = translate.Standing(
             path=entry.path,
             root=entry.root,
@@ -235,7 +255,8 @@ class Trees:
             category=_category(entry),
             in_use=used,
             held_by=held_by,
-            kept=None if entry.taken is not None else folder.kept.get(entry.name),
+            kept=None if entry.taken is not None else folder.kept.get(entry.name, named_by),
+            findings=(errors.SHARED_REPORT,) if used == errors.SHARED and entry.kind == translate.REPORT else (),
             disk=folder.disk,
         )
         return translate.tree_subject(standing, found, self._at())
@@ -243,11 +264,14 @@ class Trees:
     async def _in_use(self, folder: str) -> InUse:
         what, deadline = "the list of open files", self._patience.processes
         try:
-            return await in_thread(lambda: open_files.below(folder, self._scan()), deadline)
+            return await in_thread(lambda: self._used(folder), deadline)
         except TimeoutError:
             return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
         except OSError as error:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
+
+    def _used(self, folder: str) -> Used:
+        return Used(open_files.below(folder, self._scan()), self._mentioned(folders.spellings(self.named, folder)))
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""
@@ -267,6 +291,14 @@ class Trees:
             total += held
         self._remembered.learn_total(folder, total, now)
         return self._remembered.is_far_below(folder, now)
+
+
+def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
+    if entry.name in used.named:
+        return True
+    in_use = open_files.is_in_use(entry.name, found, used.below)
+    shared = in_use is False and mounts.is_shared(entry.real_path, used.below.open_files.own_mounts)
+    return errors.SHARED if shared else in_use
 
 
 def _category(entry: Entry) -> Category:

@@ -21,8 +21,8 @@ from gpukeeper.platforms.ray import logs, reach, sessions, sockets, translate, t
 from gpukeeper.platforms.ray.finding import Spot
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Everyone
-from gpukeeper.platforms.ray.survey import Wants, logs_age
-from gpukeeper.platforms.ray.visit import Visit, expected
+from gpukeeper.platforms.ray.survey import Wants, logs_to_go
+from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
 Answer = Accepted | Changed | Refused | Unknown
@@ -47,11 +47,17 @@ class Act:
         exactly = expected(fresh)
         if exactly is None:
             return NOT_MEASURED
+        needed = self._visit.holds(exactly.identity)
+        if needed is not None:
+            return Changed(f"it stays: {needed}")
         if spot.kind == translate.SESSION:
             return self._remove_session(spot, fresh, exactly)
         if trees.has_keep(spot.folder.fd, spot.name):
             return Changed(f"it stays: {trees.KEPT}")
         return self._remove_tree(spot, exactly)
+
+    def _seen_from(self, spot: Spot) -> Scan:
+        return lambda: seen_from_here(spot.folder, self._scan())
 
     def _finish(self, spot: Spot, fresh: Subject) -> Answer:
         if spot.taken is None:
@@ -60,7 +66,11 @@ class Act:
             return Changed("an interrupted removal has taken it; that is finished first")
         return answered(
             remove.finish(
-                spot.folder.fd, spot.taken, scan=self._scan, until=self._visit.until, still_free=self._door_is_open
+                spot.folder.fd,
+                spot.taken,
+                scan=self._seen_from(spot),
+                until=self._visit.until,
+                still_free=self._door_is_open,
             )
         )
 
@@ -70,7 +80,7 @@ class Act:
                 spot.folder.fd,
                 spot.name,
                 exactly,
-                scan=self._scan,
+                scan=self._seen_from(spot),
                 until=self._visit.until,
                 still_free=self._nobody_works,
             )
@@ -93,7 +103,7 @@ class Act:
                 spot.folder.fd,
                 spot.name,
                 exactly,
-                scan=self._scan,
+                scan=self._seen_from(spot),
                 until=self._visit.until,
                 still_free=still_dead,
                 sockets=True,
@@ -101,23 +111,23 @@ class Act:
         )
 
     def _remove_logs(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
-        age = logs_age(spot.folder, wants)
-        files = () if age is None else logs.removable(spot.logs, self._visit, self._visit.at.now - age)
+        files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
             return Changed("the logs of processes that ended are others now")
-        back, kept = 0, []
+        back, removed, kept = 0, 0, []
         for place in logs.FOLDERS:
             some = [(one.name, Expected((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place]
             with logs.opened(spot.logs, place) as folder:
                 if folder is None or not some:
                     continue
-                done = remove.remove_files(folder, some, scan=self._scan, until=self._visit.until)
+                done = remove.remove_files(folder, some, scan=self._seen_from(spot), until=self._visit.until)
             size = done.removal.bytes_back
             back += 0 if isinstance(size, Unknown) else size
+            removed += len(done.removed)
             kept += [f"{printable(name)}: {why.why}" for name, why in done.kept.items()]
             kept += done.removal.left
-        if kept and not back:
+        if kept and not removed:
             return Changed(f"none of the {len(files):,} files went: {kept[0]}")
         return Accepted(back)
 

@@ -74,16 +74,18 @@ class RayPlatform:
         everyone: Everyone | None = None,
         limits: Limits | None = None,
         patience: Patience | None = None,
+        folders: Sequence[str] = (),
     ) -> None:
-        """`scan` and `everyone`: which files are open, and which processes there are; by default all of `proc`."""
+        """`folders`: of gpukeeper itself, which no removal may take along. `scan` and `everyone`: which files
+        are open, and which processes there are; by default all of `proc`."""
         self._place, self._clock = place, clock
         self._patience = patience or Patience()
         files, read = scan or (lambda: self._scan(proc)), everyone or (lambda: read_all(proc))
         self._discovery = Discovery(
-            place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience
+            place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience, folders=folders
         )
         self._idleness = Idleness(environ, read, proc, self._patience)
-        self._looks = Looks(self._at, files, read, self._discovery.again, proc, limits)
+        self._looks = Looks(self._at, files, read, self._works, proc, limits)
         self._together: dict[tuple[str, str], int] = {}  # by node and root, of the last observe
         self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
 
@@ -98,6 +100,15 @@ class RayPlatform:
     def follow(self, policy: Policy) -> None:
         """Of a policy that changed."""
         self._discovery.policy = policy
+
+    async def busy_here(self) -> str | Unknown | None:
+        """What work of Ray runs on this machine itself, for whoever looks at its temporary files; None: none."""
+        try:
+            here = await self._look_around()
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        machine = next((one for one in here.found.nodes if one.is_machine), None)
+        return None if machine is None or not machine.raylets else (await self._load(machine, here)).busy
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Node by node, after one wait for all of them: how busy they are is measured over a while."""
@@ -207,6 +218,10 @@ class RayPlatform:
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
+
+    def _works(self, node: Node) -> str | None:
+        now = self._discovery.again(node)
+        return None if now is None else self._idleness.works(now)
 
     def _scan(self, proc: str) -> OpenFiles:
         return open_files.scan(proc, unreadable=self._policy.disk.unreadable)

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.busy import Answers, busy, without
 from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
 from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token
 
 AT_ONCE = 16  # questions
+OWN_JOB = "GPUKEEPER_RAY_JOB"  # set by a task that runs gpukeeper: the job it is part of is no work
 _NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,7 +93,8 @@ class Asking:
             return found
         if found.session not in self._answers:
             self._answers[found.session] = await found.api.answers(found.session)  # which asks for its name once more
-        return busy(raylet.node_id, self._answers[found.session])
+        said, ours = self._answers[found.session], self._environ.get(OWN_JOB)
+        return busy(raylet.node_id, said if ours is None else without(ours, said))
 
     async def _find(self, raylet: Raylet, network: str | None) -> Dashboard | Unknown:
         whys: list[str] = []

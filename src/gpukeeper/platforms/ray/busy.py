@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -59,6 +59,7 @@ class Actor(msgspec.Struct, frozen=True):
     class_name: str
     state: str
     node_id: str | None = None
+    job_id: str | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class Task(msgspec.Struct, frozen=True):
     name: str
     state: str
     node_id: str | None = None
+    job_id: str | None = None
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -125,6 +127,21 @@ def busy(node_id: str, answers: Answers) -> str | Unknown | None:
         return found or Unknown(f"Ray calls node {_short(node_id)} {node.state.lower()}")
     asked: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
     return next((part for part in asked if isinstance(part, Unknown)), None)
+
+
+def without(job: str, answers: Answers) -> Answers:
+    """The same but for one job: our own, which came to look and is no work."""
+    return msgspec.structs.replace(
+        answers,
+        workers=_but(answers.workers, lambda one: one.drives and one.job_id == job),
+        actors=_but(answers.actors, lambda one: one.job_id == job),
+        tasks=_but(answers.tasks, lambda one: one.job_id == job),
+        jobs=_but(answers.jobs, lambda one: one.job_id == job),
+    )
+
+
+def _but(said: Said[T], is_ours: Callable[[T], bool]) -> Said[T]:
+    return said if isinstance(said, Unknown) else tuple(one for one in said if not is_ours(one))
 
 
 def _find(node_id: str, nodes: Said[RayNode]) -> RayNode | Unknown:

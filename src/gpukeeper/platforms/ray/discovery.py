@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from gpukeeper.platforms.ray.connect import (
 from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
 from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
 from gpukeeper.platforms.ray.survey import Wants
+from gpukeeper.platforms.ray.visit import Needed
 
 HOST = "host"  # the platform that may own this machine's own roots
 CONTAINERS = "containers that are nodes"
@@ -52,10 +52,13 @@ class Discovery:
         proc: str = "/proc",
         everyone: Everyone = read_all,
         patience: Patience | None = None,
+        folders: Sequence[str] = (),
     ) -> None:
+        """`folders`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._patience = patience or Patience()
+        self._folders = tuple(folders)
         self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever told of there
 
     async def look(self) -> Here:
@@ -69,15 +72,14 @@ class Discovery:
         return here
 
     def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> Wants:
-        """The roots of this machine are left to the machine itself where the policy gives them to it: two who act on
-        the same tree would only take turns."""
         settings = self.policy.ray
         return Wants(
             ray_roots=self._ray_roots(node),
-            temporary=tuple(one for one in self._temporary() if not (node.is_machine and self._is_hosts(one))),
+            temporary=self._temporary(),
             logs=settings.logs,
             too_full=self.policy.disk.high,
             spoken_for=spoken_for or {},
+            needed=self._needed(),
         )
 
     def find(self, inside: tuple[Inside, ...]) -> Here:
@@ -114,10 +116,15 @@ class Discovery:
     def _temporary(self) -> tuple[Temporary, ...]:
         return tuple(one for one in self.policy.temporary if one.platform == translate.PLATFORM)
 
-    def _is_hosts(self, temporary: Temporary) -> bool:
-        root = os.path.realpath(temporary.root)
-        mine = (one for one in self.policy.temporary if one.platform == HOST)
-        return HOST in self.policy.scope and any(os.path.realpath(one.root) == root for one in mine)
+    def _needed(self) -> Needed:
+        policy = self.policy
+        nodes = (*policy.ray.roots, *(one.root for one in self._temporary()))
+        trees = tuple(one.root for one in policy.temporary if one.platform == HOST)
+        reports = policy.reports.roots
+        captured = () if policy.capture.to is None else (policy.capture.to,)
+        hosts = (*reports, *(trees if HOST in policy.scope else ()))
+        machine = (*trees, *reports, *captured, *self._folders)
+        return Needed(machine, nodes, hosts)
 
 
 def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import msgspec
 from gpukeeper.disk.measure import printable
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.policy import Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import logs, sessions, translate, trees
 from gpukeeper.platforms.ray.nodes import RayRoot
@@ -52,28 +53,37 @@ def _search(visit: Visit, ref: Ref, wanted: tuple[int, int], wants: Wants, held:
             continue
         except OSError as error:
             return Unknown(f"{path} could not be read: {error.strerror}")
+        hosts = visit.is_hosts(folder)
+        if hosts and path not in roots:
+            continue
         on_this_disk = on_this_disk or os.fstat(folder.fd).st_dev == wanted[0]
-        spot = _in_folder(folder, roots.get(path), ref, wanted, wants, held)
+        temporary = () if hosts else wants.temporary
+        spot = _in_folder(folder, roots.get(path), ref, wanted, temporary, held)
         if spot is not None:
             return spot
     return None if on_this_disk else Unknown("none of the folders that are looked at is on its filesystem now")
 
 
 def _in_folder(
-    folder: Folder, root: RayRoot | None, ref: Ref, wanted: tuple[int, int], wants: Wants, held: ExitStack
+    folder: Folder,
+    root: RayRoot | None,
+    ref: Ref,
+    wanted: tuple[int, int],
+    temporary: Sequence[Temporary],
+    held: ExitStack,
 ) -> Spot | Unknown | None:
     """`root`: it is a folder of sessions."""
     known = [] if root is None else list(sessions.listed(folder, root))
     if (spot := _in_logs(folder, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
         return spot
-    taken = taken_in(folder.fd, wanted)
+    taken = taken_in(folder, wanted)
     if taken is not None:
         return Spot(folder, taken.name, translate.TREE, taken)
     session = next((one for one in known if one.identity == wanted), None)
     if session is not None:
         return Spot(folder, session.name, translate.SESSION, session=session)
-    for name in names_in(folder.fd, wanted):
-        if trees.named_by(name, folder.path, wants.temporary):
+    for name in names_in(folder, wanted):
+        if trees.named_by(name, folder.path, temporary):
             return Spot(folder, name, translate.TREE)
         return Unknown(f"it is called {printable(str(Path(folder.path, name)))} now, which the policy does not name")
     return None
@@ -103,8 +113,10 @@ def _in_logs_of(
         return Spot(folder, session.name, translate.LOGS, session=session, logs=fd) if same else None
     for place in logs.FOLDERS:
         inner = open_.enter_context(logs.opened(fd, place))
-        taken = None if inner is None else taken_in(inner, wanted)
-        if inner is not None and taken is not None:
-            path = os.path.normpath(Path(session.path, logs.LOGS, place))
-            return Spot(msgspec.structs.replace(folder, fd=inner, path=path), taken.name, translate.TREE, taken)
+        if inner is None:
+            continue
+        path = os.path.normpath(Path(session.path, logs.LOGS, place))
+        here = msgspec.structs.replace(folder, fd=inner, path=path)
+        if (taken := taken_in(here, wanted)) is not None:
+            return Spot(here, taken.name, translate.TREE, taken)
     return None

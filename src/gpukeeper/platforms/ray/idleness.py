@@ -16,12 +16,14 @@ from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.policy import RaySettings
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
-from gpukeeper.platforms.ray.asking import Asking
+from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
 from gpukeeper.platforms.ray.busy import foreign, quiet
 from gpukeeper.platforms.ray.connect import Patience
 from gpukeeper.platforms.ray.cpu import Cpu
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
-from gpukeeper.platforms.ray.processes import Everyone, Process, descendants
+from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
+
+TITLE = "ray::"
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -51,22 +53,44 @@ class Idleness:
 
     async def of(self, node: Node, asking: Asking, settings: RaySettings) -> Load:
         ray = await asking.busy(node.raylets) if node.raylets else None
-        gpu = await self._gpu(node)
-        ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
-        cpu = self._cpu.percent(one for one in node.processes if one.pid not in ours and not is_rays_own(one))
+        node = self._but_us(node)
+        rays = of_ray(node)
+        gpu = await self._gpu(rays)
+        cpu = self._cpu.percent(one for one in rays if not is_rays_own(one))
         return Load(translate.busy_by(ray, works(node), cpu, settings.cpu, gpu), cpu)
 
-    async def _gpu(self, node: Node) -> str | Unknown | None:
+    def works(self, node: Node) -> str | None:
+        return works(self._but_us(node))
+
+    def _but_us(self, node: Node) -> Node:
+        """Without ourselves and what we started; and without what started us, where that is a task made for it."""
+        ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
+        if OWN_JOB in self._environ:
+            raylets = {one.process.pid for one in node.raylets}
+            ours |= ancestors(os.getpid(), node.processes) - raylets
+        return msgspec.structs.replace(node, processes=tuple(one for one in node.processes if one.pid not in ours))
+
+    async def _gpu(self, processes: Iterable[Process]) -> str | Unknown | None:
         try:
             found = await in_thread(lambda: holders.scan(self._proc), self._patience.processes)
         except (TimeoutError, OSError):
             return Unknown("who has a GPU open could not be learned")
-        pids = {one.pid for one in node.processes}
+        pids = {one.pid for one in processes}
         holder = next((one for one in found.found if one.pid in pids), None)
         if holder is not None:
             return f"pid {holder.pid} ({holder.comm}) has a GPU open"
         hidden = next((pid for pid in found.hidden if pid in pids), None)
         return None if hidden is None else Unknown(f"whether pid {hidden} has a GPU open may not be read; run as root")
+
+
+def of_ray(node: Node) -> tuple[Process, ...]:
+    """Everything that runs in a container; on this machine, which does other things too, what a raylet started and
+    what calls itself Ray's."""
+    if not node.is_machine:
+        return node.processes
+    started = descendants((one.process.pid for one in node.raylets), node.processes)
+    named = (one for one in node.processes if one.title.startswith(TITLE))
+    return tuple({one.pid: one for one in (*started, *named)}.values())
 
 
 def works(node: Node) -> str | None:

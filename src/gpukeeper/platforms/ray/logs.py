@@ -93,4 +93,4 @@ def _files(logs: int, folder: str) -> Iterator[tuple[str, os.stat_result]]:
 def _file(folder: str, name: str, about: os.stat_result) -> LogFile:
     newest = instant(max(about.st_atime_ns, about.st_mtime_ns, about.st_ctime_ns))
     size = about.st_blocks * BLOCK
-    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest)
+    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid)

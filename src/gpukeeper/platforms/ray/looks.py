@@ -13,7 +13,7 @@ from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCaptu
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import capture, finding, idleness, logs, sessions, survey, translate, trees
+from gpukeeper.platforms.ray import capture, finding, sessions, survey, translate, trees
 from gpukeeper.platforms.ray.acts import Act
 from gpukeeper.platforms.ray.finding import Spot
 from gpukeeper.platforms.ray.nodes import Node
@@ -30,12 +30,12 @@ class Looks:
         at: Callable[[], translate.At],
         scan: Callable[[], OpenFiles],
         everyone: Everyone,
-        again: Callable[[Node], Node | None],
+        works: Callable[[Node], str | None],
         proc: str,
         limits: Limits | None,
     ) -> None:
-        """`again`: the same node with the processes it has now; None: it is gone."""
-        self._at, self._scan, self._everyone, self._again = at, scan, everyone, again
+        """`works`: what runs on that node by the titles of its processes, now."""
+        self._at, self._scan, self._everyone, self._works = at, scan, everyone, works
         self._proc, self._limits = proc, limits
 
     def everything(
@@ -43,7 +43,7 @@ class Looks:
     ) -> tuple[Surveyed, int | Unknown, OpenFiles]:
         """Of one node; and how much it all takes."""
         around = Around(everyone, self._scan(), self._proc)
-        with visiting(node, around, self._at(), time.monotonic() + patience.total_seconds(), self._limits) as visit:
+        with self._visiting(node, around, wants, patience) as visit:
             found = survey.survey(visit, wants)
         door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
         return found, found.size(survey.estimate(found, door)), around.used
@@ -53,7 +53,7 @@ class Looks:
     ) -> Subject | Unknown | None:
         """None: it is not there any more."""
         with (
-            self._visit(node, everyone, patience) as visit,
+            self._visit(node, everyone, wants, patience) as visit,
             finding.found(visit, ref, wants) as spot,
         ):
             return self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
@@ -62,7 +62,7 @@ class Looks:
         self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> Evidence | NothingToCapture | Unknown:
         with (
-            self._visit(node, everyone, patience) as visit,
+            self._visit(node, everyone, wants, patience) as visit,
             finding.found(visit, subject.ref, wants) as spot,
         ):
             if not isinstance(spot, Spot):
@@ -74,7 +74,7 @@ class Looks:
         self, fresh: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> Accepted | Changed | Refused | Unknown:
         with (
-            self._visit(node, everyone, patience) as visit,
+            self._visit(node, everyone, wants, patience) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
         ):
             if spot is None:
@@ -84,9 +84,14 @@ class Looks:
             act = Act(visit, self._scan, self._everyone, self._works)
             return act.remove(spot, fresh, wants)
 
-    def _visit(self, node: Node, everyone: tuple[Process, ...], patience: timedelta) -> AbstractContextManager[Visit]:
-        around = Around(everyone, self._scan(), self._proc)
-        return visiting(node, around, self._at(), time.monotonic() + patience.total_seconds(), self._limits)
+    def _visit(
+        self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+    ) -> AbstractContextManager[Visit]:
+        return self._visiting(node, Around(everyone, self._scan(), self._proc), wants, patience)
+
+    def _visiting(self, node: Node, around: Around, wants: Wants, patience: timedelta) -> AbstractContextManager[Visit]:
+        until = time.monotonic() + patience.total_seconds()
+        return visiting(node, around, self._at(), until, self._limits, wants.needed)
 
     def _subject(self, spot: Spot, visit: Visit, wants: Wants) -> Subject | Unknown | None:
         if spot.taken is not None:
@@ -100,12 +105,7 @@ class Looks:
 
     def _ends(self, spot: Spot, visit: Visit, wants: Wants) -> dict[str, bytes]:
         if spot.kind == translate.LOGS:
-            age = survey.logs_age(spot.folder, wants)
-            files = () if age is None else logs.removable(spot.logs, visit, visit.at.now - age)
+            files = survey.logs_to_go(spot.logs, spot.folder, visit, wants)
             return capture.ends_of(spot.logs, frozenset((one.folder, one.name) for one in files))
         with survey.opened_logs(spot.folder, spot.name) as fd:
             return {} if fd is None else capture.ends_of(fd)
-
-    def _works(self, node: Node) -> str | None:
-        now = self._again(node)
-        return None if now is None else idleness.works(now)

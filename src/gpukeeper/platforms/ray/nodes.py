@@ -28,6 +28,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     door: Door
     processes: tuple[Process, ...]
     raylets: tuple[Raylet, ...] = ()
+    uids: frozenset[int] | None = None  # whose files count there; None: anybody's
 
     @property
     def is_machine(self) -> bool:
@@ -64,7 +65,8 @@ def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str
     for main in _one_of_each(others):
         name = main.container[:12] if main.container else str(main.mounts)
         door = Door(main.pid, main.starttime)
-        nodes.append(_node(name, main.container or str(main.mounts), door, members_of(main, everyone, ours)))
+        uid, members = main.container or str(main.mounts), members_of(main, everyone, ours)
+        nodes.append(_node(name, uid, door, members, _whose(main, others)))
     return Found(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
 
 
@@ -140,9 +142,16 @@ def _told_apart(found: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(apart)
 
 
-def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...]) -> Node:
+def _whose(main: Process, raylets: Iterable[Process]) -> frozenset[int] | None:
+    """Nobody listed that node: anybody may call a program so, and mount a stranger's files where that sees them. So
+    only files of whoever runs it count; all only if that is root. Others of its pid namespace have no say."""
+    uids = frozenset(one.uid for one in raylets if one.mounts == main.mounts)
+    return None if 0 in uids else uids
+
+
+def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...], uids: frozenset[int] | None = None) -> Node:
     raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
-    return Node(name=name, uid=uid, door=door, processes=processes, raylets=raylets)
+    return Node(name=name, uid=uid, door=door, processes=processes, raylets=raylets, uids=uids)
 
 
 def _one_of_each(raylets: Iterable[Process]) -> list[Process]:

@@ -134,6 +134,16 @@ def descendants(parents: Iterable[int], everyone: Iterable[Process]) -> Iterator
             waiting.append(child.pid)
 
 
+def ancestors(pid: int, everyone: Iterable[Process]) -> frozenset[int]:
+    """Of that process, itself included."""
+    parents = {one.pid: one.parent for one in everyone}
+    found: set[int] = set()
+    while pid in parents and pid not in found:
+        found.add(pid)
+        pid = parents[pid]
+    return frozenset(found)
+
+
 def _stat(home: Path) -> list[str]:
     text = (home / "stat").read_text("utf-8", "replace")
     return text[text.rindex(")") + 2 :].split()

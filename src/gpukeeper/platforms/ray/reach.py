@@ -45,16 +45,17 @@ def opened(door: Door, proc: str = "/proc") -> Iterator[int]:
 
 
 @contextmanager
-def folder(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """A folder of the node, open for reading, and its path without links."""
-    way = resolved(root, path)
+def folder(root: int, path: str) -> Iterator[tuple[int, str, frozenset[int]]]:
+    """A folder of the node, open for reading; its path without links; and who owns the links that led there."""
+    links: list[os.stat_result] = []
+    way = resolved(root, path, links)
     try:
         fd = _for_reading(way[-1][0])
     finally:
         for step, _ in way[1:]:
             os.close(step)
     try:
-        yield fd, "/" + "/".join(name for _, name in way[1:])
+        yield fd, "/" + "/".join(name for _, name in way[1:]), frozenset(link.st_uid for link in links)
     finally:
         os.close(fd)
 
@@ -70,8 +71,21 @@ def identity(root: int, path: str) -> tuple[int, int]:
             os.close(step)
 
 
-def resolved(root: int, path: str) -> list[tuple[int, str]]:
-    """The way from the root down, one descriptor and name for each step; the caller closes all but the first."""
+def on_the_way(root: int, path: str) -> set[tuple[int, int]]:
+    """Whatever holds that path: folders, links that lead there, and itself; as far as it is there."""
+    passed: list[os.stat_result] = []
+    with suppress(OSError):
+        _close(resolved(root, path, passed, steps=True)[1:])
+    return {(one.st_dev, one.st_ino) for one in passed}
+
+
+def resolved(
+    root: int, path: str, passed: list[os.stat_result] | None = None, *, steps: bool = False
+) -> list[tuple[int, str]]:
+    """The way from the root down, one descriptor and name for each step; the caller closes all but the first.
+
+    `passed` gets the links that were followed: the kernel would refuse some of a stranger's (protected_symlinks), and
+    whoever resolves by hand has to judge them by hand. With `steps` it gets every other step, too."""
     way = [(root, "")]
     left = [name for name in path.split("/") if name not in {"", "."}][::-1]
     links = 0
@@ -83,7 +97,11 @@ def resolved(root: int, path: str) -> list[tuple[int, str]]:
                     os.close(way.pop()[0])
                 continue
             step = os.open(name, _STEP, dir_fd=way[-1][0])
-            if not stat.S_ISLNK(os.fstat(step).st_mode):
+            about = os.fstat(step)
+            is_link = stat.S_ISLNK(about.st_mode)
+            if passed is not None and (is_link or steps):
+                passed.append(about)
+            if not is_link:
                 way.append((step, name))
                 continue
             links += 1

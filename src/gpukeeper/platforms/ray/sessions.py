@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,9 @@ from gpukeeper.platforms.ray.visit import ELSEWHERE, Folder, Visit
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
 # What people made, by their own doing or by a framework on their behalf.
 PEOPLES = ("artifacts", "logs/nsight", "logs/rocprof_sys", "logs/profiles")
+LONG = 4096  # characters; no path is longer
+WAYS = 16
+_BETWEEN = re.compile(r"[\s=,;:'\"]")
 ROCKSDB = ("CURRENT", "MANIFEST-")
 
 
@@ -58,7 +62,7 @@ def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
             found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
             continue
-        if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid):
+        if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid) and folder.counts(found.st_uid):
             yield Session(name, str(Path(folder.path, name)), (found.st_dev, found.st_ino), found.st_uid)
 
 
@@ -108,6 +112,7 @@ def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) 
         disk=folder.disk,
         root=folder.path,
         findings=state.findings,
+        kept=visit.holds(session.identity),
     )
 
 
@@ -117,17 +122,28 @@ def named_by(session: Session, visit: Visit) -> str | Unknown | None:
 
 
 def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
-    way = re.compile(r"/[^\s=,;:'\"]*?" + re.escape(session.name) + r"(?=$|[/\s,;:'\"])")
     for process in everyone:
         words = [word for word in process.argv if session.name in word]
         if not words or process.pid == os.getpid():
             continue
-        ways = {match for word in words for match in way.findall(word)}
-        # Without any way it can only mean a session that its own node has.
-        named = any(_leads_to(session, process, one, proc) for one in ways) if ways else process.pid in own
+        ways = set(islice((one for word in words for one in ways_in(word, session.name)), WAYS))
+        # Without any way it can only mean a session that its own node has. Nobody honest has that many.
+        lead = len(ways) == WAYS or any(_leads_to(session, process, one, proc) for one in ways)
+        named = lead if ways else process.pid in own
         if named:
             return f"pid {process.pid} ({process.comm}) names it in its command line"
     return None
+
+
+def ways_in(word: str, name: str) -> Iterator[str]:
+    """Absolute paths in an argument that end with that name. In linear time: anybody's argument may be of 2 MB."""
+    for part in _BETWEEN.split(word):
+        begin, at = part.find("/"), part.find(name)
+        while at >= 0:
+            end = at + len(name)
+            if 0 <= begin < at and part[end : end + 1] in {"", "/"}:
+                yield part[max(begin, end - LONG) : end]
+            at = part.find(name, end)
 
 
 def peoples(session: int) -> Unknown | None:
@@ -148,6 +164,8 @@ def peoples(session: int) -> Unknown | None:
 
 def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
     """What cannot be followed may lead there."""
+    if len(path) >= LONG:
+        return True
     try:
         with reach.opened(Door(process.pid, process.starttime), proc) as root:
             return reach.identity(root, path) == session.identity
@@ -159,7 +177,7 @@ def _unseen(session: Session, folder: Folder, visit: Visit, found: Measured) -> 
     """What keeps "nobody uses it" from being known. Its sockets were asked one by one, so they are no reason."""
     if folder.shared:
         return ELSEWHERE
-    asked = msgspec.structs.replace(found, sockets=0)
+    asked = msgspec.structs.replace(found, sockets=0, fifos=0)
     used = open_files.is_in_use(session.name, asked, visit.below(folder))
     if used is True:
         return Unknown("it is mounted somewhere else, too")

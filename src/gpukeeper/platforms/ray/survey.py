@@ -20,7 +20,8 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.sessions import Session
-from gpukeeper.platforms.ray.visit import Folder, Visit
+from gpukeeper.platforms.ray.translate import LogFile
+from gpukeeper.platforms.ray.visit import Folder, Needed, Visit
 
 ESTIMATE = timedelta(minutes=2)
 TRIES = 3  # files come and go while a live session is counted
@@ -34,6 +35,7 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True):
     logs: timedelta | None  # how old logs of ended processes must be; None: they are left
     too_full: float  # share of a disk from which on such logs may go sooner
     spoken_for: Mapping[str, str] = {}
+    needed: Needed = Needed()
 
 
 @dataclass
@@ -72,10 +74,18 @@ def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], No
             about = os.fstat(folder.fd)
             if (about.st_dev, about.st_ino, of_ray) not in found.visited:
                 found.visited.add((about.st_dev, about.st_ino, of_ray))
+                found.findings += _limits(folder, visit)
                 work(folder)
     except OSError as error:
         if entered or not isinstance(error, FileNotFoundError | NotADirectoryError):
             found.unseen.append(errors.unreadable(f"{visit.node.name}:{path}", error))
+
+
+def _limits(folder: Folder, visit: Visit) -> Iterator[str]:
+    """Whoever wonders why nothing of others goes there is told."""
+    if folder.uids != visit.node.uids:
+        words = " and ".join(sorted(visit.owner(uid) for uid in folder.uids or ())) or "several people"
+        yield f"{folder.path} is reached through a link of {words}, so only what they own there is looked at"
 
 
 def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
@@ -92,14 +102,22 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
             return None, ()
         path = str(Path(session.path, logs.LOGS))
         about = tuple(f"{path}: {words}" for words in logs.too_long(fd))
-        age = logs_age(folder, wants)
-        files = () if age is None else logs.removable(fd, visit, visit.at.now - age)
+        files = logs_to_go(fd, folder, visit, wants)
         if not files:
             return None, about
         top = os.fstat(fd)
         owner = visit.owner(session.uid)
         identity = top.st_dev, top.st_ino
         return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at), about
+
+
+def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:
+    """By the full hour: else each look would find one more that has just grown old, so never the same set twice."""
+    age = logs_age(folder, wants)
+    if age is None:
+        return ()
+    before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
+    return tuple(one for one in logs.removable(fd, visit, before) if folder.counts(one.uid))
 
 
 def logs_age(folder: Folder, wants: Wants) -> timedelta | None:
@@ -136,6 +154,8 @@ def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int 
 
 
 def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, found: Surveyed) -> None:
+    if visit.is_hosts(folder):
+        return
     names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one))
     below = visit.below(folder)
     for name in names:

@@ -44,6 +44,7 @@ class LogFile(msgspec.Struct, frozen=True):
     ctime_ns: int
     size: int  # bytes allocated
     newest: datetime
+    uid: int
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,15 @@ KEPT = f"it holds a file called {KEEP}"
 def names(folder: Folder, temporary: Temporary) -> list[str]:
     """What is kept by name is listed, too: the rule says so."""
     with os.scandir(folder.fd) as listing:
-        return sorted(entry.name for entry in listing if is_named(entry.name, temporary.names))
+        named = [entry for entry in listing if is_named(entry.name, temporary.names)]
+        return sorted(entry.name for entry in named if _counts(folder, entry))
+
+
+def _counts(folder: Folder, entry: os.DirEntry[str]) -> bool:
+    try:
+        return folder.counts(entry.stat(follow_symlinks=False).st_uid)
+    except FileNotFoundError:
+        return False
 
 
 def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject | None:
@@ -36,11 +44,15 @@ def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject
         visit.at,
         in_use=in_use,
         keeps=keeps,
-        kept=KEPT if has_keep(folder.fd, name) else None,
+        kept=why_kept(folder, name, (found.device, found.inode), visit),
         owner=visit.owner(found.uid),
         disk=folder.disk,
         root=folder.path,
     )
+
+
+def why_kept(folder: Folder, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
+    return KEPT if has_keep(folder.fd, name) else visit.holds(identity)
 
 
 def has_keep(folder: int, name: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -23,8 +23,6 @@ from gpukeeper.platforms.ray.connect import user_name
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process
 
-# Filesystems that other machines may have mounted, too: who uses a file there is not to be seen from here.
-SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "virtiofs", "fuse", "afs")
 ELSEWHERE = Unknown("it is on a filesystem that other machines may use, too; who does cannot be seen from here")
 
 
@@ -46,11 +44,31 @@ class Folder(msgspec.Struct, frozen=True):
     size: int  # of its filesystem, bytes
     free: int
     shared: bool  # other machines may have it mounted
+    private: bool  # on the layer of one container, which nobody outside it has mounted
+    uids: frozenset[int] | None = None  # whose entries count; None: anybody's
+
+    def counts(self, owner: int) -> bool:
+        return self.uids is None or owner in self.uids
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """Paths that no removal may take along, and roots that are the machine's own affair."""
+
+    machine: tuple[str, ...] = ()  # as this machine sees them
+    node: tuple[str, ...] = ()  # as the node does
+    hosts: tuple[str, ...] = ()  # roots of this machine whose entries others look after
 
 
 class Visit:
     def __init__(
-        self, node: Node, root: int, around: Around, at: translate.At, until: float, limits: Limits | None = None
+        self,
+        node: Node,
+        root: int,
+        around: Around,
+        at: translate.At,
+        until: float,
+        limits: Limits | None = None,
+        needed: Needed | None = None,
     ) -> None:
         """`until`: of the monotonic clock; what was not measured by then is not known."""
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
@@ -58,24 +76,39 @@ class Visit:
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
         text = Path(who, "mountinfo").read_text("utf-8", "surrogateescape")
         self.mounts = mounts.parse_mounts(text)
-        self.types = _types(text)
         self.used = _as_node_sees(node, around.used, self.mounts)
+        self._holding, self._hosts = _identities(root, needed or Needed())
 
     @contextmanager
     def folder(self, path: str) -> Iterator[Folder]:
-        with reach.folder(self.root, path) as (fd, real):
+        with reach.folder(self.root, path) as (fd, real, linkers):
             found = os.fstatvfs(fd)
-            mount = mounts_at(real, self.mounts)
+            mount = mounts.covering(real, self.mounts)
             disk = disk_of(found, mount.point if mount else real)
-            shared = any(self.types.get(mount.point, "").startswith(kind) for kind in SHARED) if mount else False
+            shared = mounts.is_shared(real, self.mounts)
             size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-            yield Folder(fd, os.path.normpath(path), real, disk, size, free, shared)
+            private = mount is not None and mount.point == "/" and mount.kind == "overlay"
+            uids = whose(self.node.uids, linkers)
+            yield Folder(fd, os.path.normpath(path), real, disk, size, free, shared, private, uids)
+
+    def is_hosts(self, folder: Folder) -> bool:
+        """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
+        would only take turns."""
+        about = os.fstat(folder.fd)
+        return (about.st_dev, about.st_ino) in self._hosts
+
+    def holds(self, identity: tuple[int, int]) -> str | None:
+        """Why that tree stays: it is, or holds, what the policy names or we need ourselves."""
+        path = self._holding.get(identity)
+        return (
+            None if path is None else f"{measure.printable(path)}, which gpukeeper needs or the policy names, is in it"
+        )
 
     def measure(self, folder: int, name: str) -> Measured | None:
         return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
 
     def below(self, folder: Folder) -> Below:
-        return open_files.below(folder.real, self.used)
+        return open_files.below(folder.real, seen_from_here(folder, self.used))
 
     def with_mounts(self, folder: Folder, name: str, found: Measured) -> Measured:
         """A single file mounted inside escapes the walk; the list of mounts knows it."""
@@ -117,9 +150,9 @@ class Visit:
                 found = self.measure(bin_, taken.name)
         except FileNotFoundError:
             return None
-        if found is None:
+        if found is None or not folder.counts(found.uid):
             return None
-        user = open_files.users_of_trash(taken.trash, self.around.used)
+        user = open_files.users_of_trash(taken.trash, seen_from_here(folder, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
         path = f"{folder.path}/{taken.trash}/{taken.name}"
         words = "its deletion had begun" if taken.doomed else "it was only taken, and is put back"
@@ -138,12 +171,32 @@ class Visit:
 
 @contextmanager
 def visiting(
-    node: Node, around: Around, at: translate.At, until: float, limits: Limits | None = None
+    node: Node,
+    around: Around,
+    at: translate.At,
+    until: float,
+    limits: Limits | None = None,
+    needed: Needed | None = None,
 ) -> Iterator[Visit]:
     """FileNotFoundError: the node ended meanwhile."""
     with reach.opened(node.door, around.proc) as root:
         named = translate.At(at.place, at.now, node.name)
-        yield Visit(node, root, around, named, until, limits)
+        yield Visit(node, root, around, named, until, limits, needed)
+
+
+def whose(uids: frozenset[int] | None, linkers: frozenset[int]) -> frozenset[int] | None:
+    """A link leads where its maker wants. What is there counts only as far as it is the maker's own, unless that is
+    root or ourselves."""
+    for uid in linkers - {0, os.geteuid()}:
+        uids = frozenset({uid}) if uids is None else uids & {uid}
+    return uids
+
+
+def seen_from_here(folder: Folder, used: OpenFiles) -> OpenFiles:
+    """Inside a container its own processes are all there is for what lies on its own layer, and not for a volume."""
+    if not folder.private or used.hidden != open_files.ONLY_HERE:
+        return used
+    return msgspec.structs.replace(used, hidden=None)
 
 
 def expected(fresh: Subject) -> Expected | None:
@@ -152,10 +205,10 @@ def expected(fresh: Subject) -> Expected | None:
     return None if identity is None or ctime is None else Expected(identity, ctime)
 
 
-def names_in(folder: int, wanted: tuple[int, int]) -> list[str]:
+def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
     """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not."""
     names = []
-    with os.scandir(folder) as listing:
+    with os.scandir(folder.fd) as listing:
         for entry in listing:
             if entry.inode() != wanted[1]:
                 continue
@@ -163,19 +216,21 @@ def names_in(folder: int, wanted: tuple[int, int]) -> list[str]:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if (found.st_dev, found.st_ino) == wanted:
+            if (found.st_dev, found.st_ino) == wanted and folder.counts(found.st_uid):
                 names.append(entry.name)
     return names
 
 
-def taken_in(folder: int, wanted: tuple[int, int]) -> Taken | None:
-    return next((one for one in trash.leftovers(folder) if one.identity == wanted), None)
+def taken_in(folder: Folder, wanted: tuple[int, int]) -> Taken | None:
+    return next((one for one in trash.leftovers(folder.fd) if one.identity == wanted and _is_whose(folder, one)), None)
 
 
-def mounts_at(path: str, known: Sequence[Mount]) -> Mount | None:
-    """The mount that a path is on; of two on one point the later hides the earlier."""
-    covering = [one for one in known if mounts.is_at_or_below(path, one.point)]
-    return max(enumerate(covering), key=lambda row: (len(row[1].point), row[0]))[1] if covering else None
+def _is_whose(folder: Folder, taken: Taken) -> bool:
+    try:
+        found = os.stat(f"{taken.trash}/{taken.name}", dir_fd=folder.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return folder.counts(found.st_uid)
 
 
 def disk_of(found: os.statvfs_result, name: str) -> Disk:
@@ -194,12 +249,16 @@ def _as_node_sees(node: Node, used: OpenFiles, known: tuple[Mount, ...]) -> Open
     return msgspec.structs.replace(used, paths=paths, own_mounts=known)
 
 
-def _types(mountinfo: str) -> dict[str, str]:
-    """Kind of filesystem by mount point."""
-    found = {}
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if len(fields) > 4 and after:
-            found[fields[4]] = after.split()[0]
-    return found
+def _identities(root: int, needed: Needed) -> tuple[dict[tuple[int, int], str], set[tuple[int, int]]]:
+    """What is, or holds, anything of it; and the roots that are the machine's. By identity: a node may have folders
+    of this machine mounted, under names of its own."""
+    holding: dict[tuple[int, int], str] = {}
+    hosts = set()
+    with reach.opened(reach.Door()) as here:
+        for at, paths in ((here, needed.machine), (root, needed.node)):
+            for path in paths:
+                holding |= dict.fromkeys(reach.on_the_way(at, path), path)
+        for path in needed.hosts:
+            with suppress(OSError):
+                hosts.add(reach.identity(here, path))
+    return holding, hosts

@@ -25,7 +25,8 @@ from gpukeeper.platforms.host.adapter import HostPlatform
 
 T = TypeVar("T")
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, with which files are stamped
-HOLDS = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+# Told by its input: what a process names in its command line would stay for that alone.
+HOLDS = "import sys; file = open(sys.stdin.readline()[:-1]); print(flush=True); sys.stdin.read()"
 
 
 class Ahead:
@@ -95,10 +96,12 @@ def a_tick() -> None:
 @contextmanager
 def held_open(path: Path) -> Iterator[int]:
     """By another process; its pid."""
-    command = [sys.executable, "-c", HOLDS, os.fspath(path)]
+    command = [sys.executable, "-c", HOLDS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdin is not None
+        child.stdin.write(os.fsencode(path) + b"\n")
+        child.stdin.flush()
         child.stdout.readline()
         yield child.pid
         child.stdin.close()

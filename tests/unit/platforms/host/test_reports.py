@@ -10,16 +10,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Changed, Evidence, NothingToCapture, Refused, Verdict, View
 from gpukeeper.model.policy import Kept, PlaceScope, Policy, Reports
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import capture
-from tests.unit.platforms.host.machine import Machine, a_tick
+from gpukeeper.platforms.host import archive, capture
+from gpukeeper.platforms.host.resolve import opened
+from tests.unit.platforms.host.machine import Machine, a_tick, everything_seen, held_open
 
 WEEK = timedelta(days=7)
 
@@ -129,6 +133,41 @@ def test_a_kept_report_is_protected_by_the_rule(tmp_path: Path) -> None:
     assert decision.reason == "it stays: it is the newest of its root"
 
 
+def test_a_report_that_was_taken_and_put_back_is_no_newer_for_it(tmp_path: Path) -> None:
+    older = report(tmp_path, "run-0")
+    report(tmp_path, "run-1")
+    on = machine(tmp_path, keep_last=1)
+    before, changed = on.observe(), older.stat().st_ctime_ns
+    a_tick()
+    with held_open(older / "summary.txt"):
+        assert isinstance(on.remove(before["run-0"]), Changed)
+    assert older.stat().st_ctime_ns > changed, "it was moved"
+    for looking in (on, machine(tmp_path, keep_last=1)):
+        after = looking.observe()
+        assert {name: (one.last_used, one.kept) for name, one in after.items()} == {
+            name: (one.last_used, one.kept) for name, one in before.items()
+        }
+        assert looking.look(after["run-0"]).kept is None
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", ""])
+def test_what_other_machines_may_use_is_never_known_to_be_free(tmp_path: Path, kind: str) -> None:
+    def scan() -> OpenFiles:
+        found = everything_seen()
+        there = Mount("0:99", "/", str(tmp_path), kind)
+        return msgspec.structs.replace(found, own_mounts=(*found.own_mounts, there))
+
+    report(tmp_path, "tmp-1")
+    results = Machine(tmp_path, reports=Reports(roots=(str(tmp_path),), keep_last=0), scan=scan)
+    for on, says in ((results, True), (Machine(tmp_path, scan=scan), False)):
+        one = on.observe()["tmp-1"]
+        assert isinstance(one.in_use, Unknown)
+        assert one.in_use.why.startswith("it is on a filesystem that other machines may use")
+        assert any("no policy of this version changes that" in words for words in one.findings) is says
+        assert isinstance(on.remove(one), Refused)
+    assert on.names() == ["tmp-1"]
+
+
 # There and back
 
 
@@ -228,9 +267,22 @@ def test_a_link_to_elsewhere_is_saved_as_a_link_and_never_read_through(tmp_path:
     path = report(root, "run-1")
     (path / "link").symlink_to(secret)
     on = machine(root)
-    with tarfile.open(fileobj=io.BytesIO(saved(on, "run-1").files["report.tar.gz"])) as archive:
-        assert archive.getmember("run-1/link").linkname == str(secret)
-        assert archive.getmember("run-1/link").issym()
+    with tarfile.open(fileobj=io.BytesIO(saved(on, "run-1").files["report.tar.gz"])) as tar:
+        assert tar.getmember("run-1/link").linkname == str(secret)
+        assert tar.getmember("run-1/link").issym()
+
+
+def test_what_took_the_name_of_our_private_folder_is_not_removed(tmp_path: Path) -> None:
+    """Where everybody may rename, anything may have that name when we are done."""
+    thesis = report(tmp_path, "thesis")
+    with opened(str(tmp_path)) as folder, archive.private_folder(folder) as private:
+        (ours,) = tmp_path.glob(f"{archive.PRIVATE}*")
+        os.mkdir("half", dir_fd=private)
+        os.close(os.open("half/file", os.O_CREAT, dir_fd=private))
+        ours.rename(tmp_path / "moved")
+        thesis.rename(ours)
+    assert (ours / "summary.txt").exists()
+    assert list((tmp_path / "moved").iterdir()) == []
 
 
 def forged(*members: tuple[str, bytes, str]) -> Evidence:

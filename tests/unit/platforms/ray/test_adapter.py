@@ -13,7 +13,7 @@ from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.policy import Capture, PlaceScope, Policy, RaySettings, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
@@ -127,7 +127,7 @@ def test_a_raylet_whose_ray_cannot_be_asked_makes_the_node_unknown(tmp_path: Pat
     assert any("127.0.0.1:9" in words for words in found["node"].findings)
 
 
-def test_processor_time_alone_makes_a_node_busy(tmp_path: Path) -> None:
+def test_what_else_this_machine_computes_is_no_work_of_ray(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     spent = iter(range(0, 10**9, 10**6))
 
@@ -135,8 +135,7 @@ def test_processor_time_alone_makes_a_node_busy(tmp_path: Path) -> None:
         return (process(2**22, "python", "train.py", mounts=None, ticks=next(spent)),)
 
     found = one_of(platform(tmp_path, here=here, settings={"cpu": 5.0}), tmp_path, "tmpone")
-    assert isinstance(found.busy, str)
-    assert "processor" in found.busy
+    assert found.busy is None
 
 
 def test_rays_own_programs_may_take_what_they_take(tmp_path: Path) -> None:
@@ -298,3 +297,38 @@ def test_two_removals_of_one_tree_do_not_meet(tmp_path: Path) -> None:
     ray._under_way.add(found.ref.uid)  # as a thread that hangs leaves it
     assert isinstance(run(ray.act(step(found), found)), Refused)
     assert (tmp_path / "tmpone").is_dir()
+
+
+@pytest.mark.parametrize("inside", ["", "deep/er"])
+@pytest.mark.parametrize("named", ["reports", "temporary", "roots", "capture", "folders"])
+def test_what_the_policy_names_or_we_need_ourselves_is_in_no_tree_that_goes(
+    tmp_path: Path, named: str, inside: str
+) -> None:
+    folder = tree(tmp_path, "tmp_results")
+    (needed := folder / inside).mkdir(parents=True, exist_ok=True)
+    nodes = Temporary(root=str(tmp_path), names=("tmp*",), above=0, platform="ray")
+    host = Temporary(root=str(needed), names=("x*",))
+    more: dict[str, dict[str, object]] = {
+        "reports": {"policy": {"reports": Reports(roots=(str(needed),))}},
+        "temporary": {"policy": {"temporary": (nodes, host)}},
+        "roots": {"settings": {"roots": (str(tmp_path), str(needed))}},
+        "capture": {"policy": {"capture": Capture(to=str(needed))}},
+        "folders": {"folders": (str(needed / "not-made-yet"),)},
+    }
+    free = one_of(platform(tmp_path), tmp_path, "tmp_results")
+    assert free.kept is None
+    ray = platform(tmp_path, **more[named])  # type: ignore[arg-type]
+    found = one_of(ray, tmp_path, "tmp_results")
+    assert found.kept is not None
+    assert str(needed) in found.kept
+    assert isinstance(run(ray.act(step(free), free)), Changed)
+    assert (folder / "data").exists()
+
+
+def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
+    folder = session(tmp_path)
+    free = one_of(platform(tmp_path), tmp_path, SESSION)
+    ray = platform(tmp_path, folders=(str(folder / "logs"),))
+    assert one_of(ray, tmp_path, SESSION).kept is not None
+    assert isinstance(run(ray.act(step(free), free)), Changed)
+    assert folder.is_dir()

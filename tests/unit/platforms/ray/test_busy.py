@@ -23,6 +23,7 @@ from gpukeeper.platforms.ray.busy import (
     busy,
     foreign,
     quiet,
+    without,
 )
 
 HERE, THERE, IP = "a" * 56, "b" * 56, "10.0.0.1"
@@ -212,3 +213,20 @@ def test_of_a_real_cluster_everything_but_its_work_is_known(path: Path) -> None:
 
 def test_there_are_recorded_clusters() -> None:
     assert len(RECORDED) == 3
+
+
+def test_our_own_job_is_no_work_and_every_other_is() -> None:
+    ours = said(
+        workers=(driver("03000000"),),
+        actors=(msgspec.structs.replace(actor(), job_id="03000000"),),
+        tasks=(msgspec.structs.replace(task(), job_id="03000000"),),
+        jobs=(RUNNING,),
+    )
+    assert busy(HERE, ours) is not None
+    assert busy(HERE, without("03000000", ours)) is None
+    assert busy(HERE, without("04000000", ours)) == busy(HERE, ours)
+
+
+@pytest.mark.parametrize("part", ["workers", "actors", "tasks", "jobs"])
+def test_what_is_not_known_stays_so_without_our_job(part: str) -> None:
+    assert isinstance(busy(HERE, without("03000000", said(**{part: Unknown("?")}))), Unknown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.asking import Asking
-from gpukeeper.platforms.ray.idleness import works
+from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
+from gpukeeper.platforms.ray.connect import Patience
+from gpukeeper.platforms.ray.idleness import Idleness, of_ray, works
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process, raylet_of
 from gpukeeper.platforms.ray.reach import Door
@@ -115,3 +117,25 @@ def test_the_policys_address_is_asked_first_and_the_raylets_own_when_it_is_anoth
 
 def test_a_dashboard_that_is_not_there_is_unknown() -> None:
     assert isinstance(asked("127.0.0.1:9"), Unknown)
+
+
+def test_of_a_machine_only_what_a_raylet_started_or_calls_itself_so_is_rays() -> None:
+    begun = process(50, "python", "step.py", parent=10)
+    titled = process(51, "ray::Orphan")
+    here = node(raylet(10, "/tmp/ray"), begun, titled, process(52, "postgres"), process(53, "my ray::no"))
+    assert {one.pid for one in of_ray(here)} == {50, 51}
+    container = Node(name="n", uid="u", door=Door(10, 1), processes=here.processes, raylets=here.raylets)
+    assert {one.pid for one in of_ray(container)} == {10, 50, 51, 52, 53}
+
+
+@pytest.mark.parametrize(("environ", "words"), [({}, "sweep"), ({OWN_JOB: "03000000"}, None)])
+def test_the_task_that_runs_us_is_no_work_if_it_says_so(environ: dict[str, str], words: str | None) -> None:
+    task = process(50, "ray::sweep", parent=10)
+    us = process(os.getpid(), "python", "-m", "gpukeeper", parent=50)
+    ours = process(60, "du", parent=os.getpid())
+    here = node(*with_agents(10), task, us, ours)
+    idleness = Idleness(environ, tuple, "/proc", Patience())
+    found = idleness.works(here)
+    assert found is None if words is None else words in str(found)
+    other = process(51, "ray::other", parent=10)
+    assert idleness.works(node(*here.processes, other)) is not None

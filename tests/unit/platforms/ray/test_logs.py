@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Category, Gone, Subject
@@ -16,6 +18,7 @@ from gpukeeper.platforms.ray.logs import pid_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
+    everything_seen,
     observed,
     platform,
     process,
@@ -161,3 +164,54 @@ def test_a_log_that_grows_without_bound_is_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("gpukeeper.platforms.ray.logs.LONG_LOG", 1000)
     node = next(one for one in run(observed(alive(tmp_path), tmp_path)) if one.ref.kind == "node")
     assert any("RAY_ROTATION_MAX_BYTES" in words and SESSION in words for words in node.findings)
+
+
+class Still:
+    """A clock that somebody sets."""
+
+    def __init__(self, now: datetime) -> None:
+        self.at = now
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def test_one_more_that_grows_old_meanwhile_waits_for_the_next_hour(tmp_path: Path) -> None:
+    logs = a_session(tmp_path, *OF_THE_DEAD)
+    ray = alive(tmp_path)
+    newest = max((logs / name).stat().st_ctime for name in OF_THE_DEAD)
+    old = datetime.fromtimestamp(newest, UTC) + timedelta(days=7)
+    clock = Still(old.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1))
+    ray._clock = clock
+    late = (clock.at - timedelta(days=7, minutes=-10)).timestamp()  # old enough in ten minutes
+    os.utime(logs / OF_THE_DEAD[0], (late, late))
+    found = logs_in(ray, tmp_path)
+    assert found is not None
+    assert found.labels["files"] == str(len(OF_THE_DEAD) - 1)
+    clock.at += timedelta(minutes=59)
+    again = run(ray.look(found.ref))
+    assert isinstance(again, Subject)
+    assert again.seen.incarnation == found.seen.incarnation
+
+
+def test_empty_logs_go_too_and_that_counts(tmp_path: Path) -> None:
+    logs = a_session(tmp_path, *OF_THE_DEAD[:2])
+    for name in OF_THE_DEAD[:2]:
+        (logs / name).write_text("")
+    ray = alive(tmp_path)
+    found = logs_in(ray, tmp_path)
+    assert found is not None
+    program = "import sys; file = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
+    with ExitStack() as held:
+        scans = iter(range(9))
+
+        def scan() -> OpenFiles:
+            if next(scans) == 1:  # the look after they were taken
+                taken = next(logs.glob(f".*/{OF_THE_DEAD[0]}"))
+                held.enter_context(child(program, taken))
+            return everything_seen()
+
+        ray = alive(tmp_path, scan=scan)
+        answer = run(ray.act(step(found), found))
+    assert answer == Accepted(0)
+    assert entries(logs) == {"raylet.out", OF_THE_DEAD[0]}

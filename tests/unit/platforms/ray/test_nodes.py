@@ -97,3 +97,15 @@ def test_a_session_counts_only_if_it_belongs_to_whom_told_of_it() -> None:
     assert RayRoot("/x", frozenset({1001})).holds(1001)
     assert RayRoot("/x", frozenset({0})).holds(1001)
     assert not RayRoot("/x", frozenset({1002})).holds(1001)
+
+
+def test_of_a_node_that_nobody_listed_only_its_raylets_own_files_count() -> None:
+    own = {"mounts": "mnt:[2]", "pids": "pid:[2]"}
+    beside = raylet(21, "/tmp/ray", mounts="mnt:[3]", pids="pid:[2]", uid=0, starttime=5)
+    here = {one.door.pid: one for one in found(raylet(20, "/tmp/ray", **own, uid=7), beside).nodes}
+    # Root's raylet of the same pid namespace has other files: its word is none about these.
+    assert here[20].uids == frozenset({7})
+    assert here[None].uids is None
+    listed = found(raylet(20, "/tmp/ray", **own, uid=7), containers=(Inside("w", 20, ID),))
+    assert listed.nodes[1].uids is None
+    assert found(raylet(20, "/tmp/ray", **own, uid=0)).nodes[1].uids is None

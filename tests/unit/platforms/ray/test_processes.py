@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.platforms.ray.processes import descendants, flags_of, is_still, parse_inside, raylet_of, read, read_all
+from gpukeeper.platforms.ray.processes import (
+    ancestors,
+    descendants,
+    flags_of,
+    is_still,
+    parse_inside,
+    raylet_of,
+    read,
+    read_all,
+)
 from tests.unit.platforms.ray.nodes_here import child, process, until
 
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
@@ -69,3 +78,10 @@ def test_a_title_is_the_whole_command_line() -> None:
     )
     with child(program) as pid:
         assert until(lambda: read(pid)).title.startswith("ray::train step -c ")  # type: ignore[union-attr]
+
+
+def test_ancestors_are_told_up_to_whoever_is_not_known_and_in_no_circle() -> None:
+    everyone = [process(4, parent=3), process(3, parent=2), process(2, parent=1), process(9, parent=2)]
+    assert ancestors(4, everyone) == {4, 3, 2}
+    assert ancestors(77, everyone) == frozenset()
+    assert ancestors(6, [process(5, parent=6), process(6, parent=5)]) == {5, 6}

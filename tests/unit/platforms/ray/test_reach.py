@@ -25,7 +25,7 @@ def node(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def where(root: int, path: str) -> str:
-    with reach.folder(root, path) as (fd, real):
+    with reach.folder(root, path) as (fd, real, _):
         assert os.fstat(fd).st_ino
         return real
 
@@ -77,12 +77,30 @@ def test_a_file_is_no_folder(node: tuple[int, Path]) -> None:
             where(root, path)
 
 
+def test_the_owners_of_links_are_told(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "a").symlink_to("b")
+    (home / "b").symlink_to("disk")
+    with reach.folder(root, "/a/deep") as (_, _, owners):
+        assert owners == {os.geteuid()}
+    with reach.folder(root, "/disk/deep") as (_, _, owners):
+        assert owners == frozenset()
+
+
+def test_everything_on_the_way_is_told_as_far_as_it_goes(node: tuple[int, Path]) -> None:
+    root, home = node
+    (home / "a").symlink_to("disk")
+    passed = [path.lstat() for path in (home / "a", home / "disk", home / "disk/deep")]
+    assert reach.on_the_way(root, "/a/deep/nothing/here") == {(one.st_dev, one.st_ino) for one in passed}
+
+
 def test_nothing_stays_open(node: tuple[int, Path]) -> None:
     root, home = node
     (home / "tmp").symlink_to("/disk")
     before = len(list(Path("/proc/self/fd").iterdir()))
     where(root, "/tmp/deep")
     reach.identity(root, "/tmp/deep")
+    reach.on_the_way(root, "/tmp/deep/nothing")
     for path in ("/nothing", "/tmp/deep/nothing"):
         with pytest.raises(FileNotFoundError):
             where(root, path)

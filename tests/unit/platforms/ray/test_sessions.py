@@ -16,6 +16,7 @@ from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCaptu
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import sockets
+from gpukeeper.platforms.ray.sessions import ways_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
@@ -264,7 +265,7 @@ def test_a_filesystem_that_other_machines_share_is_never_known_to_be_free(
     """Whatever this one is: it plays the part of one on the network."""
     session(tmp_path)
     (tmp_path / "tmpone").mkdir()
-    monkeypatch.setattr("gpukeeper.platforms.ray.visit.SHARED", ("",))
+    monkeypatch.setattr("gpukeeper.disk.mounts.SHARED", ("",))
     ray = platform(tmp_path)
     for name in (SESSION, "tmpone"):
         found = one_of(ray, tmp_path, name)
@@ -296,3 +297,38 @@ def test_without_sockets_nobody_listens(tmp_path: Path) -> None:
     (tmp_path / "sockets").symlink_to("/run")
     assert isinstance(sockets.listener(fd), Unknown)
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("word", "ways"),
+    [
+        ("/a/NAME", ["/a/NAME"]),
+        ("--dir=/a/NAME/logs", ["/a/NAME"]),
+        ("x --dir='/a/NAME' /b/NAME,/c/NAME;", ["/a/NAME", "/b/NAME", "/c/NAME"]),
+        ("unix:/a/NAME:0", ["/a/NAME"]),
+        ("--name=NAME", []),
+        ("a/NAME", ["/NAME"]),
+        ("/a/NAME1", []),
+        ("/a/NAME1/NAME", ["/a/NAME1/NAME"]),
+    ],
+)
+def test_ways_to_a_session_are_read_from_an_argument(word: str, ways: list[str]) -> None:
+    assert list(ways_in(word.replace("NAME", SESSION), SESSION)) == [one.replace("NAME", SESSION) for one in ways]
+
+
+@pytest.mark.parametrize("word", ["/" * 2_000_000 + SESSION, f"/{SESSION}" * 40_000, "/" * 2_000_000 + SESSION + "1"])
+def test_an_argument_as_long_as_any_does_not_stop_us(tmp_path: Path, word: str) -> None:
+    """Two minutes and more when each slash is tried as a beginning; whoever waits for that is stopped by the suite."""
+    session(tmp_path)
+    long = process(2**22, "x", word)
+    assert one_of(platform(tmp_path, here=lambda: (long,)), tmp_path, SESSION).in_use is (word[-1] != "1")
+
+
+@pytest.mark.parametrize("program", ["log_monitor.py", "autoscaler/_private/monitor.py"])
+def test_what_outlives_a_crash_is_named_to_whoever_asks(tmp_path: Path, program: str) -> None:
+    folder = session(tmp_path)
+    with child(WAIT, f"/venv/ray/_private/{program}", f"--logs-dir={folder}/logs") as pid:
+        ray = platform(tmp_path, here=real(pid))
+        found = one_of(ray, tmp_path, SESSION)
+        (cause,) = run(ray.diagnose(found.ref)).causes
+        assert f"pid {pid} (" in cause.words

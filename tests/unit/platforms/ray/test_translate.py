@@ -28,7 +28,7 @@ NOW = datetime(2026, 11, 15, tzinfo=UTC)
 AT = At("lab", NOW, "worker-1")
 SILENT = Unknown("Ray was silent")
 MEASURED = Measured(device=8, inode=77, uid=0, size=4096, entries=1, newest=NOW, ctime_ns=123, problems=())
-FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW)
+FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW, 1000)
 
 
 @pytest.mark.parametrize(
