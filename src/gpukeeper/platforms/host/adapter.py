@@ -44,10 +44,10 @@ from gpukeeper.platforms.host.trees import Trees
 
 OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
 TREES = (translate.TREE, translate.REPORT)
-Busy: TypeAlias = Callable[[], Awaitable[str | Unknown | None]]
+Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
-async def nothing_known() -> None:
+async def nothing_known(root: str) -> None:
     """No cluster of this machine can be asked whether it works."""
 
 
@@ -69,7 +69,7 @@ class HostPlatform:
         patience: Patience | None = None,
     ) -> None:
         """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them. `busy`: what
-        work of a cluster runs on this machine and may need its temporary files, in a few words."""
+        work of a cluster runs on this machine and may need the files below that root, in a few words."""
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
         self._patience = patience or Patience()
         self._unreadable = (marks or DiskMarks()).unreadable
@@ -176,11 +176,11 @@ class HostPlatform:
 
     async def _beside(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...]:
         """A temporary tree may be needed by whatever runs here, however old it looks."""
-        if all(one.category is not Category.TEMPORARY for one in trees):
-            return trees
-        busy = await self._busy()
+        roots = {one.labels["root"] for one in trees if one.category is Category.TEMPORARY}
+        busy = {root: await self._busy(root) for root in roots}
         return tuple(
-            msgspec.structs.replace(one, busy=busy) if one.category is Category.TEMPORARY else one for one in trees
+            msgspec.structs.replace(one, busy=busy[one.labels["root"]]) if one.category is Category.TEMPORARY else one
+            for one in trees
         )
 
     def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:

@@ -101,8 +101,10 @@ class RayPlatform:
         """Of a policy that changed."""
         self._discovery.policy = policy
 
-    async def busy_here(self) -> str | Unknown | None:
-        """What work of Ray runs on this machine itself, for whoever looks at its temporary files; None: none."""
+    async def busy_here(self, root: str) -> str | Unknown | None:
+        """What work of Ray runs on this machine itself and may need the temporary files below that root; None: none."""
+        if not _is_one_of(root, self._policy.ray.roots):
+            return None
         try:
             here = await self._look_around()
         except PlatformError as problem:
@@ -364,3 +366,7 @@ class RayPlatform:
 
     def _at(self) -> translate.At:
         return translate.At(self._place, self._clock.now())
+
+
+def _is_one_of(root: str, roots: Sequence[str]) -> bool:
+    return os.path.realpath(root) in {os.path.realpath(one) for one in roots}

@@ -394,7 +394,8 @@ def test_a_temporary_tree_is_beside_whatever_a_cluster_runs_on_this_machine(
 ) -> None:
     tree(tmp_path)
 
-    async def busy() -> str | Unknown | None:
+    async def busy(root: str) -> str | Unknown | None:
+        assert root == str(tmp_path)
         return work
 
     platform = host(tmp_path, busy=busy)

@@ -16,6 +16,7 @@ from gpukeeper.platforms.host.mentions import below, names_after
 from tests.unit.platforms.host.machine import Machine
 
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
+COMM = Path(sys.executable).name[:15]
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def test_what_a_command_line_names_is_in_use(tmp_path: Path, words: str) -> None
     assert before.in_use is False
     with running(words.format(tmp_path)) as pid:
         seen = on.observe()
-        who = f"pid {pid} (python) names it in its command line"
+        who = f"pid {pid} ({COMM}) names it in its command line"
         assert (seen["tmp-a"].in_use, seen["tmp-a"].kept) == (True, who)
         assert (seen["tmp-ab"].in_use, seen["tmp-ab"].kept) == (False, None)
         assert on.look(before).in_use is True
@@ -53,7 +54,7 @@ def test_the_folder_for_somebodys_temporary_files_is_in_use(tmp_path: Path, vari
     on.tree("tmp-a"), on.tree("tmp-b")
     with running(**{variable: f"{tmp_path}/tmp-a/below", "OTHER": f"{tmp_path}/tmp-b"}) as pid:
         seen = on.observe()
-    assert seen["tmp-a"].kept == f"pid {pid} (python) names it as its {variable}"
+    assert seen["tmp-a"].kept == f"pid {pid} ({COMM}) names it as its {variable}"
     assert seen["tmp-b"].in_use is False
 
 

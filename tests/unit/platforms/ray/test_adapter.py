@@ -332,3 +332,12 @@ def test_a_session_that_holds_our_own_folder_stays(tmp_path: Path) -> None:
     assert one_of(ray, tmp_path, SESSION).kept is not None
     assert isinstance(run(ray.act(step(free), free)), Changed)
     assert folder.is_dir()
+
+
+def test_work_of_ray_concerns_only_the_temporary_folders_that_ray_uses(tmp_path: Path) -> None:
+    """Its dashboard does not answer, so whether it works is not known; that keeps its own folder and no other."""
+    one = raylet(2**22, str(tmp_path / "ray"), "--python_worker_command=python --webui=127.0.0.1:9", mounts=None)
+    ray = platform(tmp_path, here=lambda: (one,))
+    assert isinstance(run(ray.busy_here(str(tmp_path))), Unknown)
+    assert run(ray.busy_here(str(tmp_path / "other"))) is None
+    assert run(platform(tmp_path).busy_here(str(tmp_path))) is None  # no raylet is here
