@@ -20,7 +20,7 @@ from gpukeeper.disk import crew, kernel, measure, trash
 from gpukeeper.disk.erase import Eraser
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Taken, Trash
-from gpukeeper.disk.walk import BLOCK, LOCKED, Enough, Identity, Tally, Walk, printable
+from gpukeeper.disk.walk import LOCKED, Enough, Identity, Tally, Walk, printable
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 
@@ -160,28 +160,6 @@ def remove_files(
             eraser.remove_file(bin_.fd, name)
         gone = tuple(name for name in free if not _is_there(bin_.fd, name))
         return FilesRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
-
-
-def truncate(folder: int, name: str, expected: Expected) -> int | Changed | Refused:
-    """Empties a file that somebody writes to; the bytes that came back. The time of its last change does not matter,
-    since it is alive. A planted link leads nowhere: neither is a symbolic one followed, nor a hard one emptied."""
-    try:
-        fd = kernel.open_inside(folder, name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Changed("it is gone already")
-    except OSError as error:
-        return Refused(f"it was left as it is: {_why_not_opened(error)}")
-    try:
-        found = os.fstat(fd)
-        why = _why_not_truncated(found, expected)
-        if why is not None:
-            return why
-        os.ftruncate(fd, 0)
-        return (found.st_blocks - os.fstat(fd).st_blocks) * BLOCK
-    except OSError as error:
-        return Refused(f"it could not be emptied: {error.strerror}")
-    finally:
-        os.close(fd)
 
 
 _NOTHING = Removal(entries=0, bytes_back=0)
@@ -424,23 +402,6 @@ def _removal(eraser: Eraser, before: int, bin_: Trash) -> Removal:
 def _free_bytes(fd: int) -> int:
     found = os.fstatvfs(fd)
     return found.f_bfree * found.f_frsize
-
-
-def _why_not_truncated(found: os.stat_result, expected: Expected) -> Changed | Refused | None:
-    if (found.st_dev, found.st_ino) != expected.identity:
-        return Changed("another entry has its name now")
-    if expected.uid is not None and found.st_uid != expected.uid:
-        return Changed("it belongs to somebody else now")
-    if not stat.S_ISREG(found.st_mode):
-        return Refused("it was left as it is: it is no plain file")
-    if found.st_nlink != 1:
-        return Refused("it was left as it is: it has another name somewhere, which would lose its content too")
-    return None
-
-
-def _why_not_opened(error: OSError) -> str:
-    known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is a pipe", errno.EXDEV: "something is mounted on it"}
-    return known.get(error.errno or 0) or error.strerror or str(error)
 
 
 def _is_there(folder: int, name: str) -> bool:

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -64,14 +64,6 @@ def take(parent: int, name: str, identity: Identity) -> Taken | Changed | Refuse
     """Out of everybody's reach, or left where it is."""
     with making(parent, f"{identity[0]}:{identity[1]}") as trash:
         return trash if isinstance(trash, Refused) else trash.take(name, identity)
-
-
-def take_many(parent: int, entries: Sequence[tuple[str, Identity]]) -> list[Taken | Changed | Refused]:
-    """Into one trash folder, in the order given: one look at open files then serves them all."""
-    with making(parent, SEVERAL) as trash:
-        if isinstance(trash, Refused):
-            return [trash] * len(entries)
-        return [trash.take(*entry) for entry in entries]
 
 
 def put_back(parent: int, taken: Taken) -> Refused | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ import pytest
 from gpukeeper.disk import crew, measure, remove
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import KERNEL, OpenFiles
-from gpukeeper.disk.remove import Expected, Removal, remove_files, truncate
+from gpukeeper.disk.remove import Expected, Removal, remove_files
 from gpukeeper.disk.trash import DOOMED, TAKEN, Taken, take
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
@@ -543,46 +542,3 @@ def test_an_error_in_between_puts_the_files_back(tmp_path: Path) -> None:
     with open_directory(str(tmp_path)) as parent, pytest.raises(PermissionError):
         remove_files(parent, files, scan=broken, until=time.monotonic() + A_WHILE)
     assert [one.name for one in tmp_path.iterdir()] == ["log"]
-
-
-# Emptying a live log
-
-
-def emptied(path: Path, wanted: Expected) -> object:
-    with open_directory(str(path.parent)) as parent:
-        return truncate(parent, path.name, wanted)
-
-
-def test_a_live_log_is_emptied_and_its_writer_goes_on_at_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("ab", buffering=0) as writer:
-        writer.write(b"x" * 1_000_000)
-        os.fsync(writer.fileno())
-        wanted = expected(path)
-        writer.write(b"alive")
-        blocks = path.stat().st_blocks
-        assert emptied(path, wanted) == blocks * 512
-        writer.write(b"more")
-    assert path.read_bytes() == b"more"
-
-
-def test_no_planted_link_is_emptied(tmp_path: Path) -> None:
-    victim, planted = tmp_path / "victim", tmp_path / "planted"
-    victim.write_text("precious")
-    wanted = expected(victim)
-    planted.symlink_to(victim)
-    assert emptied(planted, wanted) == Refused("it was left as it is: it is a link")
-    planted.unlink()
-    os.link(victim, planted)
-    assert isinstance(emptied(planted, wanted), Refused)
-    planted.unlink()
-    planted.write_text("other")
-    assert emptied(planted, wanted) == Changed("another entry has its name now")
-    assert emptied(victim, msgspec.structs.replace(wanted, uid=os.getuid() + 1)) == Changed(
-        "it belongs to somebody else now"
-    )
-    assert emptied(tmp_path / "nothing", wanted) == Changed("it is gone already")
-    os.mkfifo(tmp_path / "pipe")
-    assert emptied(tmp_path / "pipe", wanted) == Refused("it was left as it is: it is a pipe")
-    assert victim.read_text() == "precious"
-    assert stat.S_ISREG(victim.stat().st_mode)

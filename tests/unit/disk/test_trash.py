@@ -24,7 +24,6 @@ from gpukeeper.disk.trash import (
     put_back,
     sweep,
     take,
-    take_many,
 )
 from gpukeeper.model.decision import Changed, Refused
 from tests.unit.disk.trees import expected, look, trash_in, tree
@@ -99,16 +98,6 @@ def test_a_name_that_was_given_away_meanwhile_is_not_replaced(tmp_path: Path, pa
     assert f"{taken.trash}/tree" in answer.why
     assert (tmp_path / taken.trash / "tree/d0/f0").exists()
     assert list(path.iterdir()) == []
-
-
-def test_many_names_share_one_trash_folder(tmp_path: Path, parent: int) -> None:
-    for number in range(5):
-        (tmp_path / str(number)).write_text("x")
-    wanted = [(str(number), identity(tmp_path / str(number))) for number in range(5)]
-    answers = take_many(parent, [*wanted, ("nothing", (1, 2))])
-    assert [type(answer) for answer in answers] == [Taken] * 5 + [Changed]
-    assert len(trash_in(tmp_path)) == 1
-    assert leftovers(parent) == tuple(answers[:5])
 
 
 def test_an_empty_trash_folder_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:

@@ -108,7 +108,10 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
         top = os.fstat(fd)
         owner = visit.owner(session.uid)
         identity = top.st_dev, top.st_ino
-        return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at), about
+        # Files that somebody is seen to use are not among them; whether somebody unseen does is another question.
+        hidden = visit.below(folder).open_files.hidden
+        in_use = False if hidden is None else Unknown(hidden)
+        return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at, in_use=in_use), about
 
 
 def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:

@@ -143,7 +143,14 @@ def live_session(path: str, identity: tuple[int, int], why: str, owner: str, dis
 
 
 def logs_subject(
-    path: str, identity: tuple[int, int], files: Sequence[LogFile], owner: str, disk: Disk | None, at: At
+    path: str,
+    identity: tuple[int, int],
+    files: Sequence[LogFile],
+    owner: str,
+    disk: Disk | None,
+    at: At,
+    *,
+    in_use: bool | Unknown = False,
 ) -> Subject:
     device, inode = identity
     return Subject(
@@ -155,7 +162,7 @@ def logs_subject(
         created=NOT_RECORDED,
         size=sum(one.size for one in files),
         last_used=max(one.newest for one in files),
-        in_use=False,
+        in_use=in_use,
         category=Category.DEAD_LOGS,
         disk=disk,
         evidence=(f"{len(files):,} log files of processes that ended, of a session that lives",),

@@ -16,6 +16,7 @@ from gpukeeper.disk.mounts import Mount
 from gpukeeper.disk.open_files import Below, OpenFiles
 from gpukeeper.disk.remove import Expected
 from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.usage import usage
 from gpukeeper.model.subject import Category, Disk, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import reach, translate
@@ -82,14 +83,13 @@ class Visit:
     @contextmanager
     def folder(self, path: str) -> Iterator[Folder]:
         with reach.folder(self.root, path) as (fd, real, linkers):
-            found = os.fstatvfs(fd)
+            found = usage(fd)
             mount = mounts.covering(real, self.mounts)
-            disk = disk_of(found, mount.point if mount else real)
+            disk = Disk(mount.point if mount else real, found.used, found.inodes_used)
             shared = mounts.is_shared(real, self.mounts)
-            size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
             private = mount is not None and mount.point == "/" and mount.kind == "overlay"
             uids = whose(self.node.uids, linkers)
-            yield Folder(fd, os.path.normpath(path), real, disk, size, free, shared, private, uids)
+            yield Folder(fd, os.path.normpath(path), real, disk, found.size, found.free, shared, private, uids)
 
     def is_hosts(self, folder: Folder) -> bool:
         """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
@@ -231,14 +231,6 @@ def _is_whose(folder: Folder, taken: Taken) -> bool:
     except FileNotFoundError:
         return False
     return folder.counts(found.st_uid)
-
-
-def disk_of(found: os.statvfs_result, name: str) -> Disk:
-    """As `df` tells it: what is reserved for root is neither used nor free."""
-    used = found.f_blocks - found.f_bfree
-    bytes_share = used / (used + found.f_bavail) if used + found.f_bavail else 0.0
-    inodes = (found.f_files - found.f_ffree) / found.f_files if found.f_files else None
-    return Disk(name, bytes_share, inodes)
 
 
 def _as_node_sees(node: Node, used: OpenFiles, known: tuple[Mount, ...]) -> OpenFiles:

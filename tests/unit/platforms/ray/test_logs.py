@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Category, Gone, Subject
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.logs import pid_in
 from tests.unit.platforms.ray.nodes_here import (
@@ -215,3 +217,11 @@ def test_empty_logs_go_too_and_that_counts(tmp_path: Path) -> None:
         answer = run(ray.act(step(found), found))
     assert answer == Accepted(0)
     assert entries(logs) == {"raylet.out", OF_THE_DEAD[0]}
+
+
+def test_while_somebody_is_hidden_nobody_knows_whether_they_are_in_use(tmp_path: Path) -> None:
+    a_session(tmp_path, *OF_THE_DEAD)
+    hidden = msgspec.structs.replace(everything_seen(), hidden="the open files of 1 other process could not be read")
+    found = logs_in(alive(tmp_path, scan=lambda: hidden), tmp_path)
+    assert found is not None
+    assert found.in_use == Unknown("the open files of 1 other process could not be read")
