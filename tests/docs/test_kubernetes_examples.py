@@ -169,7 +169,19 @@ def test_promtool_accepts_the_alerts() -> None:
     [
         ("nobody is scraped", {}, {"GpukeeperSilent"}),
         ("passes happen", {"gpukeeper_last_pass_timestamp_seconds": "0+60x100", "gpukeeper_leader": "1x100"}, set()),
-        ("passes stopped", {"gpukeeper_last_pass_timestamp_seconds": "0x100"}, {"GpukeeperSilent"}),
+        (
+            "passes stopped",
+            {"gpukeeper_last_pass_timestamp_seconds": "0x100", "gpukeeper_leader": "1x100"},
+            {"GpukeeperSilent"},
+        ),
+        (
+            "only a host passes",
+            {
+                'gpukeeper_last_pass_timestamp_seconds{instance="host"}': "0+60x100",
+                'gpukeeper_leader{instance="operator"}': "1x100",
+            },
+            {"GpukeeperSilent"},
+        ),
         (
             "two lead",
             {
@@ -183,6 +195,7 @@ def test_promtool_accepts_the_alerts() -> None:
             "overdue",
             {
                 "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                "gpukeeper_leader": "1x100",
                 "gpukeeper_oldest_overdue_seconds": "30000x100",
                 "gpukeeper_breaker_open": "1x100",
                 "gpukeeper_unseen": "2x100",
@@ -193,6 +206,7 @@ def test_promtool_accepts_the_alerts() -> None:
             "refused again and again",
             {
                 "gpukeeper_last_pass_timestamp_seconds": "0+60x100",
+                "gpukeeper_leader": "1x100",
                 'gpukeeper_failed_total{kind="job",result="refused"}': "0+1x100",
             },
             {"GpukeeperFailing"},
