@@ -222,7 +222,7 @@ class Api:
         namespace: str | None,
         name: str,
         predicate: Callable[[Object | None], Any],
-        timeout: float = 20,
+        timeout: float = 60,
         *,
         words: str = "",
     ) -> Any:
@@ -238,18 +238,18 @@ class Api:
             )
             time.sleep(0.05)
 
-    def wait_gone(self, what: str, namespace: str | None, name: str, timeout: float = 20) -> None:
+    def wait_gone(self, what: str, namespace: str | None, name: str, timeout: float = 60) -> None:
         self.wait_for(what, namespace, name, lambda seen: seen is None, timeout, words="gone")
 
     def wait_condition(
-        self, what: str, namespace: str | None, name: str, kind: str, status: str = "True", timeout: float = 20
+        self, what: str, namespace: str | None, name: str, kind: str, status: str = "True", timeout: float = 60
     ) -> Any:
         return self.wait_for(
             what, namespace, name, lambda seen: condition(seen, kind) == status, timeout, words=f"{kind}={status}"
         )
 
     def wait_pods(
-        self, namespace: str, count: int, *, phase: str = "Running", labels: str = "", timeout: float = 20
+        self, namespace: str, count: int, *, phase: str = "Running", labels: str = "", timeout: float = 60
     ) -> Objects:
         """Until exactly so many pods are in this phase and not being deleted; those."""
         ends = time.monotonic() + timeout

@@ -117,7 +117,7 @@ class Ears:
         async for hint in self._bench.platform.wake():
             self.heard.append(hint)
 
-    async def until(self, name: str, seconds: float = 20) -> Ref:
+    async def until(self, name: str, seconds: float = 60) -> Ref:
         """Until a hint names it."""
         ends = time.monotonic() + seconds
         while True:

@@ -109,7 +109,7 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
     api = kuberay.api
     for name in (GOOD, BAD):
         api.create(ray_job(name), namespace)
-    api.wait_pods(namespace, 4, timeout=60)
+    api.wait_pods(namespace, 4, labels="ray.io/cluster", timeout=60)  # not those that submit
     end_ray_job(api, namespace, GOOD)
     end_ray_job(api, namespace, BAD, failed=True)
     bench = Bench(kuberay.kubeconfig(), namespace)

@@ -197,7 +197,7 @@ def test_a_held_loop_is_left(trainer_v23: ControlPlane, namespace: str) -> None:
 def test_the_cluster_of_a_finished_rayjob_is_suspended(kuberay: ControlPlane, namespace: str) -> None:
     api = kuberay.api
     api.create(ray_job(RUN, workers=2), namespace)
-    api.wait_pods(namespace, 3, timeout=60)
+    api.wait_pods(namespace, 3, labels="ray.io/cluster", timeout=60)  # not the one that submits
     end_ray_job(api, namespace, RUN)
     bench = Bench(kuberay.kubeconfig(), namespace, at_finish="Running")
     bench.later(minutes=6)
