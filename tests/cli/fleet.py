@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -83,12 +84,18 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
         )
 
     def lines(self, *types: str) -> list[dict[str, Any]]:
         wanted = [word for kind in types for word in ("--type", kind)]
         found: list[dict[str, Any]] = self.run("ledger", "list", "--last", "1000", "--json", *wanted).json()["lines"]
         return found
+
+
+def _hear_ctrl_c() -> None:
+    """Whoever runs the tests in the background of a shell has it ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ago(**span: float) -> datetime:

@@ -73,7 +73,7 @@ class Setting:
     @property
     def small(self) -> bool:
         """There is no GPU: the same code on figures that a CPU can bear."""
-        return self.wish.device != "cuda"
+        return self.wish.device == "cpu"
 
 
 Ask = Callable[[Serving, Setting], Job]

@@ -38,9 +38,18 @@ def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
         gpu=gpu,
         verdict=Grade.INCONCLUSIVE,
         code=code_of(check, "missing"),
-        message=f"{_named(check, metric)} was not measured: {why}",
+        message=f"{_named(check, metric)} was not measured: {why.rstrip(' .')}.",
         action=Remedy.RETEST,
     )
+
+
+def limits_of(one: Measurement | Finding, setting: Setting) -> Limits:
+    """What it is held against; nothing, if that is for another method.
+
+    Of a node with several models: nothing, since nobody knows which of them it should be like.
+    """
+    limits = _limits(one, setting)
+    return limits if _is_for(limits, one.method) else NOTHING
 
 
 def code_of(check: str, what: str) -> str:
@@ -90,10 +99,20 @@ class _Said:
 
 
 def _try(one: Measurement, setting: Setting) -> _Tried:
-    limits, alien = _limits(one, setting), ""
-    if limits.method and not fnmatchcase(one.method, limits.method):
-        limits, alien = NOTHING, limits.method
-    return _Tried(one, _figure(one), limits, peers.stratum(one, setting), alien)
+    found = _limits(one, setting)
+    alien = "" if _is_for(found, one.method) else found.method
+    return _Tried(one, _figure(one), limits_of(one, setting), peers.stratum(one, setting), alien)
+
+
+def _limits(one: Measurement | Finding, setting: Setting) -> Limits:
+    if one.gpu is not None:
+        return setting.limits(setting.gpu(one.gpu), one.check, one.metric, one.method)
+    alike = len({gpu.name for gpu in setting.gpus if isinstance(gpu.name, str)}) == 1
+    return setting.limits(setting.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
+
+
+def _is_for(limits: Limits, method: str) -> bool:
+    return not limits.method or fnmatchcase(method, limits.method)
 
 
 def _figure(one: Measurement) -> Figure | None:
@@ -108,14 +127,6 @@ def _turned(value: float, one: Measurement) -> float:
     if not one.lower_is_better:
         return value
     return 1 / value if value > 0 else math.inf
-
-
-def _limits(one: Measurement, setting: Setting) -> Limits:
-    """Of a node with several models: none, since nobody knows which of them it should be like."""
-    if one.gpu is not None:
-        return setting.limits(setting.gpu(one.gpu), one.check, one.metric, one.method)
-    alike = len({gpu.name for gpu in setting.gpus if isinstance(gpu.name, str)}) == 1
-    return setting.limits(setting.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
 
 
 def _equals(one: _Tried, trials: Iterable[_Tried]) -> tuple[Figure, ...]:
@@ -143,7 +154,7 @@ def _finding(one: _Tried, equals: tuple[Figure, ...], setting: Setting, confirm:
         gpu=asked.gpu,
         verdict=verdict,
         code=code_of(asked.check, decided.what),
-        message=f"{_named(asked.check, asked.metric)}: {amount(one.value, asked.unit)}{decided.sentence}",
+        message=f"{_named(asked.check, asked.metric)}: {amount(one.value, asked.unit)}{decided.sentence}.",
         action=decided.action,
         value=one.value,
         unit=asked.unit,
@@ -191,8 +202,8 @@ def _too_good(one: _Tried) -> _Said:
         Grade.INCONCLUSIVE,
         "",
         "implausible",
-        f" is better than such a GPU can be ({amount(ceiling, one.measurement.unit)}), so the measurement is wrong, or it"
-        " is not the GPU it says it is. Run it again; if it stays, compare its name, clocks and the timer",
+        f" is better than such a GPU can be ({amount(ceiling, one.measurement.unit)}), so the measurement is wrong, or"
+        " it is not the GPU it says it is. Run it again; if it stays, compare its name, clocks and the timer",
         Remedy.RETEST,
     )
 
@@ -302,8 +313,8 @@ def _noisy(figure: Figure, lines: Lines, layer: str, where: str) -> _Said:
 
 def _scatter(figure: Figure) -> str:
     return (
-        f", but its {len(figure.goods)} samples scatter by {percent(figure.noise or 0.0)}, too much to tell a good GPU from"
-        " a bad one. See that nothing else runs on the machine, and run it again"
+        f", but its {len(figure.goods)} samples scatter by {percent(figure.noise or 0.0)}, too much to tell a good GPU"
+        " from a bad one. See that nothing else runs on the machine, and run it again"
     )
 
 
@@ -316,4 +327,4 @@ def _off(value: float, bound: float) -> str:
 
 
 def _named(check: str, metric: str) -> str:
-    return " ".join(part.replace("_", " ") for part in (check, metric) if part and part != check) or check
+    return (check if metric in ("", check) else f"{check} {metric}").replace("_", " ")

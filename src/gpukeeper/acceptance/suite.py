@@ -78,11 +78,11 @@ def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dic
 
 
 def _best(checks: Sequence[Check], taken: dict[str, Serving], left: float) -> tuple[Check, Serving] | None:
-    """A check that has not run at all goes before a deeper serving of one that has."""
+    """A check that has not run at all goes first, in its smallest serving, before a deeper one of any other."""
     found: list[tuple[bool, float, Check, Serving]] = []
     for check in checks:
         now = taken.get(check.name)
-        for serving in check.servings:
+        for serving in check.servings if now is not None else check.servings[:1]:
             more, cost = serving.worth - _worth(now), serving.seconds - _seconds(now)
             if more > 0 and cost <= left:
                 found.append((now is None, more / max(cost, 0.1), check, serving))
@@ -98,15 +98,16 @@ def _unserved(checks: Sequence[Check], taken: dict[str, Serving]) -> Iterable[No
         for serving in check.servings:
             if now is None or serving.depth > now.depth:
                 what = serving.what if now is not None else ""
-                yield NotTested(check=check.name, what=what, why=_no_time(checks, check, serving))
+                why, within = _no_time(checks, check, serving)
+                yield NotTested(check=check.name, what=what, why=why, within=within)
 
 
-def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> str:
+def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> tuple[str, str]:
     for words, seconds in SPANS:
         then = _within(checks, seconds, everything=False).get(check.name)
         if then is not None and then.depth >= serving.depth:
-            return f"takes about {serving.seconds:.0f} s more than there was; --within {words} runs it"
-    return f"takes about {serving.seconds:.0f} s; ask for it by name: --check {check.name}"
+            return f"takes about {serving.seconds:.0f} s; --within {words} runs it", words
+    return f"takes about {serving.seconds:.0f} s; ask for it by name: --check {check.name}", ""
 
 
 def _worth(serving: Serving | None) -> float:

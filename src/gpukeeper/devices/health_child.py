@@ -1,8 +1,9 @@
 """The program that keeps the NVIDIA driver open while GPUs are tested, and says how they are.
 
 Run it: python -m gpukeeper.devices.health_child. It reads words, one a line, and prints one JSON record for each:
-`facts` (what is here), `look` (counters and states now), `readings` (what a thread sampled twice a second since the last
-question). It ends with its input. It judges nothing. A fact that the driver would not give is {"why": …, "by_design": …}.
+`facts` (what is here), `look` (counters and states now), `readings` (what a thread sampled twice a second since the
+last question). It ends with its input. It judges nothing. A fact that the driver would not give is {"why": …} with
+`by_design` when it never will.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from gpukeeper.devices.condition_child import advice, fact_or_absent, listed
@@ -29,10 +31,7 @@ NO_FABRIC = {"why": "this GPU is on no NVLink fabric", "by_design": True}
 NO_LINKS = {"why": "this GPU has no NVLinks, or none of them is up", "by_design": True}
 AGREE = {0: "board", 10: "switch", 20: "switch", 30: "bridge", 40: "node", 50: "system"}  # common ancestor, in words
 MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
-ARCHITECTURES = {
-    **{2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper"},
-    **{10: "Blackwell", 13: "Rubin"},
-}
+ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell", 13: "Rubin"}
 
 
 def main() -> None:
@@ -127,9 +126,9 @@ def gpu(nvml: Any, index: int, handle: Any) -> Record:
     return {
         "index": index,
         "uuid": uuid,
-        **{key: fact_or_absent(nvml, lambda ask=ask: ask(nvml, handle)) for key, ask in IDENTITY.items()},
+        **told(IDENTITY, nvml, handle),
         "memory_mib": memory(nvml, handle)["memory_total_mib"],
-        "facts": {key: fact_or_absent(nvml, lambda ask=ask: ask(nvml, handle)) for key, ask in FACTS.items()},
+        "facts": told(FACTS, nvml, handle),
         "sliced": sliced,
         "slices": slices(nvml, handle) if sliced is True else [],
     }
@@ -253,7 +252,7 @@ def slices_now(nvml: Any, handle: Any) -> list[Record] | Record:
 
 
 def told(asks: dict[str, Ask], nvml: Any, handle: Any) -> Record:
-    return {key: answered(nvml, lambda ask=ask: ask(nvml, handle)) for key, ask in asks.items()}
+    return {key: answered(nvml, partial(ask, nvml, handle)) for key, ask in asks.items()}
 
 
 def answered(nvml: Any, ask: Callable[[], Any]) -> Any:
@@ -416,16 +415,16 @@ def inforom_ok(nvml: Any, handle: Any) -> bool:
     return True
 
 
-def repair_needed(nvml: Any, handle: Any) -> bool:
-    """The driver's two words about it: repairs that wait, and memory beyond repair."""
+def repair_needed(nvml: Any, handle: Any) -> Any:
+    """The driver's two words about it: repairs that wait, and memory beyond repair. One that is due settles it."""
     found = [
         answered(nvml, lambda: any(nvml.nvmlDeviceGetRepairStatus(handle))),
         answered(nvml, lambda: bool(nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(handle))),
     ]
-    known = [one for one in found if isinstance(one, bool)]
-    if not known:
-        return bool(nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(handle))  # says again why not
-    return any(known)
+    if True in found:
+        return True
+    silent = sorted((one for one in found if isinstance(one, dict)), key=lambda one: one.get("by_design", False))
+    return silent[0] if silent and (len(silent) == len(found) or not silent[0].get("by_design")) else False
 
 
 def reasons(nvml: Any, handle: Any) -> int:

@@ -1,7 +1,7 @@
 """A program that we start, talk to line by line, and that never outlives us (leash_child sees to that).
 
-Made for one event loop. Whoever waits for a line gives it a deadline; a program that misses it is ended, with everything
-it started.
+Made for one event loop. Whoever waits for a line gives it a deadline; a program that misses it is ended, with all
+that it started.
 """
 
 from __future__ import annotations

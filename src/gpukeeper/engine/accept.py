@@ -37,6 +37,7 @@ from gpukeeper.model.acceptance import (
     Report,
     Values,
 )
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 
 ATTEMPTS = 3  # a FAIL that could be chance counts when two of three agree
@@ -147,10 +148,21 @@ async def _observe(workbench: Workbench, order: Order, clock: Clock) -> Run:
     started = clock.now()
     machine = await workbench.machine()
     order.progress(machine)
-    gpus = () if isinstance(machine.gpus, Unknown) else tally.wanted(machine.gpus, order.wish.gpus)
+    gpus: tuple[Gpu, ...] = ()
+    if not isinstance(machine.gpus, Unknown):
+        _refuse_unknown(machine.gpus, order.wish.gpus)
+        gpus = tally.wanted(machine.gpus, order.wish.gpus)
     run = Run(order, started, machine, gpus, history=order.history(gpus))
     run.before = await _look(workbench, run)
     return run
+
+
+def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
+    """A GPU that was asked for by name and is not here must not make the others look tested."""
+    unknown = [name for name in names if not tally.wanted(gpus, (name,))]
+    if unknown:
+        here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
+        raise UsageError(f"--gpus {', '.join(unknown)}: no such GPU here. Nothing was run. GPUs here: {here}")
 
 
 async def _look(workbench: Workbench, run: Run, check: str = "") -> dict[str, Health]:
@@ -302,7 +314,7 @@ def _report(run: Run, ended: datetime) -> Report:
         findings=tuple(run.findings),
         deltas=tuple(run.deltas),
         coverage=tuple(run.coverage),
-        power=detection_power(run.findings),
+        power=detection_power(run.findings, run.setting()),
         timeline=tuple(run.readings),
         records=tuple(run.records),
         settings={"wish": msgspec.to_builtins(order.wish)},

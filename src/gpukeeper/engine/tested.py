@@ -1,18 +1,13 @@
-"""An acceptance run as a line of the ledger, and the figures of earlier runs out of such lines. Pure.
-
-Only runs on real GPUs are remembered as history: what a CPU or a simulation showed says nothing about a GPU.
-"""
+"""An acceptance run as a line of the ledger, and what the ledger remembers of earlier ones as history. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpukeeper.model.acceptance import Finding, Grade, Past, Report
-from gpukeeper.model.event import Event, NodeTested
+from gpukeeper.model.acceptance import Finding, Past, Report
+from gpukeeper.model.event import NodeTested
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-
-KEPT = 20  # earlier runs of a GPU; the judge looks at fewer
 
 
 def ref_of(node: str) -> Ref:
@@ -45,16 +40,12 @@ def figure(finding: Finding) -> str:
     return f"{finding.check}.{finding.metric} {finding.method}"
 
 
-def history_of(lines: Iterable[Event]) -> dict[str, tuple[Past, ...]]:
-    """By the GPU's identity, oldest first."""
+def history_of(tested: Iterable[Past]) -> dict[str, tuple[Past, ...]]:
+    """What the ledger remembers of a machine's GPUs, by the GPU's identity, oldest first."""
     found: dict[str, list[Past]] = {}
-    for line in lines:
-        if isinstance(line, NodeTested) and line.device == "cuda":
-            for identity, values in line.values.items():
-                verdict = line.gpus.get(identity, Grade.INCONCLUSIVE)
-                past = Past(at=line.at, run=line.run, identity=identity, verdict=verdict, values=values)
-                found.setdefault(identity, []).append(past)
-    return {who: tuple(sorted(runs, key=lambda one: one.at)[-KEPT:]) for who, runs in found.items()}
+    for past in tested:
+        found.setdefault(past.identity, []).append(past)
+    return {who: tuple(sorted(runs, key=lambda one: one.at)) for who, runs in found.items()}
 
 
 def _identities(report: Report) -> dict[str | None, str]:

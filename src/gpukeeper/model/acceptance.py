@@ -207,6 +207,7 @@ class NotTested(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     what: str = ""
     why: str
+    within: str = ""  # the span of --within in which it would have run
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -226,9 +226,7 @@ def _not_compared(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]
 
 
 def _side(report: Report) -> Side:
-    return Side(
-        run=report.run, node=report.node, started=report.started, verdict=report.verdict, device=report.device
-    )
+    return Side(run=report.run, node=report.node, started=report.started, verdict=report.verdict, device=report.device)
 
 
 def _side_words(side: Side) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.model.acceptance import Finding, Grade, Report, worst
 from gpukeeper.reports import lines
-from gpukeeper.reports.records import Said, broken, floats, plain, said
+from gpukeeper.reports.records import Said, broken, family, floats, mappings, said
 from gpukeeper.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
 
 SUMMARY = "summary.json"
@@ -98,7 +98,7 @@ LEGACY_FIELDS: Mapping[str, Mapping[str, str]] = {
         "gpus": "a list: index, uuid, serial, name, verdict",
         "results": "a list: tag, gpu, check, metric, value, unit, method, verdict, message of every finding",
     },
-    **{name: _SKIP_FIELDS for name in SKIPPED.values()},
+    **dict.fromkeys(SKIPPED.values(), _SKIP_FIELDS),
 }
 # The older kits ended with these: 0 also without any GPU, 2 for a GPU, 3 for a collective; torchrun made 1 of that.
 ACCEPTED, GPU_FAILED, COLLECTIVE_FAILED = 0, 2, 3
@@ -111,7 +111,7 @@ def exit_code(report: Report) -> int:
     """For scripts of the older kits. 3 only when nothing but work over several GPUs failed; never 0 without a test."""
     if report.verdict in {Grade.PASS, Grade.WARN}:
         return ACCEPTED
-    guilty = {plain(finding.check) for finding in report.findings if finding.verdict is Grade.FAIL}
+    guilty = {family(finding.check) for finding in report.findings if finding.verdict is Grade.FAIL}
     return COLLECTIVE_FAILED if guilty and guilty <= _TOGETHER else GPU_FAILED
 
 
@@ -131,7 +131,9 @@ def files(report: Report, summary: str = SUMMARY) -> dict[str, str]:
         else:
             written[name] = made
     written[host_file(report.node)] = _host(report)
-    return {name: msgspec.json.format(msgspec.json.encode(said), indent=1).decode() + "\n" for name, said in written.items()}
+    return {
+        name: msgspec.json.format(msgspec.json.encode(said), indent=1).decode() + "\n" for name, said in written.items()
+    }
 
 
 def host_file(node: str) -> str:
@@ -147,9 +149,9 @@ _BEHIND: Mapping[str, frozenset[str]] = {
 
 
 def _summary(report: Report) -> dict[str, Any]:
-    collective = [finding for finding in report.findings if plain(finding.check) in _COLLECTIVE]
-    together = [finding for finding in report.findings if plain(finding.check) == "ddp"]
-    single = [finding for finding in report.findings if plain(finding.check) not in _TOGETHER]
+    collective = [finding for finding in report.findings if family(finding.check) in _COLLECTIVE]
+    together = [finding for finding in report.findings if family(finding.check) == "ddp"]
+    single = [finding for finding in report.findings if family(finding.check) not in _TOGETHER]
     return {
         "env": _env(report),
         "gpu_tests": _part(report, single, GPU_FAILED),
@@ -187,7 +189,7 @@ def _version(report: Report, name: str) -> str | None:
 
 
 def _gpu_tests(report: Report) -> dict[str, Any] | None:
-    ran = [one for one in report.findings if plain(one.check) not in _TOGETHER and one.verdict is not Grade.SKIPPED]
+    ran = [one for one in report.findings if family(one.check) not in _TOGETHER and one.verdict is not Grade.SKIPPED]
     if not ran:
         return None
     listed = [f"GPU {gpu.index}: {fact(gpu.name)} (UUID: {gpu.uuid})" for gpu in gpus_of(report.machine)]
@@ -199,7 +201,7 @@ def _gpu_tests(report: Report) -> dict[str, Any] | None:
 
 
 def _failed(finding: Finding) -> bool:
-    return finding.verdict is not Grade.WARN and plain(finding.check) not in _TOGETHER
+    return finding.verdict is not Grade.WARN and family(finding.check) not in _TOGETHER
 
 
 def _figure(report: Report, finding: Finding) -> dict[str, Any]:
@@ -216,7 +218,7 @@ def _figure(report: Report, finding: Finding) -> dict[str, Any]:
 def _trainings(report: Report) -> list[dict[str, Any]]:
     found = []
     for one in said(report, "training"):
-        for run in [run for run in one.result.get("runs", ()) if isinstance(run, Mapping)][:1]:
+        for run in mappings(one.result.get("runs"))[:1]:
             figures = {name: run.get(name) for name in ("loss_start", "loss_end")}
             found.append({"gpu": gpu_words(report, one.by), **figures, "improved": _passed(report, "training", one.by)})
     return found
@@ -224,7 +226,7 @@ def _trainings(report: Report) -> list[dict[str, Any]]:
 
 def _passed(report: Report, check: str, gpu: str | None = None) -> bool:
     """Every finding of it, on this GPU or on any."""
-    mine = [one for one in report.findings if plain(one.check) == check and (gpu is None or one.gpu in {gpu, None})]
+    mine = [one for one in report.findings if family(one.check) == check and (gpu is None or one.gpu in {gpu, None})]
     return worst(finding.verdict for finding in mine) in {Grade.PASS, Grade.WARN}
 
 
@@ -235,7 +237,7 @@ def _ddp_tests(report: Report) -> dict[str, Any] | None:
         return None
     first = reduced[0]
     right = all(one.get("wrong") == 0 for one in _entries(ranks))
-    size = _BYTES.get(str(first.get("dtype", "fp32")), 4)
+    size = _BYTES.get(str(ranks[0].result.get("dtype", "fp32")), 4)
     counted = first.get("bytes")
     return {
         "world": ranks[0].result.get("world"),
@@ -247,7 +249,8 @@ def _ddp_tests(report: Report) -> dict[str, Any] | None:
 
 
 def _entries(ranks: Sequence[Said]) -> list[Mapping[str, Any]]:
-    return [one for rank in ranks for one in rank.result.get("results", ()) if isinstance(one, Mapping)]
+    """Those that ran: sizes that did not fit into memory are only named."""
+    return [one for rank in ranks for one in mappings(rank.result.get("results")) if "left_out" not in one]
 
 
 def _all_reduce(rank: Said) -> Mapping[str, Any]:
@@ -272,8 +275,8 @@ def _throughput(report: Report) -> dict[str, Any] | None:
 
 def _why_not(report: Report, checks: frozenset[str]) -> str:
     """What the run itself says, else that nothing of it ran."""
-    told = [one.message for one in report.findings if plain(one.check) in checks]
-    told += [one.why for one in report.coverage if plain(one.check) in checks]
+    told = [one.message for one in report.findings if family(one.check) in checks]
+    told += [one.why for one in report.coverage if family(one.check) in checks]
     return told[0] if told else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpukeeper.model.acceptance import Finding, Grade, Report, worst
-from gpukeeper.reports.records import plain
+from gpukeeper.reports.records import family, plain
 from gpukeeper.reports.wording import figure, gpu_words, needs_attention
 
 ENV, COMPUTE, TRAIN, DDP, DDP_TRAIN = "ENV", "COMPUTE", "TRAIN", "DDP", "DDP-TRAIN"
@@ -41,7 +41,7 @@ _VERBOSE: Mapping[str, str] = {"gemm": MUL, "training": DATASET, "throughput": M
 
 def tag(check: str, metric: str = "") -> str:
     """A check that is newer than the tags counts as compute."""
-    name = plain(check)
+    name = family(check)
     return _METRICS.get((name, plain(metric)), _CHECKS.get(name, COMPUTE))
 
 
@@ -83,8 +83,8 @@ def result(report: Report) -> str:
     if not any(finding.verdict is not Grade.SKIPPED and finding.code for finding in report.findings):
         return line(RESULT, f"SKIPPED: {report.reason}")
     guilty = [one for one in needs_attention(report) if one.verdict is not Grade.WARN]
-    listed = [f"{gpu_words(report, one.gpu)} {one.code}" for one in guilty] or [report.reason]
-    return line(RESULT, f"FAILURE: {listed}")
+    listed = dict.fromkeys(f"{gpu_words(report, one.gpu)} {one.code}" for one in guilty)
+    return line(RESULT, f"FAILURE: {list(listed) or [report.reason]}")
 
 
 def by_check(findings: Iterable[Finding]) -> dict[str, Grade]:

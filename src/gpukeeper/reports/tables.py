@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterable
 
 from gpukeeper.model.acceptance import Finding, Report
-from gpukeeper.reports.wording import gpu_of, serial_of
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.reports.wording import gpu_of, serial_of
 
 COLUMNS = (
     *("run", "started", "node", "device", "gpu", "uuid", "serial", "model", "check", "metric", "verdict", "code"),

@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from statistics import median
 
-from gpukeeper.model.acceptance import Fact, Finding, Grade, Gpu, Machine, Remedy, Report, rank
+from gpukeeper.model.acceptance import Fact, Finding, Gpu, Grade, Machine, Remedy, Report, rank
 from gpukeeper.model.unknown import Unknown
 
 NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
-LESS_IS_BETTER = frozenset({"us", "µs", "ms", "s", "seconds", "C", "°C", "errors", "count", "ns"})
+SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
+LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
+_SIGNS = {"us": "µs", "C": "°C", "percent": "%"}
 # Who has to do something, and what, from the mildest to the hardest.
 DUTIES: Mapping[Remedy, tuple[str, str]] = {
     Remedy.NONE: ("Nobody", "nothing has to be done"),
     Remedy.WATCH: ("The operator", "watch it, and test it again within days"),
     Remedy.RETEST: ("The operator", "test again"),
-    Remedy.CHECK_CONFIG: ("The administrator", "mend the configuration named below, then test again"),
+    Remedy.CHECK_CONFIG: ("The administrator", "mend the configuration that the finding names, then test again"),
     Remedy.RESET_GPU: ("The administrator", "reset the GPU, then test again"),
     Remedy.REBOOT: ("The administrator", "reboot the machine, then test again"),
     Remedy.RESEAT_OR_CABLE: ("Whoever stands at the machine", "reseat the GPU and its cables, then test again"),
     Remedy.REPLACE_NIC: ("The vendor", "replace the network card"),
-    Remedy.CONTACT_VENDOR: ("The vendor", "look at the findings below"),
+    Remedy.CONTACT_VENDOR: ("The vendor", "look into what was found"),
     Remedy.REPLACE_GPU: ("The vendor", "replace the GPU"),
 }
 _HARDNESS = {remedy: place for place, remedy in enumerate(DUTIES)}
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Four digits that count: 794.5, 4.263, 12,345."""
+    """Four digits that count: 794.5, 4.263, 12,345. A share is told in percent."""
     if value is None:
         return "not measured"
     if not math.isfinite(value):
         return str(value)
+    if unit == "share":
+        return f"{figure(value * 100)} %"
     digits = 0 if value == 0 or abs(value) >= 1000 else max(0, 3 - math.floor(math.log10(abs(value))))
     words = f"{value:,.{min(digits, 9)}f}"
     if "." in words:
         words = words.rstrip("0").rstrip(".")
-    return f"{words} {unit}".rstrip()
+    return f"{words} {unit_words(unit)}".rstrip()
+
+
+def unit_words(unit: str) -> str:
+    return _SIGNS.get(unit, unit)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -92,6 +100,13 @@ def less_is_better(unit: str) -> bool:
     return unit in LESS_IS_BETTER
 
 
+def direction(unit: str) -> str:
+    """In words; nothing of a unit that does not tell it, as shares and watts do not."""
+    if unit in SPEEDS:
+        return "more is better"
+    return "less is better" if less_is_better(unit) else ""
+
+
 def value_of(finding: Finding) -> float | None:
     """The figure, or the median of its samples."""
     if finding.value is not None:
@@ -108,14 +123,21 @@ def needs_attention(report: Report) -> list[Finding]:
     return worst_first(finding for finding in report.findings if finding.verdict not in good)
 
 
-def duty(findings: Sequence[Finding], verdict: Grade) -> str:
-    """One sentence: who must act, and how. The hardest remedy of the worst findings."""
-    relevant = [finding.action for finding in findings if finding.verdict is verdict] or [Remedy.NONE]
-    hardest = max(relevant, key=_HARDNESS.__getitem__)
-    if hardest is Remedy.NONE and verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:
-        return "The operator: read the findings below and test again."
-    who, what = DUTIES[hardest]
-    return f"{who}: {what}."
+def hardest(findings: Iterable[Finding]) -> Remedy:
+    return max((finding.action for finding in findings), key=_HARDNESS.__getitem__, default=Remedy.NONE)
+
+
+def duty(report: Report) -> str:
+    """One sentence: who must act, how, and on what. The hardest remedy of the worst findings."""
+    guilty = [finding for finding in report.findings if finding.verdict is report.verdict]
+    remedy = hardest(guilty)
+    if remedy is Remedy.NONE and report.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:
+        return "The operator: read what was found, and test again."
+    who, what = DUTIES[remedy]
+    if remedy is Remedy.NONE:
+        return f"{who}: {what}."
+    places = dict.fromkeys(gpu_words(report, finding.gpu) for finding in guilty if finding.action is remedy)
+    return f"{who}: {what} ({', '.join(places)})."
 
 
 def retest_command(report: Report) -> str:

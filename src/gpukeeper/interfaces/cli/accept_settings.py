@@ -17,6 +17,7 @@ QUICK_S = 60.0
 FULL = "30m"
 SHORTEST_S = 20.0  # programs have to start
 LARGEST_CPUS = 64
+NOTHING = "Nothing was run."
 
 
 @dataclass
@@ -47,7 +48,7 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
     _device(flags, problems)
     params = _params([*told.settings, *flags.set_], checks, problems)
     if problems:
-        raise UsageError("\n".join([*problems, "Nothing was run."]))
+        raise UsageError("\n".join([*problems, NOTHING]))
     wish = Wish(
         device=flags.device,
         expected=told.expect if flags.expect is None else flags.expect,
@@ -63,7 +64,7 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
 
 
 def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
-    """A check knows which of its figures can never pass: each is asked what it would run, on a machine that is made up."""
+    """A check knows which of its figures can never pass: it is asked what it would run on a machine that is made up."""
     from gpukeeper.acceptance.check import Setting
     from gpukeeper.model.acceptance import Gpu, Limits, Machine
 
@@ -78,9 +79,10 @@ def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
             try:
                 check.ask(serving, setting)
             except (UsageError, ValueError) as problem:
-                problems[f"--set {check.name}: {problem}"] = None
+                words = str(problem).removesuffix(NOTHING).rstrip().removeprefix(f"{check.name}: ")
+                problems[f"--set {check.name}: {words}"] = None
     if problems:
-        raise UsageError("\n".join([*problems, "Nothing was run."]))
+        raise UsageError("\n".join([*problems, NOTHING]))
 
 
 def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:

@@ -10,7 +10,9 @@ import typer
 
 from gpukeeper import __version__
 from gpukeeper.interfaces.cli import (
+    accept,
     apply,
+    check,
     demo,
     doctor,
     explain,
@@ -39,6 +41,8 @@ app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
 app.command("apply")(apply.apply)
 app.command("demo")(demo.demo)
+app.add_typer(accept.app, name="accept")
+app.add_typer(check.app, name="check")
 app.add_typer(workload.app, name="workload")
 app.add_typer(node.app, name="node")
 app.add_typer(policy.app, name="policy")

@@ -1,0 +1,44 @@
+"""Health: what is not a case of one sick GPU (those are data files below tests/cases/acceptance/health)."""
+
+from __future__ import annotations
+
+from gpukeeper.acceptance.check import Serving, Trial, Wish
+from gpukeeper.acceptance.checks import health as check
+from gpukeeper.model.acceptance import Delta, Grade
+from tests.unit.acceptance.machines import gpus, health, setting
+
+LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+
+
+def test_every_gpu_gets_its_own_finding() -> None:
+    both = {f"GPU-{i}": health(f"GPU-{i}") for i in range(2)}
+    found = check.read(LOOK, setting(gpus(2), before=both, after=both))
+    assert [(one.gpu, one.verdict) for one in found] == [("GPU-0", Grade.PASS), ("GPU-1", Grade.PASS)]
+
+
+def test_without_a_gpu_it_is_skipped() -> None:
+    (found,) = check.read(LOOK, setting(gpus(1), wish=Wish(device="cpu")))
+    assert found.verdict is Grade.SKIPPED
+
+
+def test_a_driver_that_is_silent_after_the_run_leaves_it_open() -> None:
+    (found,) = check.read(LOOK, setting(gpus(1), before={"GPU-0": health()}, after={}))
+    assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "health-after-not-known")
+
+
+def test_changes_are_tied_to_the_check_that_ran() -> None:
+    here = setting(
+        gpus(1),
+        before={"GPU-0": health(pcie_replays=5)},
+        at_check={
+            "gemm": {"GPU-0": health(seconds=10, pcie_replays=5, energy_mj=4000)},
+            "copies": {"GPU-0": health(seconds=20, pcie_replays=8, energy_mj=4000)},
+        },
+        after={"GPU-0": health(seconds=30, pcie_replays=8, energy_mj=4000)},
+    )
+    assert check.deltas(here) == (
+        Delta(gpu="GPU-0", check="gemm", counter="energy_mj", before=1000, after=4000),
+        Delta(gpu="GPU-0", check="copies", counter="pcie_replays", before=5, after=8),
+    )
+    (found,) = check.read(LOOK, here)
+    assert (found.code, found.value, found.evidence) == ("health-pcie-replays", 3, {"during": "copies"})
