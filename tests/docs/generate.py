@@ -98,7 +98,7 @@ _EXIT_CODES = {
         5: "inconclusive: not everything could be tested",
         11: "another run tests this machine",
     },
-    "accept compare": {4: "something is significantly worse"},
+    "accept compare": {4: "something is worse beyond the noise, with `--exit-code`"},
     "accept merge": {4: "a node failed", 5: "a node is inconclusive or missing"},
     "apply": {3: "some was deferred, failed or could not be seen", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},

@@ -11,8 +11,6 @@ from gpukeeper.acceptance.check import Setting, Trial
 from gpukeeper.acceptance.messages import broken_finding
 from gpukeeper.model.acceptance import Broken, Finding, Values
 
-LEAST_TO_VOTE = 3  # of two that differ nobody knows which one is wrong
-
 
 def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding, ...]]:
     """By uuid what a probe measured; and what is to be said of those that measured nothing."""
@@ -58,9 +56,9 @@ def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, t
     found: dict[str, tuple[str, int]] = {}
     for group in _by_model(values, setting):
         said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
-        decided = len(group) >= LEAST_TO_VOTE and votes * 2 > len(group)
+        decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
         for gpu in group:
-            alike = votes == len(group) or (decided and values[gpu] == said)
+            alike = decided and values[gpu] == said
             found[gpu] = ("like" if alike else "odd" if decided else "split", len(group))
     return found
 

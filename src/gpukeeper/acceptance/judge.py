@@ -160,6 +160,7 @@ def _finding(one: _Tried, equals: tuple[Figure, ...], setting: Setting, confirm:
         unit=asked.unit,
         method=asked.method,
         samples=asked.samples,
+        lower_is_better=asked.lower_is_better,
         repeatability=repeatability(asked.samples),
         floor=one.limits.floor,
         ceiling=one.limits.ceiling,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpukeeper.acceptance.check import Check, How, Serving, Wish
 from gpukeeper.model.acceptance import Gpu, NotTested
 
+NOT_ASKED_FOR = "not among the checks asked for"
 START_S = 12.0  # programs that start, PyTorch that loads, the last look
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
 
@@ -52,7 +53,7 @@ def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
     if check.name in wish.skip:
         return "left out on request"
     if wish.only and check.name not in wish.only:
-        return "not among the checks asked for"
+        return NOT_ASKED_FOR
     if not gpus and check.how is not How.LOOK:
         return "there is no GPU to run it on"
     if 0 < len(gpus) < check.least_gpus:

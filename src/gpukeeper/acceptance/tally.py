@@ -36,28 +36,38 @@ def needs_another(finding: Finding) -> bool:
 
 
 def undecided(tries: Sequence[Finding | None]) -> bool:
-    """Noise is given one more try; a FAIL is settled as soon as two tries agree."""
+    """Noise is given one more try; a FAIL is settled as soon as two tries agree, a certain one at once."""
     fails = sum(_failed(one) for one in tries)
     quiet = len(tries) - fails
+    if any(_certain(one) for one in tries):
+        return False
     if tries[0] is not None and tries[0].code.endswith(NOISY):
-        return len(tries) < LEAST_TO_FAIL
+        return len(tries) < LEAST_TO_FAIL or fails == 1
     return fails < LEAST_TO_FAIL and quiet < LEAST_TO_FAIL
 
 
 def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    return tuple(_agreed([find(one, key(first)) for one in tries], len(tries)) for first in tries[0])
+    """What the tries agree on; and wrong results, whichever try showed them."""
+    first = tuple(_agreed([find(one, key(found)) for one in tries], len(tries)) for found in tries[0])
+    known = {key(one) for one in first}
+    later = {key(one): one for found in tries[1:] for one in found if _certain(one) and key(one) not in known}
+    return (*first, *later.values())
 
 
 def _agreed(tries: Sequence[Finding | None], count: int) -> Finding:
-    """One finding of what several tries said. Never better than the newest, never a FAIL that was seen once."""
+    """One finding of what several tries said. Never better than the newest, never by chance a FAIL seen once."""
     first = tries[0]
     assert first is not None, "what is agreed on was found at first"
+    seen = [one for one in tries if one is not None]
+    if certain := [one for one in seen if _certain(one)]:
+        return certain[0]
     if count == 1 or not needs_another(first):
         return first
-    seen = [one for one in tries if one is not None]
     fails = [one for one in seen if one.verdict is Grade.FAIL]
+    if first.code.endswith(NOISY) and len(fails) < LEAST_TO_FAIL:
+        return first if fails else seen[-1]
     if first.code.endswith(NOISY):
-        return seen[-1] if not fails else fails[-1]
+        first = fails[0]
     samples = {"attempts": [one.value for one in seen]}
     if len(fails) >= LEAST_TO_FAIL:
         message = f"{first.message} Seen again: {len(fails)} of {len(seen)} tries."
@@ -74,6 +84,11 @@ def _agreed(tries: Sequence[Finding | None], count: int) -> Finding:
         action=Remedy.RETEST,
         evidence={**first.evidence, **samples},
     )
+
+
+def _certain(finding: Finding | None) -> bool:
+    """A wrong result is no chance: once is enough."""
+    return finding is not None and finding.verdict is Grade.FAIL and not finding.confirm
 
 
 def _failed(finding: Finding | None) -> bool:
@@ -108,9 +123,16 @@ def of_run(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding], *, inte
     if untested and verdict in (Grade.PASS, Grade.WARN) and not wish.only:
         names = ", ".join(f"GPU {gpu.index}" for gpu in untested)
         return Grade.INCONCLUSIVE, f"Nothing was measured on {names}. {reason}"
-    if wish.only and verdict is Grade.PASS:
-        return verdict, f"Only {', '.join(wish.only)} ran, as asked for. {reason}"
+    if verdict in (Grade.PASS, Grade.WARN):
+        return verdict, f"{_narrowed(wish, gpus)}{reason}"
     return verdict, reason
+
+
+def _narrowed(wish: Wish, gpus: Sequence[Gpu]) -> str:
+    """A good verdict on a part must not read like one on the whole."""
+    names = ", ".join(str(gpu.index) for gpu in gpus)
+    only = f"Only {', '.join(wish.only)} ran, as asked for. " if wish.only else ""
+    return only + (f"Only GPU {names} of this machine, as asked for. " if wish.gpus else "")
 
 
 def _reason(verdict: Grade, findings: Sequence[Finding]) -> str:

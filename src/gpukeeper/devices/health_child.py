@@ -232,7 +232,7 @@ def look(nvml: Any, index: int, handle: Any) -> Record:
             "nvlinks_active": len(links) if isinstance(links, list) else links,
             "memory_used_mib": memory(nvml, handle)["memory_used_mib"],
         },
-        "listed": listed(nvml, handle),
+        "listed": answered(nvml, partial(listed, nvml, handle)),
         "slices": slices_now(nvml, handle) if sliced is True else [],
     }
 
@@ -243,7 +243,7 @@ def slices_now(nvml: Any, handle: Any) -> list[Record] | Record:
             {
                 "uuid": text(nvml.nvmlDeviceGetUUID(part)),
                 "states": {"memory_used_mib": memory(nvml, part)["memory_used_mib"], "utilisation": ONLY_WHOLE},
-                "listed": listed(nvml, part),
+                "listed": answered(nvml, partial(listed, nvml, part)),
             }
             for _, part in each_slice(nvml, handle)
         ]
@@ -256,9 +256,11 @@ def told(asks: dict[str, Ask], nvml: Any, handle: Any) -> Record:
 
 
 def answered(nvml: Any, ask: Callable[[], Any]) -> Any:
-    """As fact_or_absent. A driver that is older than our structures does not have the fact, either."""
+    """As fact_or_absent. A driver that is older than our structures or calls does not have the fact, either."""
     try:
         return ask()
+    except nvml.NVMLLibraryMismatchError as error:  # the binding's own, and none of NVML's errors
+        return {"why": words(error), "by_design": True}
     except nvml.NVMLError as error:
         if error.value in (nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, nvml.NVML_ERROR_DEPRECATED):
             return {"why": words(error), "by_design": True}
@@ -300,7 +302,7 @@ def violation(policy: str) -> Ask:
 def sram(nvml: Any, handle: Any) -> Any:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     status.version = nvml.nvmlEccSramErrorStatus_v1
-    nvml.nvmlDeviceGetSramEccErrorStatus(handle, status)
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, nvml.byref(status))  # the binding does not do it
     return status
 
 
@@ -561,7 +563,7 @@ class Sampler:
     def _value(self, ask: Ask, handle: Any) -> Any:
         try:
             value = ask(self._nvml, handle)
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):
             return None
         return None if isinstance(value, dict) else value
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -106,22 +107,30 @@ class Leashed:
         return self.words
 
     async def end(self) -> None:
-        """With everything below it. Returns when all of it is gone, or cannot be killed by anybody."""
+        """With everything below it. Returns when all of it is gone, or cannot be killed by anybody; not even an
+        interruption shortens that, since it is a matter of seconds and nothing may stay behind."""
         self._let_go()
         self._input.close()
-        try:
-            with suppress(TimeoutError):
-                await self.wait(TO_END_S)
-        finally:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
-            with suppress(TimeoutError):  # a killed holder is reaped by the loop
-                async with asyncio.timeout(1.0):
-                    await self._process.wait()
-            self._process._transport.close()  # type: ignore[attr-defined]
+        interrupted = await self._gone()
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        # Kills what is still there, and drops pipes that somebody unkillable may hold.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        if interrupted is not None:
+            raise interrupted
+
+    async def _gone(self) -> asyncio.CancelledError | None:
+        """Waits for it. Never kills the holder while it is at work: without it the others would get away."""
+        until, interrupted = time.monotonic() + TO_END_S, None
+        while True:
+            try:
+                await self.wait(max(until - time.monotonic(), 0.01))
+            except asyncio.CancelledError as error:
+                interrupted = error
+            except TimeoutError:
+                return interrupted
+            else:
+                return interrupted
 
     def _let_go(self) -> None:
         leash, self._leash = self._leash, -1

@@ -265,7 +265,7 @@ class SimulatedWorkbench:
                 continue
             speed = self._model.gemm[dtype] / (1 + (slow.get(dtype, 0.0) if isinstance(slow, dict) else slow))
             kernel = {"fp8": "scaled_mm", "int8": "int_mm"}.get(dtype, "mm")
-            method = f"gemm/{kernel}/n{n}/{'uniform' if dtype == 'int8' else 'normal'}"
+            method = f"gemm/{kernel}/n{n}/{'uniform' if dtype == 'int8' else 'normal'}/burst"
             found[dtype] = {"tflops": self._samples(index, speed, repeats), "n": n, "method": method}
         best = self._model.gemm["bf16"] * self._factor(index)
         sweep = {str(size): best * (0.999 if int(size) == n else 0.96) for size in params.get("sweep") or ()}
@@ -407,7 +407,7 @@ class SimulatedWorkbench:
             "products": count * 8,
             "dtype": dtype,
             "n": n,
-            "method": f"stress/mm/n{n}/integers",
+            "method": f"stress/bf16/n{n}/integers",
         }
 
     def _collectives(self, rank: int, indexes: Sequence[int], params: Params) -> Result:
@@ -536,7 +536,7 @@ class SimulatedWorkbench:
     # Figures
 
     def _samples(self, index: int, speed: float, count: int, part: Part = CORE) -> list[float]:
-        """Of one part of it: heat holds back the core alone, and what is slow in it never slows its link to the host."""
+        """Of one part of it: heat holds back the core alone, and a slow one's link to the host is not slow."""
         whole = 1 + (self._silicon[index] - 1) * part.spread
         lost = 1 - self._faults.slow.get(index, 0.0) * part.slows
         falling = 0.35 if part is CORE and index in self._faults.throttle else 0.0

@@ -268,14 +268,22 @@ async def _ask(
         if suspects is not None and None not in suspects:
             only &= suspects
         answers = await workbench.each(dict.fromkeys(sorted(only), job))
-        for uuid, answer in answers.items():
-            run.busy[uuid] = run.busy.get(uuid, 0.0) + (answer.busy_s if isinstance(answer, Done) else 0.0)
+    _add_busy(run, answers)
     await _look(workbench, run, one.check.name)
     seconds = (clock.now() - began).total_seconds()
     for who, answer in answers.items():
         record = {"check": one.check.name, "who": who, "params": job.params, "again": suspects is not None}
         run.records.append({**record, "answer": msgspec.to_builtins(answer)})
     return Trial(one.serving, answers, seconds)
+
+
+def _add_busy(run: Run, answers: Mapping[str, Answer]) -> None:
+    """By GPU; a rank is the GPU at its place."""
+    ranks = {str(rank): gpu.uuid for rank, gpu in enumerate(run.gpus)}
+    for who, answer in answers.items():
+        if isinstance(answer, Done):
+            uuid = ranks.get(who, who)
+            run.busy[uuid] = run.busy.get(uuid, 0.0) + answer.busy_s
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, ...]]) -> tuple[Finding, ...]:

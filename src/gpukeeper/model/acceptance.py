@@ -186,6 +186,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     method: str = ""
     samples: tuple[float, ...] = ()
+    lower_is_better: bool = False
     repeatability: float | None = None  # standard deviation ÷ mean of the samples
     floor: float | None = None
     ceiling: float | None = None

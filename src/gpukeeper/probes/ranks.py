@@ -80,7 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     folder, kind, wanted = Path(arguments[0]), arguments[1], json.loads(arguments[2])
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    rank = 0
+    told = os.environ.get("RANK", "")
+    rank = int(told) if told.isdigit() else 0  # for its record, should the rest not fit together
     try:
         place = read_place(os.environ, kind)
         rank = place.rank

@@ -4,7 +4,8 @@ Warm-up steps end, and are waited for, before the clock starts. Alone, the first
 others wait without computing; steps without exchanging gradients show what each GPU does by itself, which is where a
 slow one shows: with the exchange all of them wait for it.
 
-params: model, data, data_dir, batch (of each rank), classes, rate, warmup, steps, dtype (fp32 or bf16), image, alone.
+params: model, data, data_dir, batch (of each rank), classes, rate, warmup, steps, dtype (fp32: as PyTorch
+does it, convolutions in tf32; or bf16), image, sequence, alone.
 inject: {"slow": share, "wrong_rank": n} works that much more in every step of that rank (of all without it),
 {"nan": true} breaks a weight.
 """
@@ -37,6 +38,7 @@ class Wanted:
     steps: int = 100
     dtype: str = "fp32"
     image: int | None = None  # pixels each way; None: as the data is, 224 for made-up images
+    sequence: int = 512  # tokens, of the transformer
     alone: bool = True  # also one rank by itself, for the scaling
 
 
@@ -49,10 +51,12 @@ def run(device: Any, group: ranks.Group, params: dict[str, Any]) -> dict[str, An
 def settings(params: dict[str, Any]) -> Wanted:
     names = Wanted.__dataclass_fields__
     wanted = Wanted(**{name: params[name] for name in names if params.get(name) is not None})
-    least = {"batch": 1, "classes": 2, "warmup": 1, "steps": 2}
+    least = {"batch": 1, "classes": 2, "warmup": 1, "steps": 2, "sequence": 1}
     for name, value in least.items():
         if getattr(wanted, name) < value:
             raise ranks.BadSetting(f"{name}={getattr(wanted, name)}: at least {value}.")
+    if wanted.sequence > Wanted.sequence:
+        raise ranks.BadSetting(f"sequence={wanted.sequence}: at most {Wanted.sequence}.")
     if wanted.dtype not in ("fp32", "bf16"):
         raise ranks.BadSetting(f"dtype={wanted.dtype}: fp32 or bf16.")
     if wanted.model == "transformer" and wanted.data != "synthetic":
@@ -115,8 +119,13 @@ def _record(
         "image": wanted.image,
         "warmup_steps": wanted.warmup,
         "steps": wanted.steps,
-        "method": f"train/{wanted.model}/{wanted.data}/b{wanted.batch}/{wanted.dtype}/i{wanted.image or 'own'}",
+        "method": f"train/{wanted.model}/{wanted.data}/b{wanted.batch}/{wanted.dtype}/{_shape(wanted)}",
     }
+
+
+def _shape(wanted: Wanted) -> str:
+    """What a sample is decides how fast it is: part of the method."""
+    return f"s{wanted.sequence}" if wanted.model == "transformer" else f"i{wanted.image or 'own'}"
 
 
 def _slowest(device: Any, group: ranks.Group, seconds: float) -> float:
@@ -288,7 +297,7 @@ def _made_up(device: Any, group: ranks.Group, wanted: Wanted) -> Iterator[tuple[
 
     source = torch.Generator().manual_seed(_SEED + group.rank)
     if wanted.model == "transformer":
-        tokens = torch.randint(wanted.classes, (wanted.batch, models.SEQUENCE + 1), generator=source)
+        tokens = torch.randint(wanted.classes, (wanted.batch, wanted.sequence + 1), generator=source)
         batch = tokens[:, :-1], tokens[:, 1:]
     else:
         side = wanted.image or models.IMAGE

@@ -138,7 +138,8 @@ def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | No
     assert after is not None, "only findings with a figure are compared"
     share = (after - before) / abs(before) if before else None
     sure = p is not None and p < SURE and (share is None or abs(share) >= MATTERS)
-    worse = after > before if less_is_better(new.unit) else after < before
+    less = new.lower_is_better or less_is_better(new.unit)
+    worse = after > before if less else after < before
     place = gpu_words(report, new.gpu)
     moved = "no change" if after == before else f"{figure(before, new.unit)} → {figure(after, new.unit)}"
     return Change(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpukeeper.model.acceptance import Fact, Finding, Gpu, Grade, Remedy, Report, rank, worst
+from gpukeeper.model.acceptance import Delta, Fact, Finding, Gpu, Grade, Remedy, Report, rank, worst
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.reports import pictures
@@ -113,7 +113,7 @@ def _facts(report: Report) -> dict[str, str]:
     return {
         "CPUs in place of GPUs" if report.device == "cpu" else "GPUs": f"{counted} ({expected})",
         "Model": ", ".join(names) or "–",
-        "Driver": fact(report.machine.environment.get("driver")),
+        "Driver": fact(report.machine.environment.get("driver", "not known")),
         "Started": moment(report.started),
         "Took": in_words(report.ended - report.started),
         "Profile": f"{report.profile} ({report.within_s:g} s at most)",
@@ -305,50 +305,64 @@ def _history(report: Report, gpu: Gpu) -> Markup:
 
 def _coverage(report: Report) -> Markup:
     if not report.coverage:
-        return section("coverage", "Not tested", element("p", "Every check that applies here was run."))
+        whole = report.findings and not report.interrupted
+        words = "Every check that applies here was run." if whole else "Nothing is known of what was left out."
+        return section("coverage", "Not tested", element("p", words))
     lines = [
         [one.check, one.what or "all of it", one.why, f"--within {one.within}" if one.within else "–"]
         for one in report.coverage
     ]
-    words = element("p", "Nothing below was tested, so nothing below was accepted.")
+    words = "Nothing below was tested, so nothing below was accepted."
     shown = table(("check", "what", "why not", "tested with"), lines, "Left out of this run")
-    return section("coverage", "Not tested", words, shown)
+    return section("coverage", "Not tested", element("p", words), shown)
 
 
 def _counters(report: Report) -> Markup:
+    """A line for every counter of a GPU, with the checks during which it changed."""
     if not report.deltas:
-        words = "No counter of errors, as far as the driver could be asked, changed while a check ran."
+        asked = "No counter of errors, as far as the driver could be asked, changed while a check ran."
+        words = asked if report.findings else "No check ran, so no counter was watched."
         return section("counters", "Counters", element("p", words))
+    grouped: dict[tuple[str, str], list[Delta]] = {}
+    for one in report.deltas:
+        grouped.setdefault((one.gpu, one.counter), []).append(one)
     lines = [
         [
-            gpu_words(report, one.gpu),
-            one.counter,
-            f"{one.before:,}",
-            f"{one.after:,}",
-            f"{one.after - one.before:+,}",
-            one.check,
+            gpu_words(report, gpu),
+            counter,
+            f"{found[0].before:,}",
+            f"{found[-1].after:,}",
+            _rise(counter, sum(one.after - one.before for one in found)),
+            ", ".join(dict.fromkeys(one.check for one in found)),
         ]
-        for one in report.deltas
+        for (gpu, counter), found in grouped.items()
     ]
     head = ("where", "counter", "before", "after", "change", "while")
     return section("counters", "Counters", table(head, lines, "Counters that changed while a check ran"))
 
 
+def _rise(counter: str, change: int) -> str:
+    return f"{change / 1e9:+,.1f} s" if counter.endswith("_ns") else f"{change:+,}"
+
+
 def _power(report: Report) -> Markup | None:
     if not report.power:
         return None
+    held = [one for one in report.power if one.fails_at is not None or one.warns_at is not None]
     lines = [
         [
             f"{one.check}.{one.metric}" if one.metric else one.check,
-            "it cannot fail" if one.fails_at is None else f"a loss of {percent(one.fails_at)}",
-            "it cannot warn" if one.warns_at is None else f"a loss of {percent(one.warns_at)}",
+            "it only warns" if one.fails_at is None else f"a loss of {percent(one.fails_at)}",
+            "–" if one.warns_at is None else f"a loss of {percent(one.warns_at)}",
             one.by,
         ]
-        for one in report.power
+        for one in held
     ]
-    words = element("p", "The smallest loss that this run would have found. A smaller one passes unseen.")
-    shown = table(("figure", "fails from", "warns from", "by"), lines, "Detection power of this run")
-    return section("power", "What it would have found", words, shown)
+    words = element("p", "The smallest loss of speed that this run would have found. A smaller one passes unseen.")
+    shown = table(("figure", "fails from", "warns from", "by"), lines, "Detection power of this run") if held else None
+    names = [f"{one.check}.{one.metric}" if one.metric else one.check for one in report.power if one not in held]
+    rest = element("p", f"No loss would have been found in: {', '.join(names)}.", class_="muted") if names else None
+    return section("power", "What it would have found", words, shown, rest)
 
 
 def _environment(report: Report) -> Markup:

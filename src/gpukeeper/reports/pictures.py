@@ -89,7 +89,7 @@ def _of_ranks(report: Report, check: str) -> Iterable[Markup]:
     ranks = said(report, check)
     if not ranks:
         return
-    yield from _bus_curves(ranks[0].result.get("results"))
+    yield from _bus_curves(ranks[0].result.get("results") or ranks[0].result.get("rows"))
     yield from _pairs(ranks[0].result.get("pairs"))
     spans = {f"rank {one.by}": spent for one in ranks if len(spent := floats(one.result.get("step_ms", []))) > 1}
     if len(spans) > 1:
@@ -102,7 +102,7 @@ def _bus_curves(results: object) -> Iterable[Markup]:
     for one in mappings(results):
         size, speeds = one.get("bytes"), floats(one.get("busbw", []))
         if isinstance(size, int) and size > 0 and speeds:
-            series[str(one.get("op", ""))].append((float(size), median(speeds)))
+            series[str(one.get("op", "all_reduce"))].append((float(size), median(speeds)))
     several = {name: points for name, points in series.items() if len(points) > 1}
     if several:
         words = "bus bandwidth by message size, as rank 0 measured it"

@@ -96,7 +96,7 @@ def metric_words(finding: Finding) -> str:
 
 
 def less_is_better(unit: str) -> bool:
-    """A finding does not say it; its unit does."""
+    """Where its unit tells; a finding may say it itself."""
     return unit in LESS_IS_BETTER
 
 

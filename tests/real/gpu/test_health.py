@@ -152,4 +152,6 @@ def test_a_neighbour_that_computes_is_named() -> None:
         assert any(isinstance(one.foreign, tuple) and one.foreign for one in found.values()), found
     finally:
         assert shell.stdin is not None
+        assert shell.stdout is not None
         shell.stdin.close()
+        shell.stdout.close()

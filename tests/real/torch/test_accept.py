@@ -74,7 +74,7 @@ def test_an_interruption_leaves_a_partial_report_and_nothing_that_runs(fleet: Fl
         try:
             assert running.stdout is not None
             for line in running.stdout:
-                if line.startswith("[RUN] stress"):
+                if line.startswith("[RUN] stress: "):
                     break
             running.send_signal(number)
             rest, errors = running.communicate(timeout=LONGEST_S)

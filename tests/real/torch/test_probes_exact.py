@@ -33,11 +33,12 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(worker: bed.Wo
 @pytest.mark.parametrize("dtype", BITS)
 def test_a_single_flipped_bit_is_found_and_located_wherever_it_is(worker: bed.Worker, dtype: str) -> None:
     """Every bit of the result, the lowest and the sign included, at random places and at the corners: 100 % found."""
+    n = 32 if dtype == "fp8" else N  # a CPU takes long for it
     chance = random.Random(7)
-    places = [(0, 0), (N - 1, N - 1)] + [(chance.randrange(N), chance.randrange(N)) for _ in range(BITS[dtype] - 2)]
+    places = [(0, 0), (n - 1, n - 1)] + [(chance.randrange(n), chance.randrange(n)) for _ in range(BITS[dtype] - 2)]
     for bit, (row, column) in enumerate(places):
         inject = {"flip": dtype, "bit": bit, "row": row, "col": column, "round": 1}
-        record = worker.run("exact", n=N, rounds=2, dtypes=[dtype], inject=inject)["dtypes"][dtype]
+        record = worker.run("exact", n=n, rounds=2, dtypes=[dtype], inject=inject)["dtypes"][dtype]
         assert record["mismatches"] == 1, (dtype, bit, row, column)
         (where,) = record["where"]
         assert (where["row"], where["col"], where["round"]) == (row, column, 1)

@@ -51,7 +51,7 @@ def test_latency_and_what_ran_are_told(clean: together.Left) -> None:
     assert (result["transports"], result["nvls"], result["nccl_version"]) == (None, None, None)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int32"])
+@pytest.mark.parametrize("dtype", ["bf16"])
 def test_one_changed_element_on_one_rank_is_found_and_located_there(tmp_path: Path, dtype: str) -> None:
     params: dict[str, Any] = {"ops": OPS, "sizes": [400_000], "rounds": 3, "dtype": dtype, "inject": {"wrong_rank": 1}}
     left = together.torchrun(tmp_path, 2, "collectives", **params)

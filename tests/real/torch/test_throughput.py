@@ -78,7 +78,9 @@ def test_missing_data_is_said_and_never_made_up(tmp_path: Path) -> None:
 
 
 def test_a_transformer_trains_on_tokens(tmp_path: Path) -> None:
-    left = together.torchrun(tmp_path, 1, "throughput", model="transformer", batch=1, warmup=1, steps=2, classes=10)
+    left = together.torchrun(
+        tmp_path, 1, "throughput", model="transformer", sequence=16, batch=1, warmup=1, steps=2, classes=10
+    )
     assert left.done(0)["loss"] > 0
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpukeeper.acceptance import peers
+from gpukeeper.acceptance import judge, peers
 from gpukeeper.acceptance.lines import Figure
-from gpukeeper.model.acceptance import Grade
-from tests.unit.acceptance.machines import fleet
+from gpukeeper.model.acceptance import Grade, Limits
+from tests.unit.acceptance.machines import fleet, gpus, measured, setting
 
 USUAL, HIGH = 0.008, 0.015
 SEED = 2026
@@ -88,6 +88,15 @@ def test_eight_per_cent_fail() -> None:
 def test_three_slow_ones_among_eight_are_found() -> None:
     """The median deviation alone finds few of them: it rises with every slow one. Shares of the median do not."""
     assert slow(8, USUAL, bad=3, trials=300).found >= 0.85
+
+
+@pytest.mark.parametrize("n", [8, 32])
+def test_the_judge_says_the_same(n: int) -> None:
+    """What is counted above is what the judge says, from measurements to verdicts."""
+    for seed in range(20):
+        samples = fleet(n, SEED + seed, spread=HIGH, slow=2, by=0.06)
+        found = judge.judge(measured(*samples), setting(gpus(n), limits=Limits()))
+        assert [one.verdict for one in found] == _grades(n, seed, HIGH, 2, 0.06)
 
 
 def table() -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpukeeper.acceptance import suite
+from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, How, Serving, Wish
 from gpukeeper.model.acceptance import Gpu
 
@@ -91,3 +94,29 @@ def test_what_was_asked_for_by_name_runs_however_long_it_takes() -> None:
     programme = suite.choose(checks, Wish(only=("long",), within_s=60), GPUS)
     assert names(programme) == [("long", 0)]
     assert suite.choose(checks, Wish(only=("long",), within_s=1000), GPUS).chosen[0].serving.depth == 1
+
+
+def chosen(gpus: int, within_s: float) -> dict[str, int]:
+    """By check: how deep it runs."""
+    here = tuple(Gpu(uuid=f"GPU-{n}", index=n) for n in range(gpus))
+    return {one.check.name: one.serving.depth for one in suite.choose(CHECKS, Wish(within_s=within_s), here).chosen}
+
+
+def test_a_minute_has_every_kind_of_check() -> None:
+    """Figures, wrong bits, memory, learning; of several GPUs also that they work together. C1.1, C1.2"""
+    alone = {"environment", "health", "topology", "gemm", "memory_bandwidth", "copies", "exact", "training"}
+    assert alone | {"memory_pattern"} <= set(chosen(1, 60))
+    assert alone | {"memory_pattern", "collectives"} <= set(chosen(8, 60))
+
+
+def test_five_minutes_have_every_check_there_is() -> None:
+    assert set(chosen(8, 300)) == {one.name for one in CHECKS}
+    needs_several = {one.name for one in CHECKS if one.least_gpus > 1}
+    assert set(chosen(1, 300)) == {one.name for one in CHECKS} - needs_several
+
+
+def test_longer_is_never_shallower() -> None:
+    for gpus in (1, 8):
+        for short, long in pairwise((60.0, 300.0, 1800.0, 14400.0)):
+            less, more = chosen(gpus, short), chosen(gpus, long)
+            assert all(more[name] >= depth for name, depth in less.items())

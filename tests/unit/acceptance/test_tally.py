@@ -75,6 +75,30 @@ def test_noise_is_given_one_more_try_and_then_counts_as_it_is() -> None:
     assert settled(NOISY, NOISY).verdict is Grade.INCONCLUSIVE
 
 
+def test_a_fail_after_noise_has_to_be_seen_twice_as_well() -> None:
+    assert tally.undecided([NOISY, SLOW])
+    assert not tally.undecided([NOISY, SLOW, SLOW])
+    assert settled(NOISY, SLOW, GOOD) == NOISY
+    found = settled(NOISY, SLOW, SLOW)
+    assert (found.verdict, found.code) == (Grade.FAIL, "gemm-below-floor")
+    assert "2 of 3 tries" in found.message
+
+
+WRONG = finding(Grade.FAIL, "collectives-wrong-data")
+
+
+def test_a_wrong_result_counts_whichever_try_showed_it() -> None:
+    """Ranks are asked again together, so a try for the speed may be the one that shows a wrong element."""
+    assert settled(GOOD, WRONG) == WRONG
+    assert settled(SLOW, GOOD, WRONG) == WRONG
+    assert not tally.undecided([SLOW, WRONG])
+    other = finding(Grade.FAIL, "collectives-wrong-data", gpu="GPU-b")
+    assert tally.confirmed([(SLOW,), (SLOW, other)])[1] == other
+    # What may be chance and was not there at first is nobody's finding.
+    chance = finding(Grade.FAIL, "gemm-below-floor", gpu="GPU-b", confirm=True)
+    assert len(tally.confirmed([(SLOW,), (SLOW, chance)])) == 1
+
+
 @pytest.mark.parametrize(
     ("tries", "more"),
     [
@@ -141,6 +165,11 @@ def test_a_gpu_without_a_single_measurement_is_not_accepted() -> None:
 def test_what_ran_by_name_only_is_said() -> None:
     grade, reason = verdict(Wish(only=("gemm",)), [GOOD])
     assert (grade, reason.startswith("Only gemm ran, as asked for.")) == (Grade.PASS, True)
+
+
+def test_a_part_of_the_gpus_is_said() -> None:
+    grade, reason = verdict(Wish(gpus=("0",)), [GOOD])
+    assert (grade, reason.startswith("Only GPU 0 of this machine, as asked for.")) == (Grade.PASS, True)
 
 
 def test_the_reason_is_the_first_of_the_worst_and_how_many_more() -> None:

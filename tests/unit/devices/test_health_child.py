@@ -148,7 +148,9 @@ def refuse(number: int) -> Any:
     raise pynvml.NVMLError(number)
 
 
-def sram(handle: str, status: Any) -> None:
+def sram(handle: str, reference: Any) -> None:
+    """By reference, as the driver's library needs it: the structure itself would be read as an address."""
+    status = reference._obj
     assert status.version == pynvml.nvmlEccSramErrorStatus_v1
     status.aggregateUncParity, status.aggregateUncSecDed, status.bThresholdExceeded = 3, 4, 1
 
@@ -230,6 +232,17 @@ def test_a_driver_that_is_older_than_our_structures_does_not_have_the_fact() -> 
     assert states["sram_threshold"]["by_design"] is True
     assert states["fabric_state"] == 2
     assert states["fabric_health"]["by_design"] is True
+
+
+def test_a_driver_that_is_older_than_the_binding_does_not_end_the_look() -> None:
+    """The binding raises an error of its own then; the child must not die of it."""
+
+    def mismatch(handle: str) -> Any:
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    found = look(Driver(says={"ComputeRunningProcesses": mismatch}))
+    assert found["listed"]["by_design"] is True
+    assert found["states"]["persistence"] is True
 
 
 def test_a_gpu_on_no_fabric_has_no_state_of_one() -> None:

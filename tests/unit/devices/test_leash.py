@@ -154,6 +154,23 @@ def test_who_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
+def test_an_interruption_does_not_let_anybody_get_away() -> None:
+    """Ctrl-C, and again while we tidy up."""
+
+    async def run() -> None:
+        process = await Leashed.start(python(DEAF))
+        with watched(*map(int, (await process.line(PATIENCE_S)).split())) as all_ended:
+            ending = asyncio.ensure_future(process.end())
+            for _ in range(3):
+                await asyncio.sleep(0)
+                ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+            assert all_ended()
+
+    asyncio.run(run())
+
+
 def test_a_program_that_leaves_its_children_behind_takes_them_with_it() -> None:
     """torchrun that crashes: its ranks would go on computing."""
 

@@ -67,6 +67,8 @@ def test_ranks_are_asked_again_together() -> None:
     assert bench.asked.count(("collectives", "0")) == bench.asked.count(("collectives", "1")) == 3
     assert Repeated("collectives", 2, ()) in steps
     assert [one.gpu for one in report.findings] == [None, None]
+    # Three tries of a second each, in which each rank's GPU was busy for 0.8 s.
+    assert [one.busy for one in report.tallies] == [pytest.approx(0.8)] * 2
 
 
 def test_a_probe_that_hangs_is_inconclusive_and_the_rest_goes_on() -> None:

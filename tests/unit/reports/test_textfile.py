@@ -76,3 +76,9 @@ def test_promtool_finds_nothing_to_mend(name: str) -> None:
     text = textfile.metrics(examples.EXAMPLES[name]())
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_several_findings_of_one_test_are_one_series_and_the_worst_counts() -> None:
+    only = examples.gpu(0)
+    found = [examples.finding("health", only.uuid, grade) for grade in (Grade.PASS, Grade.WARN, Grade.PASS)]
+    assert values(textfile.metrics(examples.report([only], found)), "verdict", test="health") == [1]

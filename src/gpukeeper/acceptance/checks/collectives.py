@@ -129,8 +129,8 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setti
         gpu=ranks.uuid(rank, setting),
         verdict=Grade.FAIL,
         code=judge.code_of(name, "wrong-data"),
-        message=f"{ranks.named([rank], setting)} holds {count} wrong elements after {first['op']} of"
-        f" {first['bytes']} bytes.{place}{alone} Take it out of use.",
+        message=f"{ranks.named([rank], setting)} holds {count} wrong element{'s' if count > 1 else ''}, first after"
+        f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of use.",
         action=Remedy.CONTACT_VENDOR,
         evidence={"rows": [{key: row[key] for key in ("op", "bytes", "wrong", "where")} for row in rows]},
     )
@@ -249,13 +249,12 @@ def _switched(name: str, said: Values) -> tuple[Finding, ...]:
     if variant == "default":
         return ()
     transports = said.get("transports")
-    if said.get("backend") != "nccl" or transports is None:
-        why = "only NCCL has such switches" if said.get("backend") != "nccl" else "NCCL's log does not tell"
-        return (
-            _switch(
-                name, Grade.INCONCLUSIVE, "switch-not-seen", f"Whether it was {variant} alone is not known: {why}."
-            ),
-        )
+    if said.get("backend") != "nccl":
+        words = f"{said.get('backend')} has no such switches, so {variant} alone means nothing here."
+        return (_switch(name, Grade.SKIPPED, "no-switch", words),)
+    if transports is None:
+        words = f"Whether it was {variant} alone is not known: NCCL's log does not tell."
+        return (_switch(name, Grade.INCONCLUSIVE, "switch-not-seen", words),)
     forbidden = sorted(way for way in transports if not way.startswith(_ALLOWED[str(variant)]))
     if forbidden:
         words = f"It was to be {variant} alone, but NCCL went {', '.join(forbidden)}: the switch changed nothing there."
@@ -267,7 +266,7 @@ _ALLOWED = {"nvlink": ("P2P", "NVLS"), "network": ("NET",), "no_nvls": ("P2P", "
 
 
 def _switch(name: str, verdict: Grade, code: str, message: str) -> Finding:
-    action = Remedy.NONE if verdict is Grade.PASS else Remedy.CHECK_CONFIG
+    action = Remedy.CHECK_CONFIG if verdict is Grade.INCONCLUSIVE else Remedy.NONE
     return Finding(
         check=name,
         metric="variant",
@@ -282,7 +281,7 @@ _SMALL = {"sizes": [2**20], "rounds": 4}
 _WHOLE = Serving(
     depth=0,
     seconds=14,
-    worth=12,
+    worth=72,
     what="five collectives of 1 GiB, twice as many rounds as GPUs",
     params={"ops": list(OPS), "sizes": [PLATEAU], "rounds": None},
     small=_SMALL,
@@ -290,7 +289,7 @@ _WHOLE = Serving(
 _SIZES = Serving(
     depth=1,
     seconds=40,
-    worth=15,
+    worth=90,
     what="five collectives from 8 KiB to 8 GiB",
     params={"ops": list(OPS), "sizes": [*SIZES[::4], PLATEAU, 2**32], "rounds": None},
     small={**_SMALL, "sizes": [2**13, 2**20]},
@@ -298,7 +297,7 @@ _SIZES = Serving(
 _EVERY_SIZE = Serving(
     depth=2,
     seconds=150,
-    worth=17,
+    worth=102,
     what="five collectives of every power of two from 8 KiB to 8 GiB, 50 rounds",
     params={"ops": list(OPS), "sizes": list(SIZES), "rounds": 50},
     small={**_SMALL, "sizes": [2**13, 2**16, 2**20]},
@@ -324,7 +323,7 @@ def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
     serving = Serving(
         depth=1,
         seconds=16,
-        worth=3,
+        worth=18,
         what=f"all-reduce of 1 GiB, {variant} alone",
         params={"ops": [MAIN], "sizes": [PLATEAU], "rounds": 10, "variant": variant},
         small=_SMALL,

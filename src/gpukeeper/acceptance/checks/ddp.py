@@ -138,7 +138,7 @@ CHECK = Check(
         Serving(
             depth=0,
             seconds=12,
-            worth=6,
+            worth=36,
             what="two epochs, batches of 256, parameters compared after every step",
             params=DEFAULTS,
             small={"samples": 1024, "batch": 128},
@@ -146,7 +146,7 @@ CHECK = Check(
         Serving(
             depth=1,
             seconds=16,
-            worth=7,
+            worth=42,
             what="ten epochs, batches of 256, parameters compared after every step",
             params={**DEFAULTS, "epochs": 10},
             small={"samples": 1024, "batch": 128, "epochs": 3},

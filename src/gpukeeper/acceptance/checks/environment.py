@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.checks.health import links_expected
 from gpukeeper.acceptance.messages import TEACH, classify
 from gpukeeper.model.acceptance import Fact, Finding, Grade, Machine, Remedy
 from gpukeeper.model.unknown import Unknown
@@ -28,7 +29,6 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
         *_count(machine, setting),
         *_bus(machine),
         *_torch(machine),
-        *_torch_sees(machine),
         *_uniform(machine),
         *_limits(machine),
         *_fabric(machine),
@@ -90,31 +90,18 @@ def _bus(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    torch = machine.environment.get("torch", Unknown("nobody asked"))
-    if isinstance(torch, str):
+    """Not there, or there and unable to use this GPU: said before anything else is tried (C1.9)."""
+    torch, why = machine.environment.get("torch", Unknown("nobody asked")), machine.environment.get("torch_why")
+    said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
+    if isinstance(torch, str) and not said:
         return
-    why = machine.environment.get("torch_why")
-    said = torch.why if isinstance(torch, Unknown) else why if isinstance(why, str) else ""
     kind = classify(said)
-    lesson = TEACH[kind if kind in ("cuda_mismatch", "driver_too_old", "driver_mismatch", "fabric") else "no_torch"]
+    if kind == "failed" and not isinstance(torch, str):
+        kind = "no_torch"
+    lesson = TEACH[kind]
     quoted = f" It said: {said}" if said else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
-    yield _finding(
-        Grade.INCONCLUSIVE, kind.replace("_", "-") if lesson is TEACH[kind] else "no-torch", words, lesson.remedy
-    )
-
-
-def _torch_sees(machine: Machine) -> Iterator[Finding]:
-    """The driver names them and torch does not: a variable, a right or a library is in the way, not the hardware."""
-    seen = machine.environment.get("torch_gpus")
-    if isinstance(machine.gpus, Unknown) or not isinstance(seen, int) or isinstance(seen, bool):
-        return
-    if seen < len(machine.gpus):
-        words = (
-            f"torch sees {seen} of {len(machine.gpus)} GPUs. See CUDA_VISIBLE_DEVICES, the rights on /dev/nvidia*, and"
-            " whether torch was built for this CUDA"
-        )
-        yield _finding(Grade.INCONCLUSIVE, "torch-sees-fewer", words, Remedy.CHECK_CONFIG, value=seen)
+    yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
 
 
 def _uniform(machine: Machine) -> Iterator[Finding]:
@@ -141,7 +128,8 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             Grade.WARN, "shm-small", f"{words} --ipc=host (a memory-backed volume in a pod)", Remedy.CHECK_CONFIG
         )
     locked = machine.environment.get("memlock")
-    if isinstance(locked, int):
+    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has nobody to talk to over RDMA
+    if isinstance(locked, int) and several:
         words = f"only {locked >> 10} KiB may be locked in memory, so RDMA and pinned copies may fail. Lift it:"
         yield _finding(
             Grade.WARN, "memlock-low", f"{words} --ulimit memlock=-1, or ulimit -l unlimited", Remedy.CHECK_CONFIG
@@ -151,7 +139,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
 def _fabric(machine: Machine) -> Iterator[Finding]:
     """Only a machine whose GPUs meet at a switch needs it, and only there it is missed."""
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
-    switched = len(gpus) >= 8 and any("SXM" in str(gpu.name) or "HBM3" in str(gpu.name) for gpu in gpus)
+    switched = len(gpus) >= 8 and any(links_expected(gpu) for gpu in gpus)
     if machine.environment.get("fabric_manager") is False and switched:
         words = "the fabric manager does not run, so NVLink does not work. Start the one of the driver's version:"
         yield _finding(

@@ -123,7 +123,7 @@ CHECK = Check(
     servings=(
         Serving(
             depth=0,
-            seconds=6,
+            seconds=4,
             worth=70,
             what="six kinds of numbers, cold, ten products or more of each",
             params={**_ALL, "rounds": 10, "seconds": 0.3, "phase": "cold"},

@@ -18,7 +18,7 @@ SWEEP = (4096, 6144, 8192, 10240, 12288, 16384)
 SMALL = {
     "dtypes": ["fp32", "bf16"],
     "n": 256,
-    "seconds": 0.05,
+    "rounds": 10,
     "repeats": 3,
     "sweep": [],
     "matmul": [],

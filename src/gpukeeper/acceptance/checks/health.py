@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpukeeper.acceptance import xids
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
 from gpukeeper.acceptance.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
-from gpukeeper.model.acceptance import Delta, Fact, Finding, Gpu, Grade, Health, Reading, Remedy
+from gpukeeper.model.acceptance import Fact, Finding, Gpu, Grade, Health, Reading, Remedy
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.unknown import Unknown
 
@@ -29,12 +29,12 @@ SOFT_HEAT = 0x20
 SOFT_HEAT_SHARES = (0.01, 0.05)
 FIXED_CLOCKS = 0x2
 
-NVLINKS = (("A100-SXM4", 12), ("H100( SXM5)? 80GB HBM3|H200$|H800|B200|B300|GH200|GB200|GB300", 18))
+NVLINKS = (("A100-SXM4", 12), ("H100( SXM5)? 80GB HBM3| H200$|B200|B300", 18))
 SXM_ALONE = "it has no NVLink up. Alone on this machine that may be meant: the links may belong to the host"
 MARGIN_C = 5
 ABOVE_PEERS_C = 8
 EQUAL_POWER = 0.05
-ADVICES = {
+BY_ADVICE = {
     "none": Remedy.NONE,
     "reset": Remedy.RESET_GPU,
     "drain and reset": Remedy.RESET_GPU,
@@ -46,18 +46,6 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
     if setting.wish.device == "cpu":
         return (_finding(None, Grade.SKIPPED, "no-gpu", "there is no GPU whose health could be read"),)
     return tuple(finding for gpu in setting.gpus for finding in _of_gpu(gpu, setting))
-
-
-def deltas(setting: Setting) -> tuple[Delta, ...]:
-    """Every counter that changed, tied to the check that ran meanwhile."""
-    found = []
-    for gpu in setting.gpus:
-        for check, earlier, later in _steps(gpu.uuid, setting):
-            for counter, value in later.counters.items():
-                was = earlier.counters.get(counter)
-                if isinstance(value, int) and isinstance(was, int) and value != was:
-                    found.append(Delta(gpu=gpu.uuid, check=check, counter=counter, before=was, after=value))
-    return tuple(found)
 
 
 def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
@@ -124,7 +112,7 @@ def _bad_states(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
         if any(rule.bad(value) for value in values):
             yield _finding(gpu, _grade_for(gpu, rule), rule.code, rule.words, rule.remedy)
     for advice in {str(value) for look in looks if _known(value := look.states.get("advice"))} - {"none"}:
-        remedy = ADVICES.get(advice, Remedy.REBOOT)
+        remedy = BY_ADVICE.get(advice, Remedy.REBOOT)
         yield _finding(
             gpu, Grade.FAIL, "advice", f"the driver itself advises: {advice}. Do that, then test again", remedy
         )
@@ -164,7 +152,7 @@ def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
     if up == expected:
         return
     if up == 0 and len(setting.gpus) == 1:
-        yield _finding(gpu, Grade.WARN, "nvlink-none", SXM_ALONE, Remedy.WATCH)
+        yield _finding(gpu, Grade.SKIPPED, "nvlink-none", SXM_ALONE)
         return
     words = f"{up} of {expected} NVLinks are up. Reseat the board; see nvidia-smi nvlink -s and the fabric manager"
     yield _finding(gpu, Grade.FAIL, "nvlink-down", words, Remedy.RESEAT_OR_CABLE)
@@ -181,7 +169,7 @@ def _levels(gpu: Gpu, before: Health) -> Iterator[Finding]:
     for rule in LEVELS:
         value = before.counters.get(rule.counter)
         if isinstance(value, int) and (grade := _grade(value, rule.fail, rule.warn)):
-            yield _finding(gpu, grade, rule.code, f"{value} {rule.words}", rule.remedy, value=value)
+            yield _finding(gpu, grade, rule.code, _counted(rule.words, str(value)), rule.remedy, value=value)
 
 
 def _rises(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
@@ -193,8 +181,8 @@ def _rises(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
             grade = _grade(rise[1], rule.fail, rule.warn) if rise else None
             if rise and grade and (check, rule.code) not in seen:
                 seen.add((check, rule.code))
-                amount = rise[0] / 1e6 if rule.counter.endswith("_ns") else rise[0]
-                words = f"{amount:.0f} {rule.words}; it happened {_during(check)}"
+                amount = f"{rise[0] / 1e6:.0f} ms" if rule.counter.endswith("_ns") else f"{rise[0]:.0f}"
+                words = _counted(rule.words, f"{amount}, {_during(check)}")
                 yield _finding(gpu, grade, rule.code, words, rule.remedy, value=rise[0], at=check)
         yield from _fell(gpu, check, earlier, later)
 
@@ -285,14 +273,14 @@ def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Findi
 def _hard_reasons(gpu: Gpu, mine: Sequence[Reading]) -> Iterator[Finding]:
     """Even one counts, unless the run is so long that it is rare (gpud's rule: 0.6 in a minute)."""
     minutes = (max(one.at for one in mine) - min(one.at for one in mine)) / 60 if mine else 0.0
-    for bit, what in HARD_REASONS.items():
-        hit = [reading for reading in mine if reading.reasons is not None and reading.reasons & bit]
-        if hit:
-            rare = len(hit) < OFTEN_PER_MINUTE * minutes
-            where = f"in {len(hit)} of {len(mine)} readings, first {_during(hit[0].check)}"
-            words = f"{what} {where}. Check cooling and power supply"
-            grade = Grade.WARN if rare else Grade.FAIL
-            yield _finding(gpu, grade, "clocks-slowed", words, Remedy.CHECK_CONFIG, value=len(hit), at=hit[0].check)
+    hit = [reading for reading in mine if reading.reasons is not None and reading.reasons & sum(HARD_REASONS)]
+    if not hit:
+        return
+    what = ", ".join(what for bit, what in HARD_REASONS.items() if any((one.reasons or 0) & bit for one in hit))
+    where = f"in {len(hit)} of {len(mine)} readings, first {_during(hit[0].check)}"
+    grade = Grade.WARN if len(hit) < OFTEN_PER_MINUTE * minutes else Grade.FAIL
+    words = f"{what} {where}. Check cooling and power supply"
+    yield _finding(gpu, grade, "clocks-slowed", words, Remedy.CHECK_CONFIG, value=len(hit), at=hit[0].check)
 
 
 def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
@@ -322,7 +310,7 @@ def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Ite
             words = (
                 f"under load its PCIe {what} is {max(seen)}, {could:.0f} is possible. Reseat it, check riser and slot"
             )
-            yield _finding(gpu, Grade.FAIL, "pcie-degraded", words, Remedy.RESEAT_OR_CABLE, value=max(seen))
+            yield _finding(gpu, Grade.FAIL, f"pcie-{what}", words, Remedy.RESEAT_OR_CABLE, value=max(seen))
 
 
 def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting) -> Iterator[Finding]:
@@ -380,6 +368,12 @@ def _number(value: Fact) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _counted(words: str, count: str) -> str:
+    """How many goes behind what it is, before what to do."""
+    what, _, advice = words.partition(". ")
+    return f"{what}: {count}. {advice}"
+
+
 def _during(check: str) -> str:
     if not check:
         return "outside of the checks"
@@ -399,7 +393,7 @@ def _finding(
 ) -> Finding:
     return Finding(
         check=NAME,
-        metric=code.replace("-", "_"),
+        metric=" ".join(part for part in (code.replace("-", "_"), at) if part),  # one of each kind, GPU and check
         gpu=gpu.uuid if gpu else None,
         verdict=grade,
         code=f"{NAME}-{code}",

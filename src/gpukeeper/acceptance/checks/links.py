@@ -48,7 +48,7 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
             gpu=ranks.uuid(int(pair["to"]), setting),
             verdict=Grade.FAIL,
             code="links-wrong-data",
-            message=f"{pair['wrong']} words that {_gpu(pair['from'], setting)} sent arrived wrong at"
+            message=f"{pair['wrong']} of the words that {_gpu(pair['from'], setting)} sent arrived wrong at"
             f" {_gpu(pair['to'], setting)}.{at} Either of them, or their link: see whether others have it, too.",
             action=Remedy.RESEAT_OR_CABLE,
             evidence={"pair": dict(pair)},
@@ -94,9 +94,7 @@ def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
         yield from (_slow(pair, way, usual, len(group), setting) for pair in slow)
         if not slow:
             message = f"All {len(group)} pairs over {way} are alike, {judge.amount(usual, 'GB/s')} in the middle."
-            yield Finding(
-                check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message
-            )
+            yield Finding(check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message)
 
 
 def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) -> Finding:
@@ -150,7 +148,7 @@ CHECK = Check(
         Serving(
             depth=0,
             seconds=10,
-            worth=4,
+            worth=24,
             what="every pair of GPUs, 256 MiB, five times",
             params={"bytes": 2**28, "repeats": 5},
             small={"bytes": 2**20},
@@ -158,7 +156,7 @@ CHECK = Check(
         Serving(
             depth=1,
             seconds=25,
-            worth=5,
+            worth=30,
             what="every pair of GPUs, 1 GiB, fifteen times",
             params={"bytes": 2**30, "repeats": 15},
             small={"bytes": 2**20},

@@ -82,7 +82,11 @@ CHECK = Check(
     how=How.TOGETHER,
     servings=(
         Serving(
-            depth=1, seconds=45, worth=2, what="all_reduce_perf from 8 KB to 8 GB", params={"first": "8K", "last": "8G"}
+            depth=1,
+            seconds=45,
+            worth=12,
+            what="all_reduce_perf from 8 KB to 8 GB",
+            params={"first": "8K", "last": "8G"},
         ),
     ),
     ask=ask,

@@ -21,6 +21,7 @@ HOT = ((r".*\bA100\b.*", 80.0), (r".*\bH[12]00\b.*", 85.0))  # °C; other models
 DRAWS_ITS_LIMIT = re.compile(r".*\b(H200|H100 80GB HBM3)\b.*")  # models that this load brings to their power limit
 WARM_S = 3.0  # until the load is full
 THIRDS = 3
+LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less is better
 SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
 
 
@@ -268,6 +269,7 @@ def _finding(
         unit=unit,
         method="stress",
         samples=(value,),
+        lower_is_better=metric in LOWER,
         confirm=grade is Grade.FAIL and metric != "results",
         evidence=evidence or {},
     )
@@ -287,6 +289,14 @@ CHECK = Check(
     " verified. The speed of whole numbers is not that of other data.",
     how=How.EACH,
     servings=(
+        Serving(
+            depth=0,
+            seconds=11,
+            worth=50,
+            what="ten seconds",
+            params={**_LOAD, "seconds": 10.0},
+            small=SMALL,
+        ),
         Serving(
             depth=1,
             seconds=65,

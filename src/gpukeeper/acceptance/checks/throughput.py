@@ -129,8 +129,18 @@ def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
 
 
 def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
-    if setting.small:  # CPUs share their cores; what that gives says nothing
-        return msgspec.structs.replace(finding, verdict=Grade.SKIPPED, action=Remedy.NONE, confirm=False)
+    if setting.small:
+        words = (
+            f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. CPUs share their cores: not judged."
+        )
+        return msgspec.structs.replace(
+            finding,
+            verdict=Grade.SKIPPED,
+            code=judge.code_of(NAME, "noted"),
+            message=words,
+            action=Remedy.NONE,
+            confirm=False,
+        )
     if finding.verdict not in (Grade.WARN, Grade.FAIL):
         return finding
     why = (
@@ -171,7 +181,7 @@ CHECK = Check(
         Serving(
             depth=1,
             seconds=35,
-            worth=4,
+            worth=24,
             what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 100 measured",
             params=DEFAULTS,
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
@@ -179,7 +189,7 @@ CHECK = Check(
         Serving(
             depth=2,
             seconds=120,
-            worth=6,
+            worth=36,
             what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 1,000 measured",
             params={**DEFAULTS, "steps": 1000},
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},

@@ -15,7 +15,7 @@ LINKED = "nvlink"
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
-    if setting.wish.device == "cpu":
+    if setting.wish.device == "cpu" or not setting.gpus:
         return (_finding(Grade.SKIPPED, "no-gpu", "there is no GPU"),)
     found = [*_slices(setting), *_pairs(setting), *_near(setting)]
     wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
@@ -79,7 +79,7 @@ def _near(setting: Setting) -> Iterator[Finding]:
 def _picture(setting: Setting) -> str:
     ways = Counter(way for one, two in _of_equals(setting) if (way := _way(one, two, setting)))
     if not ways:
-        return "one GPU, or nobody knows how they are connected" if setting.gpus else "no GPU"
+        return "one GPU, or nobody knows how they are connected"
     return "pairs of GPUs: " + ", ".join(f"{count} over {way}" for way, count in ways.most_common())
 
 

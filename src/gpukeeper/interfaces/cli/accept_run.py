@@ -179,7 +179,8 @@ def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
 
 
 def folder_of(asked: Asked) -> Path:
-    return asked.folder or reports_folder(ledger_path())
+    """Absolute: the ledger remembers it, and is read from other folders."""
+    return (asked.folder or reports_folder(ledger_path())).expanduser().absolute()
 
 
 def _must_be_writable(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpukeeper.acceptance.suite import NOT_ASKED_FOR
 from gpukeeper.engine.accept import Began, Repeated, Step
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.model.acceptance import Finding, Grade, Machine, NotTested, Report
@@ -57,7 +58,8 @@ class Narrator:
                 self._say(lines.running(step.check, f"again, try {step.attempt}: {who or 'all of them'}"))
             case NotTested():
                 if self._verbose:
-                    self._say(lines.running(step.check, f"not run: {step.why}"))
+                    what = f" ({step.what})" if step.what else ""
+                    self._say(lines.line(lines.SUMMARY, f"{step.check}{what}: not tested: {step.why}"))
             case Finding():
                 if self._waiting and self._waiting[0].check != step.check:
                     self.flush()
@@ -202,8 +204,8 @@ def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]
     """What was left out: those for the same reason together."""
     by_reason: dict[str, list[str]] = {}
     for one in coverage:
-        if one.within and not verbose:
-            continue  # told by the next steps
+        if not verbose and (one.within or one.why == NOT_ASKED_FOR):
+            continue  # told by the next steps, or known to who asked
         name = f"{one.check} ({one.what})" if one.what else one.check
         by_reason.setdefault(one.why, []).append(name)
     return [f"not tested: {', '.join(dict.fromkeys(names))}: {why}" for why, names in by_reason.items()]

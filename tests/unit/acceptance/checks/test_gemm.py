@@ -21,7 +21,12 @@ def said(bf16: float = 780, **more: Any) -> dict[str, Any]:
 def test_each_kind_of_number_is_held_against_its_floor() -> None:
     """C2.5: a figure with unit, method, floor and its source, not `compute: true`."""
     good, bad = (the(read(CHECK, setting(gpus(1), wish=ONLY_BF16), said(speed)), "bf16") for speed in (780, 600))
-    assert (good.verdict, good.value, good.unit, good.method) == (Grade.PASS, 780, "TFLOP/s", "gemm/mm/n8192/normal/burst")
+    assert (good.verdict, good.value, good.unit, good.method) == (
+        Grade.PASS,
+        780,
+        "TFLOP/s",
+        "gemm/mm/n8192/normal/burst",
+    )
     assert (bad.verdict, bad.code, bad.confirm) == (Grade.FAIL, "gemm-below-floor", True)
     assert bad.floor == 690
 

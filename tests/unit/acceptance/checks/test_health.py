@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpukeeper.acceptance.check import Serving, Trial, Wish
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.acceptance import Delta, Grade
+from gpukeeper.model.acceptance import Grade
 from tests.unit.acceptance.machines import gpus, health, setting
 
 LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
@@ -36,9 +38,31 @@ def test_changes_are_tied_to_the_check_that_ran() -> None:
         },
         after={"GPU-0": health(seconds=30, pcie_replays=8, energy_mj=4000)},
     )
-    assert check.deltas(here) == (
-        Delta(gpu="GPU-0", check="gemm", counter="energy_mj", before=1000, after=4000),
-        Delta(gpu="GPU-0", check="copies", counter="pcie_replays", before=5, after=8),
-    )
     (found,) = check.read(LOOK, here)
     assert (found.code, found.value, found.evidence) == ("health-pcie-replays", 3, {"during": "copies"})
+
+
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [
+        ("NVIDIA H200", 18),
+        ("NVIDIA H100 80GB HBM3", 18),
+        ("NVIDIA B200", 18),
+        ("NVIDIA A100-SXM4-80GB", 12),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_only_boards_with_known_links_are_asked_for_them(name: str, links: int | None) -> None:
+    assert check.links_expected(gpus(1, name=name)[0]) == links
+
+
+def test_a_slice_is_not_asked_for_nvlinks() -> None:
+    parts = gpus(1, part_of="GPU-9", profile="1g.18gb")
+    both = {"GPU-0": health(nvlinks_active=0)}
+    (found,) = check.read(LOOK, setting(parts, before=both, after=both))
+    assert found.verdict is Grade.PASS

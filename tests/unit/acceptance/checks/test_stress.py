@@ -27,7 +27,7 @@ def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: 
     readings = tuple(
         Reading(uuid="GPU-0", at=100 + at / 2, check="stress", **(cold if at < 6 else loaded)) for at in range(120)
     )
-    other = Reading(uuid="GPU-0", at=50, check="gemm", temperature_c=99.0, power_w=1.0, utilisation=0.0)
+    other = Reading(uuid="GPU-0", at=161, check="gemm", temperature_c=99.0, power_w=1.0, utilisation=0.0)
     return setting(machine, readings=(other, *readings), before={"GPU-0": health()})
 
 

@@ -44,6 +44,11 @@ def test_cards_without_nvlink_are_only_described() -> None:
     assert (found.verdict, found.message) == (Grade.PASS, "Pairs of GPUs: 1 over node.")
 
 
+def test_pairs_of_different_models_are_not_held_against_any() -> None:
+    (found,) = look((gpus(1)[0], gpus(2, name="NVIDIA L4")[1]), "system")
+    assert found.verdict is Grade.PASS
+
+
 def test_one_gpu_has_no_pairs() -> None:
     (found,) = look(gpus(1))
     assert found.verdict is Grade.PASS

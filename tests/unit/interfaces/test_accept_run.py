@@ -1,0 +1,87 @@
+"""What the command line does with a finished run: exit codes, retention, and what does not go well at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.interfaces.cli.accept_run import LEAST_KEPT, Asked, _history, _recorded, _written, exit_code
+from gpukeeper.interfaces.cli.accept_settings import Flags
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.reports.store import ReportFolder
+from tests.unit.engine.accept_bench import Bench, figure_check, run
+
+
+def report(**changes: object) -> Report:
+    found, _ = run(Bench(), [figure_check("gemm")])
+    return msgspec.structs.replace(found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "plain", "strict"),
+    [
+        (Grade.PASS, 0, 0),
+        (Grade.WARN, 0, 4),
+        (Grade.FAIL, 4, 4),
+        (Grade.INCONCLUSIVE, 5, 5),
+        (Grade.SKIPPED, 5, 5),
+    ],
+)
+def test_exit_codes(verdict: Grade, plain: int, strict: int) -> None:
+    """C2.1"""
+    one = report(verdict=verdict)
+    assert (exit_code(one, strict=False), exit_code(one, strict=True)) == (plain, strict)
+    assert exit_code(msgspec.structs.replace(one, interrupted=True), strict=False) == 130
+
+
+def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path) -> None:
+    """C4.6: host files had no retention."""
+    store, now = ReportFolder(tmp_path), report(run="now")
+    for number in range(LEAST_KEPT + 4):
+        age = timedelta(days=100 + number)
+        old = report(run=f"old-{number:02}", started=now.started - age, ended=now.ended - age)
+        store.write(old, keep=number == LEAST_KEPT + 3)
+    folder, problems = _written(Asked(Flags(), folder=tmp_path), now, {"ranks-1/torchrun": "words"})
+    assert not problems
+    assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
+    left = {entry.run for entry in store.list()}
+    assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
+
+
+def test_a_report_that_cannot_be_written_is_said_and_the_verdict_stays(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    folder, problems = _written(Asked(Flags(), folder=taken), report(), {})
+    assert folder == ""
+    assert "could not be written" in problems[0]
+
+
+def test_what_was_recorded_is_the_history_of_the_next_run(tmp_path: Path) -> None:
+    """C2.5: by serial number, of runs on GPUs only."""
+    ledger = open_ledger(tmp_path / "ledger.db", write=True)
+    try:
+        assert _recorded(ledger, report(run="r-1"), "/r") == []
+        assert _recorded(ledger, report(run="r-2", device="cpu"), "/r") == []
+        assert _recorded(ledger, report(run="r-3", device="simulated"), "/r") == []
+        history = asyncio.run(_history(ledger, "node-1"))
+        lines = asyncio.run(ledger.lines(types=("acceptance",)))
+    finally:
+        ledger.close()
+    assert {who: [one.run for one in runs] for who, runs in history.items()} == {"S0": ["r-1"], "S1": ["r-1"]}
+    assert len(lines) == 2
+
+
+def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "ledger.db", write=True).close()
+    ledger = open_ledger(tmp_path / "ledger.db", write=False)
+    try:
+        problems = _recorded(ledger, report(), "")
+    finally:
+        ledger.close()
+    assert len(problems) == 1
+    assert problems[0].startswith("The run is not in the ledger, so later ones cannot be compared with it: ")
