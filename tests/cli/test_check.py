@@ -27,6 +27,6 @@ def test_a_check_says_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet
 
 
 def test_an_unknown_check_is_answered_with_the_nearest(fleet: Fleet) -> None:
-    ran = fleet.run("check", "show", "trainig")
+    ran = fleet.run("check", "show", "trainings")
     assert (ran.code, ran.out) == (2, "")
-    assert 'there is no check "trainig". Did you mean "training"?' in ran.err
+    assert 'there is no check "trainings". Did you mean "training"?' in ran.err

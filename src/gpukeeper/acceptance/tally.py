@@ -27,7 +27,8 @@ def key(finding: Finding) -> Key:
 
 
 def find(findings: Iterable[Finding], wanted: Key) -> Finding | None:
-    return next((one for one in findings if key(one) == wanted), None)
+    """The worst, where a check has several about one thing."""
+    return max((one for one in findings if key(one) == wanted), key=lambda one: rank(one.verdict), default=None)
 
 
 def needs_another(finding: Finding) -> bool:
@@ -48,7 +49,7 @@ def undecided(tries: Sequence[Finding | None]) -> bool:
 
 def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
     """What the tries agree on; and wrong results, whichever try showed them."""
-    first = tuple(_agreed([find(one, key(found)) for one in tries], len(tries)) for found in tries[0])
+    first = tuple(_agreed([found, *(find(one, key(found)) for one in tries[1:])], len(tries)) for found in tries[0])
     known = {key(one) for one in first}
     later = {key(one): one for found in tries[1:] for one in found if _certain(one) and key(one) not in known}
     return (*first, *later.values())

@@ -84,6 +84,15 @@ def test_a_fail_after_noise_has_to_be_seen_twice_as_well() -> None:
     assert "2 of 3 tries" in found.message
 
 
+def test_two_findings_about_one_thing_both_stay() -> None:
+    """A good figure must not hide a wrong result of the same check."""
+    both = (GOOD, finding(Grade.FAIL, "exact-mismatch"))
+    assert tally.confirmed([both]) == both
+    assert tally.find(both, tally.key(GOOD)) == both[1]
+    slow = (GOOD, SLOW)
+    assert [one.verdict for one in tally.confirmed([slow, slow])] == [Grade.PASS, Grade.FAIL]
+
+
 WRONG = finding(Grade.FAIL, "collectives-wrong-data")
 
 

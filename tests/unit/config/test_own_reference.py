@@ -27,7 +27,7 @@ def test_the_example_in_the_message_is_a_table(tmp_path: Path) -> None:
         ("", "has no rows"),
         ("rows: 1", "Expected `array`"),
         ("[{gpu: X}]", "missing required field"),
-        (EXAMPLE.replace("floor", "flor"), "flor"),
+        (EXAMPLE.replace("floor", "floorr"), "floorr"),
         (EXAMPLE.replace("720", "72"), "finds nothing"),
         (EXAMPLE.replace("720", "7200"), "digits are mixed up"),
         (EXAMPLE.replace("TFLOP/s", "parsecs"), "is not known"),

@@ -74,7 +74,7 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
     [
         ("training.epochs", "write it like training.epochs=3"),
         ("epochs=3", "write it like training.epochs=3"),
-        ("trainin.epochs=3", 'Did you mean "training"?'),
+        ("trainings.epochs=3", 'Did you mean "training"?'),
         ("training.epoch=3", 'Did you mean "epochs"?'),
         ("training.epochs=many", '"many" is no number'),
         ("training.epochs=-1", "negative"),

@@ -21,10 +21,13 @@ UNIFORM = (("vbios", "VBIOS"), ("firmware", "GSP firmware"), ("inforom", "InfoRO
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
     machine = setting.machine
-    if setting.wish.device == "cpu":
-        found = [*_torch(machine), *_limits(machine)]
-        return tuple(found) or (_ok(machine),)
-    found = [
+    found = [*_torch(machine), *_limits(machine)] if setting.wish.device == "cpu" else _of_gpus(machine, setting)
+    judged = any(one.verdict is not Grade.SKIPPED for one in found)
+    return tuple(found) if judged else (*found, _ok(machine))
+
+
+def _of_gpus(machine: Machine, setting: Setting) -> list[Finding]:
+    return [
         *_none(machine),
         *_count(machine, setting),
         *_bus(machine),
@@ -33,7 +36,6 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
         *_limits(machine),
         *_fabric(machine),
     ]
-    return tuple(found) or (_ok(machine),)
 
 
 def _ok(machine: Machine) -> Finding:

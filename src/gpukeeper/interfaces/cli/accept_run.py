@@ -62,13 +62,13 @@ def run(asked: Asked) -> int:
     from gpukeeper.ledger.journal import open_ledger
 
     understood = understand(asked, os.environ)
-    _must_be_writable(folder_of(asked))
     for one in understood.told.said:
         say(f"understood: {one}")
     echo = words.to_stderr if asked.json else words.to_stdout
     narrator = words.Narrator(understood.wish, echo, verbose=asked.verbose)
     ledger = open_ledger(ledger_path(), write=True)
     try:
+        _must_be_writable(folder_of(asked))
         report, logs = asyncio.run(_leased_run(asked, understood, ledger, narrator))
         folder, problems = _written(asked, report, logs)
         problems += _recorded(ledger, report, folder)

@@ -80,10 +80,13 @@ def _length(seconds: float) -> str:
 
 
 def _defaults(check: Check) -> dict[str, tuple[object, ...]]:
-    """Every figure that can be set, with what it is at each depth."""
+    """Every figure that can be set, with what it is at each depth; what only a CPU is given says so."""
     from gpukeeper.interfaces.cli.accept_settings import defaults_of
 
-    by_depth = {one.depth: {**one.small, **one.params} for one in check.servings}
+    by_depth = {
+        one.depth: {**{key: f"{_shown(value)} (CPU)" for key, value in one.small.items()}, **one.params}
+        for one in check.servings
+    }
     return {
         key: tuple(_shown(by_depth.get(depth, {}).get(key, "-")) for depth in range(len(DEPTHS)))
         for key in defaults_of(check)
