@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -274,4 +275,7 @@ def test_a_record_that_was_cut_off_is_no_measurement(tmp_path: Path) -> None:
 
 def test_the_probes_are_found_without_importing_them() -> None:
     assert Path(probing.program()).name == "__main__.py"
-    assert "gpukeeper.probes.worker" not in sys.modules
+    told = "import sys; from gpukeeper.devices import probing, workbench; probing.program(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.split()
+    assert "gpukeeper.devices.workbench" in loaded
+    assert not [name for name in loaded if name.startswith("gpukeeper.probes.")]

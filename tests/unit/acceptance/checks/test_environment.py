@@ -58,9 +58,7 @@ def test_slices_are_counted_by_their_gpu() -> None:
     parts = tuple(
         Gpu(uuid=f"MIG-{i}", index=0, name="NVIDIA H200", part_of="GPU-0", profile="1g.18gb") for i in range(7)
     )
-    assert list(look(setting(parts, environment=FINE, wish=Wish(expected=1)))) == [
-        "environment-ok"
-    ]
+    assert list(look(setting(parts, environment=FINE, wish=Wish(expected=1)))) == ["environment-ok"]
 
 
 def test_no_gpu_is_inconclusive_and_teaches() -> None:
