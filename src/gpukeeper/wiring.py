@@ -220,7 +220,7 @@ def _interpreter(wanted: str | None) -> str | Unknown:
 async def _places(
     python: str | Unknown, device: str, opened: list[LocalWorkbench]
 ) -> tuple[Place | Unknown, Place | Unknown]:
-    """The GPUs of this machine where there are some; two ranks need two of them, else the CPU stands in."""
+    """Two ranks need two GPUs, else the CPU stands in for them; where a CPU was asked for, it does so for all."""
     from gpukeeper.devices.workbench import LocalWorkbench
     from gpukeeper.engine.self_test import Place
 
@@ -231,14 +231,16 @@ async def _places(
         opened.append(LocalWorkbench(python, kind, count=count))
         return Place(opened[-1], SystemClock(), kind, words)
 
-    alone, gpus = None, 0
-    if device == "cuda":
-        alone = place("cuda", 1, "this machine's GPUs")
-        seen = await alone.workbench.machine()
-        gpus = 0 if isinstance(seen.gpus, Unknown) or seen.environment.get("torch_why") else len(seen.gpus)
-    if alone is None or not gpus:
-        alone = place("cpu", 1, "this CPU")
-    return alone, alone if gpus > 1 else place("cpu", 2, "two ranks on this CPU")
+    if device != "cuda":
+        return place("cpu", 1, "this CPU"), place("cpu", 2, "two ranks on this CPU")
+    alone = place("cuda", 1, "this machine's GPUs")
+    seen = await alone.workbench.machine()
+    why = seen.gpus.why if isinstance(seen.gpus, Unknown) else seen.environment.get("torch_why")
+    if why or isinstance(seen.gpus, Unknown) or not seen.gpus:
+        # What a CPU finds says nothing about the detectors on GPUs that somebody believes to have.
+        none = Unknown(f"there is no GPU to run them on ({why or 'none is seen'}). On the CPU: --device cpu")
+        return none, none
+    return alone, alone if len(seen.gpus) > 1 else place("cpu", 2, "two ranks on this CPU")
 
 
 def _simulated_place(faults: Mapping[str, Any]) -> Place:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from gpukeeper.model.acceptance import Answer, Finding, Gpu, Health, Job, Limits, Machine, Past, Reading, Values
+from gpukeeper.model.errors import UsageError
 
 
 class How(StrEnum):
@@ -100,3 +101,30 @@ def params_of(check: str, serving: Serving, setting: Setting) -> dict[str, objec
     given = {**serving.params, **small, **setting.wish.params.get(check, {})}
     injected = setting.wish.inject.get(check)
     return {**given, "inject": dict(injected)} if injected else given
+
+
+def refuse(check: str, problems: Iterable[str]) -> None:
+    """Settings that no healthy GPU could pass with, or that any would. Raises UsageError with all of them."""
+    told = list(problems)
+    if told:
+        raise UsageError(f"{check}: {'; '.join(told)}. Nothing was run.")
+
+
+def too_little(params: Mapping[str, object], **least: float) -> Iterable[str]:
+    """Sizes (or lists of them) that prove nothing. None is the probe's own default."""
+    for name, low in least.items():
+        given = params.get(name)
+        sizes = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        if not sizes and given is not None:
+            yield f"{name} is empty, so nothing would be tested"
+        for one in sizes:
+            if not (isinstance(one, int | float) and one >= low):
+                yield f"{name} {one} proves nothing, give {low:g} or more"
+
+
+def unknown_words(params: Mapping[str, object], name: str, known: Sequence[str]) -> Iterable[str]:
+    given = params.get(name)
+    if isinstance(given, list | tuple):
+        if not given:
+            yield f"{name} is empty, so nothing would be tested; there are {', '.join(known)}"
+        yield from (f'{name} has no "{one}"; there are {", ".join(known)}' for one in given if one not in known)

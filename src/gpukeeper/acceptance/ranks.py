@@ -27,11 +27,20 @@ def read(check: str, trial: Trial, setting: Setting, reader: Reader) -> tuple[Fi
     found = broken(check, trial, setting)
     if found or not answers:
         return found or (judge.missing(check, "", None, "no rank gave an answer"),)
+    if wrong := _other_world(answers, len(setting.gpus)):
+        return (judge.missing(check, "", None, wrong),)
     try:
         return tuple(reader(answers, setting))
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         why = f"the probe's answer cannot be read ({type(error).__name__}: {error})"
         return (judge.missing(check, "", None, why),)
+
+
+def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
+    """Ranks that met in smaller groups tested each group, not the machine."""
+    told = ((rank, answer.get("world", answer.get("world_size", gpus))) for rank, answer in answers.items())
+    other = (f"rank {rank} says that {world} ranks ran, not {gpus}" for rank, world in told if world != gpus)
+    return next(other, "")
 
 
 def results(trial: Trial) -> dict[int, Values]:

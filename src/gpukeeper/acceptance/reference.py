@@ -69,6 +69,10 @@ def _wrong(row: Row) -> list[str]:
 
 def _wrong_words(row: Row) -> list[str]:
     found = []
+    try:
+        re.compile(row.gpu)
+    except (re.error, OverflowError, RecursionError) as error:
+        found.append(f"gpu {row.gpu!r} is no regular expression: {error}")
     if row.unit not in UNITS:
         found.append(f"unit {row.unit!r} is not known; one of {', '.join(sorted(UNITS))}")
     if not row.source.strip():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpukeeper.acceptance.check import Check, How, Serving, Wish
 from gpukeeper.model.acceptance import Gpu, NotTested
 
+ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
 NOT_ASKED_FOR = "not among the checks asked for"
 START_S = 12.0  # programs that start, PyTorch that loads, the last look
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
@@ -50,6 +51,8 @@ def _that_apply(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> tup
 
 
 def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
+    if check.name in ALWAYS:
+        return None
     if check.name in wish.skip:
         return "left out on request"
     if wish.only and check.name not in wish.only:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.suite import ALWAYS
 from gpukeeper.model.acceptance import Finding, Gpu, Grade, Remedy, Tally, rank, worst
 
 Key: TypeAlias = tuple[str, str, str | None]
 NOISY = "-noisy"
 LEAST_TO_FAIL = 2
+NO_GPU = {"cpu": "This ran on the CPU", "simulated": "This was a simulation"}
 
 
 def wanted(gpus: Sequence[Gpu], names: Sequence[str]) -> tuple[Gpu, ...]:
@@ -33,7 +35,7 @@ def find(findings: Iterable[Finding], wanted: Key) -> Finding | None:
 
 def needs_another(finding: Finding) -> bool:
     """A FAIL by a figure that may be chance, or a figure that was too noisy to judge."""
-    return (finding.verdict is Grade.FAIL and finding.confirm) or finding.code.endswith(NOISY)
+    return (finding.verdict is Grade.FAIL and finding.confirm) or _is_noisy(finding)
 
 
 def undecided(tries: Sequence[Finding | None]) -> bool:
@@ -42,49 +44,62 @@ def undecided(tries: Sequence[Finding | None]) -> bool:
     quiet = len(tries) - fails
     if any(_certain(one) for one in tries):
         return False
-    if tries[0] is not None and tries[0].code.endswith(NOISY):
+    if tries[0] is not None and _is_noisy(tries[0]):
         return len(tries) < LEAST_TO_FAIL or fails == 1
     return fails < LEAST_TO_FAIL and quiet < LEAST_TO_FAIL
 
 
 def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """What the tries agree on; and wrong results, whichever try showed them."""
-    first = tuple(_agreed([found, *(find(one, key(found)) for one in tries[1:])], len(tries)) for found in tries[0])
+    """What the tries agree on. What fails, or gives no measurement, counts whichever try showed it."""
+    first = tuple(_settled(found, tries) for found in tries[0])
     known = {key(one) for one in first}
-    later = {key(one): one for found in tries[1:] for one in found if _certain(one) and key(one) not in known}
-    return (*first, *later.values())
+    worse = [one for found in tries[1:] for one in found if rank(one.verdict) > rank(Grade.WARN)]
+    later = dict.fromkeys(key(one) for one in worse if key(one) not in known)
+    return (*first, *(_agreed([find(one, about) for one in tries]) for about in later))
 
 
-def _agreed(tries: Sequence[Finding | None], count: int) -> Finding:
-    """One finding of what several tries said. Never better than the newest, never by chance a FAIL seen once."""
-    first = tries[0]
-    assert first is not None, "what is agreed on was found at first"
+def _settled(found: Finding, tries: Sequence[tuple[Finding, ...]]) -> Finding:
+    """Of several findings about one thing in the first try, only the worst is held against the other tries."""
+    about = [find(one, key(found)) for one in tries]
+    return _agreed(about) if about[0] is found else found
+
+
+def _agreed(tries: Sequence[Finding | None]) -> Finding:
+    """One finding of what several tries said, in whichever order. Never a FAIL by chance, seen once."""
     seen = [one for one in tries if one is not None]
     if certain := [one for one in seen if _certain(one)]:
         return certain[0]
-    if count == 1 or not needs_another(first):
-        return first
     fails = [one for one in seen if one.verdict is Grade.FAIL]
-    if first.code.endswith(NOISY) and len(fails) < LEAST_TO_FAIL:
-        return first if fails else seen[-1]
-    if first.code.endswith(NOISY):
-        first = fails[0]
-    samples = {"attempts": [one.value for one in seen]}
     if len(fails) >= LEAST_TO_FAIL:
-        message = f"{first.message} Seen again: {len(fails)} of {len(seen)} tries."
-        return msgspec.structs.replace(first, message=message, evidence={**first.evidence, **samples})
-    newest = seen[-1]
-    others = f"{len(seen) - len(fails)} of {len(seen)} tries did not show it"
-    if rank(newest.verdict) > rank(Grade.WARN):
-        return newest
+        message = f"{fails[0].message} Seen again: {len(fails)} of {len(tries)} tries."
+        return msgspec.structs.replace(fails[0], message=message, evidence=_with_attempts(fails[0], seen))
+    if tries[0] is not None and _is_noisy(tries[0]):
+        return tries[0] if fails else seen[-1]
+    if unmeasured := [one for one in seen if one.verdict is Grade.INCONCLUSIVE and not _is_noisy(one)]:
+        return unmeasured[0]
+    if not fails or len(tries) == 1:
+        return seen[0]
+    return seen[-1] if _is_noisy(seen[-1]) else _not_confirmed(fails[0], seen, len(tries))
+
+
+def _not_confirmed(once: Finding, seen: Sequence[Finding], tries: int) -> Finding:
     return msgspec.structs.replace(
-        first,
+        once,
         verdict=Grade.WARN,
-        code=f"{first.code}-not-confirmed",
-        message=f"{first.message} It was not confirmed: {others}.",
+        code=f"{once.code}-not-confirmed",
+        message=f"{once.message} It was not confirmed: {tries - 1} of {tries} tries did not show it.",
         action=Remedy.RETEST,
-        evidence={**first.evidence, **samples},
+        confirm=False,
+        evidence=_with_attempts(once, seen),
     )
+
+
+def _with_attempts(finding: Finding, seen: Sequence[Finding]) -> dict[str, Any]:
+    return {**finding.evidence, "attempts": [one.value for one in seen]}
+
+
+def _is_noisy(finding: Finding) -> bool:
+    return finding.code.endswith(NOISY)
 
 
 def _certain(finding: Finding | None) -> bool:
@@ -109,31 +124,46 @@ def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: 
     return Tally(gpu=gpu.uuid, verdict=verdict, reason=_reason(verdict, own), busy=share)
 
 
-def of_run(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool) -> tuple[Grade, str]:
-    """The verdict on the node. Whatever a CPU showed says nothing about a GPU."""
+def of_run(
+    wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
+) -> tuple[Grade, str]:
+    """The verdict on the node. Whatever a CPU or a simulation showed says nothing about a GPU.
+
+    `self_test`: asks what the checks say of a simulated machine, and accepts nobody.
+    """
     verdict = worst(one.verdict for one in findings)
     reason = _reason(verdict, findings)
-    if wish.device == "cpu":
-        return (
-            Grade.INCONCLUSIVE,
-            f"This ran on the CPU, so no GPU was tested. The checks themselves: {verdict}. {reason}",
-        )
+    if wish.device in NO_GPU and not (self_test and wish.device == "simulated"):
+        where = NO_GPU[wish.device]
+        return Grade.INCONCLUSIVE, f"{where}, so no GPU was tested. The checks themselves: {verdict}. {reason}"
     if interrupted:
         return worst((verdict, Grade.INCONCLUSIVE)), f"The run was interrupted; what was seen until then: {reason}"
-    untested = [gpu for gpu in gpus if not any(one.gpu == gpu.uuid and one.samples for one in findings)]
-    if untested and verdict in (Grade.PASS, Grade.WARN) and not wish.only:
-        names = ", ".join(f"GPU {gpu.index}" for gpu in untested)
-        return Grade.INCONCLUSIVE, f"Nothing was measured on {names}. {reason}"
-    if verdict in (Grade.PASS, Grade.WARN):
-        return verdict, f"{_narrowed(wish, gpus)}{reason}"
-    return verdict, reason
+    if verdict not in (Grade.PASS, Grade.WARN):
+        return verdict, reason
+    if untested := _untested(wish, gpus, findings):
+        return Grade.INCONCLUSIVE, f"{untested} {reason}"
+    return verdict, f"{_narrowed(wish, gpus)}{reason}"
+
+
+def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
+    """Of checks asked for by name some speak of the machine alone; that a probe ran at all is still demanded."""
+    if wish.only:
+        return "" if any(one.samples for one in findings) else "No GPU was measured by what was asked for (--check)."
+    names = [f"GPU {gpu.index}" for gpu in gpus if not any(one.gpu == gpu.uuid and one.samples for one in findings)]
+    return f"Nothing was measured on {', '.join(names)}." if names else ""
 
 
 def _narrowed(wish: Wish, gpus: Sequence[Gpu]) -> str:
-    """A good verdict on a part must not read like one on the whole."""
-    names = ", ".join(str(gpu.index) for gpu in gpus)
-    only = f"Only {', '.join(wish.only)} ran, as asked for. " if wish.only else ""
-    return only + (f"Only GPU {names} of this machine, as asked for. " if wish.gpus else "")
+    """A good verdict on a part, or by other settings, must not read like one on the whole."""
+    only = [name for name in wish.only if name not in ALWAYS]
+    settings = [f"{check}.{name}={value}" for check, params in wish.params.items() for name, value in params.items()]
+    words = {
+        f"Only {', '.join(only)} ran beside {' and '.join(ALWAYS)}, as asked for.": only,
+        f"Without {', '.join(wish.skip)}, as asked for.": wish.skip,
+        f"Only GPU {', '.join(str(gpu.index) for gpu in gpus)} of this machine, as asked for.": wish.gpus,
+        f"With settings of your own (--set {' '.join(settings)}).": settings,
+    }
+    return "".join(f"{sentence} " for sentence, given in words.items() if given)
 
 
 def _reason(verdict: Grade, findings: Sequence[Finding]) -> str:

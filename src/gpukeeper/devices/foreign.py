@@ -21,6 +21,7 @@ from gpukeeper.model.acceptance import Fact
 from gpukeeper.model.unknown import Unknown
 
 COMPUTES = "/dev/nvidia-uvm"
+OURS_MIB = 4096  # a worker that rests between probes keeps its context and some kernels, never that much
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's own number for it (PROC_PID_INIT_INO)
 
 
@@ -35,8 +36,11 @@ class Neighbours:
     walled: bool = False  # in a pid namespace of our own: whoever is outside does not exist for us
     proc: str = "/proc"
 
-    def on(self, whole: GpuFacts, uuid: str, listed: Listed, memory_used_mib: Fact) -> tuple[int, ...] | Unknown:
-        """Pids of others that compute on that GPU, or on that slice of it."""
+    def on(
+        self, whole: GpuFacts, uuid: str, listed: Listed, memory_used_mib: Fact, used_before_us_mib: Fact = None
+    ) -> tuple[int, ...] | Unknown:
+        """Pids of others that compute on that GPU, or on that slice of it. What was in use before we began there
+        tells of others where our own use hides them."""
         here = [one.pid for one in self.computing if self._holds(one, whole, uuid)]
         others = {pid for pid in here if pid not in self.ours}
         if not self.walled and not isinstance(listed, Unknown):
@@ -44,16 +48,17 @@ class Neighbours:
         if others:
             return tuple(sorted(others))
         if self.walled:
-            return self._behind_the_wall(memory_used_mib, used_by_us=bool(here))
+            theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
+            return self._behind_the_wall(theirs)
         if self.blind is not None:
             said = listed.why if isinstance(listed, Unknown) else "the driver itself lists nobody else"
             return Unknown(f"{self.blind}; {said}", by_design=not isinstance(listed, Unknown))
         return ()
 
-    def _behind_the_wall(self, memory_used_mib: Fact, *, used_by_us: bool) -> Unknown:
+    def _behind_the_wall(self, used_mib: Fact) -> Unknown:
         """The driver lists pids of the machine, ours too: nothing to compare with. Memory still speaks."""
-        if not used_by_us and isinstance(memory_used_mib, int) and memory_used_mib > FIRST_BASELINE_MIB:
-            return Unknown(f"{memory_used_mib} MiB of its memory are in use by somebody who cannot be seen from here")
+        if isinstance(used_mib, int) and used_mib > FIRST_BASELINE_MIB:
+            return Unknown(f"{used_mib} MiB of its memory are in use by somebody who cannot be seen from here")
         return Unknown("processes outside of this pid namespace cannot be seen from here", by_design=True)
 
     def _holds(self, one: Holder, whole: GpuFacts, uuid: str) -> bool:
@@ -71,6 +76,12 @@ class Neighbours:
         except (OSError, ValueError):
             return True
         return found is not None and not watches(found)
+
+
+def _besides_ours(now_mib: Fact, before_us_mib: Fact) -> Fact:
+    """The most that is surely not ours: what was there before us, and what we never keep between probes."""
+    above = now_mib - OURS_MIB if isinstance(now_mib, int) else None
+    return max((one for one in (before_us_mib, above) if isinstance(one, int)), default=None)
 
 
 def scan(proc: str = "/proc", root: int | None = None) -> Neighbours:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,11 +24,13 @@ Record: TypeAlias = dict[str, Any]
 Ask: TypeAlias = Callable[[Any, Any], Any]  # NVML and the handle of a GPU
 
 EVERY_S = 0.5
-MOST_READINGS = 200_000  # a night of eight GPUs; who asks less often than that loses the oldest
+MOST_ROUNDS = 20_000  # nearly three hours; who asks less often gets every second one, then every fourth
+MOST_READINGS = 160_000  # of all GPUs or slices together: one line of output
 ONLY_WHOLE = {"why": "the driver has no utilisation of a GPU that is cut into slices", "by_design": True}
 NO_FABRIC = {"why": "this GPU is on no NVLink fabric", "by_design": True}
 NO_LINKS = {"why": "this GPU has no NVLinks, or none of them is up", "by_design": True}
 AGREE = {0: "board", 10: "switch", 20: "switch", 30: "bridge", 40: "node", 50: "system"}  # common ancestor, in words
+NOT_KNOWN = "not known"
 MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
 ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell", 13: "Rubin"}
 
@@ -154,13 +155,15 @@ def slice_of(nvml: Any, part: Any) -> Record:
 
 def between(nvml: Any, one: Any, two: Any) -> str:
     """How two GPUs reach each other. NVLink comes first: the way over the bus is then not used."""
-    with suppress(nvml.NVMLError):
-        if nvml.nvmlDeviceGetP2PStatus(one, two, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
-            return "nvlink"
+    linked = answered(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, two, nvml.NVML_P2P_CAPS_INDEX_NVLINK))
+    if linked == nvml.NVML_P2P_STATUS_OK:
+        return "nvlink"
+    if isinstance(linked, dict) and not linked.get("by_design"):
+        return NOT_KNOWN
     try:
         return AGREE.get(int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, two)), "other")
     except nvml.NVMLError:
-        return "not known"
+        return NOT_KNOWN
 
 
 def cuda_version(nvml: Any) -> str:
@@ -512,11 +515,17 @@ STATES: dict[str, Ask] = {
 
 
 class Sampler:
-    """A thread that samples what changes by the second. None: not measured."""
+    """A thread that samples what changes by the second. None: not measured.
+
+    What nobody asks for stays bounded: every second round is dropped, and the next ones come half as often. A question
+    begins anew.
+    """
 
     def __init__(self, nvml: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml, self._clock = nvml, clock
-        self._taken: deque[Record] = deque(maxlen=MOST_READINGS)
+        self._rounds: list[list[Record]] = []
+        self._every_s = EVERY_S
+        self._writing = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -530,14 +539,21 @@ class Sampler:
             self._thread.join()
 
     def take(self) -> list[Record]:
-        """Since the last time. The thread adds at the other end meanwhile."""
-        return [self._taken.popleft() for _ in range(len(self._taken))]
+        """Since the last time."""
+        with self._writing:
+            taken, self._rounds, self._every_s = self._rounds, [], EVERY_S
+        return [one for each in taken for one in each]
 
     def once(self, gpus: list[tuple[tuple[str, ...], Any]]) -> None:
+        found: list[Record] = []
         for uuids, handle in gpus:
             at = self._clock()
             values = {key: self._value(ask, handle) for key, ask in NOW.items()}
-            self._taken.extend({"uuid": uuid, "at": at, **values} for uuid in uuids)
+            found += [{"uuid": uuid, "at": at, **values} for uuid in uuids]
+        with self._writing:
+            self._rounds.append(found)
+            if len(self._rounds) >= min(MOST_ROUNDS, MOST_READINGS // max(1, len(found))):
+                self._rounds, self._every_s = self._rounds[::2], 2 * self._every_s
 
     def gpus(self) -> list[tuple[tuple[str, ...], Any]]:
         """The uuids that a GPU's readings are for: its own, or those of its slices."""
@@ -555,7 +571,7 @@ class Sampler:
         gpus: list[tuple[tuple[str, ...], Any]] = []
         due = self._clock()
         while not self._over.wait(max(due - self._clock(), 0.0)):
-            due = max(due + EVERY_S, self._clock())  # what was missed is not made up for
+            due = max(due + self._every_s, self._clock())  # what was missed is not made up for
             with suppress(self._nvml.NVMLError):
                 gpus = gpus or self.gpus()
             self.once(gpus)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from gpukeeper.model.unknown import Unknown
 
@@ -26,7 +27,7 @@ def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.env
         return _asked_for(named, "--python" if wanted else VARIABLE, variables.get("PATH"))
     if importlib.util.find_spec("torch") is not None:
         return sys.executable
-    there = [shutil.which(name, path=variables.get("PATH")) for name in ON_PATH]
+    there = [_path_of(name, variables.get("PATH")) for name in ON_PATH]
     for python in dict.fromkeys(filter(None, there)):
         if why_not(python) is None:
             return python
@@ -35,11 +36,17 @@ def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.env
 
 
 def _asked_for(named: str, how: str, path: str | None) -> str | Unknown:
-    python = shutil.which(named, path=path)
+    python = _path_of(named, path)
     if python is None:
         return Unknown(f"{how} names {named!r}, and there is no such program. Name a Python that has PyTorch.")
     why = why_not(python)
     return python if why is None else Unknown(f"{how} names {named!r}, and {why}. Get it: {GET_ONE}.")
+
+
+def _path_of(name: str, path: str | None) -> str | None:
+    """From wherever it is started. Links stay: an environment is known by the place of its link."""
+    found = shutil.which(name, path=path)
+    return None if found is None else str(Path(found).absolute())
 
 
 def why_not(python: str) -> str | None:

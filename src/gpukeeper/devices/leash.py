@@ -41,8 +41,11 @@ class Leashed:
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
-        """OSError when not even the holder can be started; a program that cannot be is one that ended at once."""
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | None = None
+    ) -> Self:
+        """OSError when not even the holder can be started; a program that cannot be is one that ended at once.
+        `folder`: where it runs; None: where we do."""
         read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -53,6 +56,7 @@ class Leashed:
                 env=None if environment is None else dict(environment),
                 pass_fds=(read_end,),
                 start_new_session=True,  # Ctrl-C is ours to handle
+                cwd=folder,
                 limit=LONGEST_LINE,
             )
         except BaseException:

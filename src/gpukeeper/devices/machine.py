@@ -31,12 +31,17 @@ _NODE = re.compile(r"nvidia(\d+)")
 
 
 def node_name() -> str:
-    return os.environ.get("NODE_NAME") or socket.gethostname()
+    return written(os.environ.get("NODE_NAME") or socket.gethostname())
+
+
+def written(words: str) -> str:
+    """As a report can be written: variables and paths may hold bytes that are no text."""
+    return words.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def environment(variables: Mapping[str, str] = os.environ, proc: str = "/proc", root: str = "/") -> dict[str, Fact]:
     inside = is_inside(variables, proc, root)
-    return {
+    found: dict[str, Fact] = {
         "kernel": platform.release(),
         "os": _os(root),
         "hostname": socket.gethostname(),
@@ -51,6 +56,7 @@ def environment(variables: Mapping[str, str] = os.environ, proc: str = "/proc", 
         "nccl_tests": nccl_tests(variables.get("PATH", "")),
         "visible_devices": variables.get("CUDA_VISIBLE_DEVICES"),
     }
+    return {key: written(fact) if isinstance(fact, str) else fact for key, fact in found.items()}
 
 
 def is_inside(variables: Mapping[str, str] = os.environ, proc: str = "/proc", root: str = "/") -> bool:
@@ -93,7 +99,7 @@ def on_bus(
         return Unknown(
             "in here the PCI bus is that of the whole machine, and we may have been given less", by_design=True
         )
-    narrowed = [name for name in NARROWS if variables.get(name) not in (None, "", "all")]
+    narrowed = [name for name in NARROWS if variables.get(name) not in (None, "all")]  # even to nothing
     if narrowed:
         return Unknown(f"{narrowed[0]} may narrow what the driver shows us", by_design=True)
     try:

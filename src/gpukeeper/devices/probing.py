@@ -27,6 +27,8 @@ from gpukeeper.model.acceptance import Answer, Broken, Done, Job
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
 RANKS_TO_START_S = 90.0
+# The folder we were started in is nobody we trust: before Python 3.11 nothing else keeps `-m` from importing from it.
+FOLDER = "/"
 LAST_LINES = 40
 KEPT_OF_A_LOG = 256 * 1024
 NCCL_LOG = "nccl-%h-%p.log"
@@ -63,7 +65,7 @@ class Bench:
     def ranks(self, count: int, folder: Path, job: Job) -> tuple[str, ...]:
         """All of one machine, at an address that needs no name service."""
         here = "127.0.0.1"
-        asked = json.dumps({"probe": job.probe, "params": dict(job.params)})
+        asked = _asked(job)
         return (
             *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
@@ -80,6 +82,12 @@ class Bench:
         }
         more = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
         return {**kept, **shown, **more}
+
+
+def _asked(job: Job) -> str:
+    """Folders that a person named from where they are: probes are elsewhere."""
+    folders = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
+    return json.dumps({"probe": job.probe, "params": {**job.params, **folders}})
 
 
 class Worker:
@@ -102,7 +110,7 @@ class Worker:
         await self.close()
         began = time.monotonic()
         try:
-            self._process = await Leashed.start(self._bench.worker(), self._bench.environment((self._gpu,)))
+            self._process = await Leashed.start(self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER)
             said = _record(await self._process.line(self._bench.to_start_s))
         except BaseException as error:
             return await self._broken(error, began, self._bench.to_start_s)
@@ -119,7 +127,7 @@ class Worker:
         assert self._process is not None
         began = time.monotonic()
         try:
-            await self._process.send(json.dumps({"probe": job.probe, "params": dict(job.params)}).encode())
+            await self._process.send(_asked(job).encode())
             said = _record(await self._process.line(job.deadline_s))
         except BaseException as error:
             return await self._broken(error, began, job.deadline_s)
@@ -238,7 +246,7 @@ async def _torchrun(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> tuple[int | None, str]:
     try:
-        process = await Leashed.start(command, environment)
+        process = await Leashed.start(command, environment, FOLDER)
     except OSError as error:
         return 127, f"torchrun could not be started: {error.strerror}"
     try:

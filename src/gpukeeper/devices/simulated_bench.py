@@ -407,7 +407,7 @@ class SimulatedWorkbench:
             "products": count * 8,
             "dtype": dtype,
             "n": n,
-            "method": f"stress/bf16/n{n}/integers",
+            "method": f"stress/{dtype}/n{n}/integers",
         }
 
     def _collectives(self, rank: int, indexes: Sequence[int], params: Params) -> Result:

@@ -50,6 +50,7 @@ class LocalWorkbench:
         self._workers = Workers(self._bench)
         self._opened, self._opened_ticks = datetime.now(UTC), time.monotonic()
         self._facts: tuple[GpuFacts, ...] | None = None
+        self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
         self._hidden: frozenset[str] = frozenset()  # GPUs that are somebody else's for now
         self._logs: dict[str, str] = {}
         self._ranks_ran = 0
@@ -63,6 +64,7 @@ class LocalWorkbench:
     async def machine(self) -> Machine:
         environment = await in_thread(machine.environment, SCAN)
         gpus, rest = (self._cpus(environment), {}) if self._device == CPU else await self._gpus(environment)
+        await self._look_before_us()
         hello, more = await self._greeting(gpus[0].uuid if isinstance(gpus, tuple) and gpus else None)
         if isinstance(gpus, tuple) and gpus and hello:
             gpus = (with_facts(gpus[0], {key: hello[key] for key in OF_A_GPU if key in hello}), *gpus[1:])
@@ -79,7 +81,7 @@ class LocalWorkbench:
         looks = await self._driver.look()
         if isinstance(looks, Unknown):
             return looks
-        known = self._facts
+        known, before_us = self._facts, self._used_before_us or {}
         try:
             neighbours, xids = await in_thread(lambda: (foreign.scan(), self._xids(known)), SCAN)
         except (TimeoutError, OSError) as error:
@@ -88,9 +90,9 @@ class LocalWorkbench:
 
         def others(uuid: str, listed: Listed, memory: Fact) -> tuple[int, ...] | Unknown:
             whole = whole_of(uuid, known)
-            return (
-                Unknown("it was not here at the start") if whole is None else neighbours.on(whole, uuid, listed, memory)
-            )
+            if whole is None:
+                return Unknown("it was not here at the start")
+            return neighbours.on(whole, uuid, listed, memory, before_us.get(uuid))
 
         return self._only_ours(health_of(looks, datetime.now(UTC), others, xids))
 
@@ -158,13 +160,22 @@ class LocalWorkbench:
         self._hidden = frozenset(one.uuid for one in named) - {one.uuid for one in gpus}
         return gpus, {"silent": silent, "on_bus": found, "topology": facts.topology}
 
+    async def _look_before_us(self) -> None:
+        """Once, before our first worker: what memory is in use then is not ours."""
+        if self._device == CPU or self._used_before_us is not None:
+            return
+        looks = await self._driver.look() if self._facts else ()
+        seen = {} if isinstance(looks, Unknown) else health_of(looks, self._opened, lambda *_: (), {})
+        self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
+
     async def _greeting(self, gpu: str | None) -> tuple[dict[str, Any], dict[str, Fact]]:
         """What PyTorch says of itself, and what of that goes into the report. Its worker stays for the first probe."""
         if isinstance(self._python, Unknown):
             return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": self._python.why}
+        where = machine.written(self._python)
         hello = await (self._without_gpu() if gpu is None else self._workers.hello(gpu))
         if not isinstance(hello, Broken):
-            return hello, {**{key: hello.get(key) for key in OF_TORCH}, "torch_why": None, "interpreter": self._python}
+            return hello, {**{key: hello.get(key) for key in OF_TORCH}, "torch_why": None, "interpreter": where}
         plain = await self._without_gpu() if self._device != CPU and gpu is not None else hello
         why = Unknown(hello.words)
         said: dict[str, Fact] = dict.fromkeys(OF_TORCH, why)
@@ -172,7 +183,7 @@ class LocalWorkbench:
             said = {key: plain.get(key) for key in OF_TORCH}
         if hello.kind in USELESS:  # it is there, and no use on this machine
             said |= {"torch": why, "torch_version": said["torch"]}
-        return {}, {**said, "torch_why": hello.words, "interpreter": self._python}
+        return {}, {**said, "torch_why": hello.words, "interpreter": where}
 
     async def _without_gpu(self) -> dict[str, Any] | Broken:
         """It cannot use the GPU; which release it is it may still be able to say."""

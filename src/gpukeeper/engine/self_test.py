@@ -73,8 +73,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 # Each is as small as what a run must find; indices are those of the simulated machine.
 FAULTS = (
     Fault("GPU 3 is 10 % slower", {"slow": {3: 0.10}}, "gemm", Grade.FAIL, "-slower-than-peers", gpu=3),
-    Fault("GPU 5 throttles: too hot", {"throttle": (5,)}, "health", Grade.FAIL, gpu=5),
-    Fault("one GPU of eight is missing", {"missing": 1}, "environment", Grade.FAIL),
+    Fault("GPU 5 throttles: too hot", {"throttle": (5,)}, "health", Grade.FAIL, "-clocks-slowed", gpu=5),
+    Fault("one GPU of eight is missing", {"missing": 1}, "environment", Grade.FAIL, "gpus-missing"),
     Fault("GPU 2 flips a bit in bf16", {"flip": {2: "bf16"}}, "exact", Grade.FAIL, gpu=2),
     Fault("a collective gives a wrong element", {"wrong_collective": True}, "collectives", Grade.FAIL),
     Fault("GPU 1 counts an ECC error", {"ecc": (1,)}, "health", Grade.FAIL, gpu=1),

@@ -69,18 +69,20 @@ def remember(memory: Memory, line: Event) -> Memory | None:
 
 
 def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
-    """The newest runs of each GPU. What was not run on a GPU says nothing about one."""
+    """The newest runs of each GPU, and of each of its figures: runs in which a GPU was too slow show no figure, and
+    many of them must not make anybody forget how fast it was. What was not run on a GPU says nothing about one."""
     if line.device != "cuda":
         return before
     now = tuple(
         Past(at=line.at, run=line.run, identity=identity, verdict=verdict, values=line.values.get(identity, {}))
         for identity, verdict in sorted(line.gpus.items())
     )
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     kept = []
     for one in reversed((*before, *now)):
-        counts[one.identity] += 1
-        if counts[one.identity] <= RUNS_KEPT:
+        shown = [(one.identity, figure) for figure in ("", *one.values)]
+        counts.update(shown)
+        if any(counts[each] <= RUNS_KEPT for each in shown):
             kept.append(one)
     return tuple(reversed(kept))
 

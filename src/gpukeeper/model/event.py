@@ -176,7 +176,7 @@ class NodeTested(Line, frozen=True, tag="acceptance"):
     device: str
     report: str = ""  # the folder it was written to
     expected: int | None = None
-    gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none)
+    gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none); the node's own name for its figures
     values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"
 
 

@@ -18,6 +18,7 @@ from gpukeeper.probes.dtypes import precision, unsupported
 from gpukeeper.probes.integers import WHERE_MAX, Operands
 
 SEED = 70
+USUAL = ("bf16", "fp16", "fp32")
 WINDOWS_MAX = 3600  # a day in windows of 24 s; more would be a report that nobody can read
 
 
@@ -33,9 +34,7 @@ class Watch:
 
 
 def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
-    n, dtype = int(params.get("n", 8192)), str(params.get("dtype", "bf16"))
-    if why := unsupported(device, dtype):
-        raise ValueError(f"stress in {dtype}: {why}. Name another kind of number: dtype fp16 or fp32")
+    n, dtype = int(params.get("n", 8192)), _dtype(device, str(params.get("dtype", USUAL[0])))
     seconds = float(params.get("seconds", 60.0))
     given = integers.operands(device, n, integers.bound(device, dtype, n), SEED)
     watch = Watch()
@@ -63,6 +62,16 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
         "n": n,
         "method": f"stress/{dtype}/n{n}/integers",
     }
+
+
+def _dtype(device: Device, wanted: str) -> str:
+    """The usual one gives way to the next on a GPU that is too old for it; `method` says which it was."""
+    offers = USUAL if wanted == USUAL[0] else (wanted,)
+    found = next((one for one in offers if not unsupported(device, one)), None)
+    if found is None:
+        why = unsupported(device, wanted)
+        raise ValueError(f"stress in {wanted}: {why}. Name another kind of number: dtype fp16 or fp32")
+    return found
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.model.acceptance import Finding, Grade, Report
+from gpukeeper.model.acceptance import Finding, Grade, Report, rank
 from gpukeeper.reports import statistics
 from gpukeeper.reports.wording import NODE, fact, figure, gpu_of, gpu_words, gpus_of, less_is_better, moment, value_of
 
@@ -86,6 +86,20 @@ def compare(a: Report, b: Report) -> Comparison:
         environment=_environment(a, b),
         not_compared=tuple(_not_compared(b, pairs)),
     )
+
+
+def is_worse(comparison: Comparison) -> bool:
+    """A figure beyond the noise, a GPU that is gone, or any verdict. What was not tested in one of them is not worse,
+    unless it is no pass now that it is tested."""
+    return (
+        any(one.sure and one.worse for one in comparison.changes)
+        or bool(comparison.removed)
+        or any(one.after is not None and _below(one.before or Grade.PASS, one.after) for one in comparison.verdicts)
+    )
+
+
+def _below(before: Grade, after: Grade) -> bool:
+    return rank(after) > max(rank(before), rank(Grade.PASS))
 
 
 def text(comparison: Comparison) -> str:
@@ -201,8 +215,12 @@ def _verdicts(a: Report, b: Report) -> tuple[VerdictChange, ...]:
 
 
 def _grades(report: Report) -> dict[_Key, Grade]:
-    whole = {(NODE, RUN_VERDICT, ""): report.verdict}
-    return whole | {(_identity(report, one.gpu), one.check, one.metric): one.verdict for one in report.findings}
+    """The worst, where a check has several findings about one thing."""
+    grades = {(NODE, RUN_VERDICT, ""): report.verdict}
+    for one in report.findings:
+        key = (_identity(report, one.gpu), one.check, one.metric)
+        grades[key] = one.verdict if key not in grades or rank(one.verdict) > rank(grades[key]) else grades[key]
+    return grades
 
 
 RUN_VERDICT = "run"

@@ -6,7 +6,8 @@ Read back strictly: what another version wrote, or somebody else, is refused wit
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,9 @@ from gpukeeper.model.errors import KeeperError
 
 REPORT, SAMPLES = "report.json", "samples.json"
 _FAMILY = SCHEMA.rpartition("/")[0]
+# Not JSON, not this form, not UTF-8, or nested beyond what anybody writes.
+DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError)
+T = TypeVar("T")
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +32,16 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Head(msgspec.Struct, frozen=True):
     schema: str = ""
+
+
+def encodable(report: Report) -> Report:
+    """The same, in UTF-8: the system's names and variables may hold bytes that are no text, and a run that took hours
+    must not be lost for one of them."""
+    try:
+        msgspec.json.encode(report)
+    except UnicodeEncodeError:
+        return _in_utf8(report)
+    return report
 
 
 def report_json(report: Report) -> bytes:
@@ -45,16 +59,19 @@ def samples_json(report: Report) -> bytes:
 def read_report(text: bytes, where: str) -> Report:
     _expect_schema(text, where)
     try:
-        return msgspec.json.decode(text, type=Report)
-    except msgspec.MsgspecError as error:
+        report = msgspec.json.decode(text, type=Report)
+    except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. Nothing was read from it.") from error
+    if report.started.tzinfo is None or report.ended.tzinfo is None:
+        raise KeeperError(f"{where} is damaged: its times name no time zone. Nothing was read from it.")
+    return report
 
 
 def read_samples(text: bytes, where: str) -> Samples:
     _expect_schema(text, where)
     try:
         return msgspec.json.decode(text, type=Samples)
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. The report beside it can be read without it.") from error
 
 
@@ -67,7 +84,7 @@ def with_samples(report: Report, samples: Samples, where: str) -> Report:
 def _expect_schema(text: bytes, where: str) -> None:
     try:
         schema = msgspec.json.decode(text, type=_Head).schema
-    except msgspec.MsgspecError as error:
+    except DAMAGED as error:
         raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {error}.") from error
     if schema == SCHEMA:
         return
@@ -92,3 +109,18 @@ def _finite(finding: Finding) -> Finding:
         changes["samples"] = tuple(sample for sample in finding.samples if math.isfinite(sample))
         changes["evidence"] = {**finding.evidence, "not_finite": strange}
     return msgspec.structs.replace(finding, **changes) if changes else finding
+
+
+def _in_utf8(value: T) -> T:
+    """What is no text is written as `\\udcff`."""
+    changed: Any = value
+    if isinstance(value, str) and not value.isascii():
+        changed = value.encode("utf-8", "backslashreplace").decode()
+    elif isinstance(value, msgspec.Struct):
+        fields = {name: _in_utf8(getattr(value, name)) for name in value.__struct_fields__}
+        changed = msgspec.structs.replace(value, **fields)
+    elif isinstance(value, Mapping):
+        changed = {_in_utf8(name): _in_utf8(one) for name, one in value.items()}
+    elif isinstance(value, list | tuple):
+        changed = type(value)(_in_utf8(one) for one in value)
+    return changed  # type: ignore[no-any-return]

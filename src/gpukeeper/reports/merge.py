@@ -1,6 +1,7 @@
 """Many nodes' reports as one: the fleet's verdict, and GPUs that stand out among all of one model. Pure.
 
-A node that was expected and has no report is inconclusive, never forgotten; a node with several counts by its newest.
+A node that was expected and has no report is inconclusive, never forgotten; a node with several counts by its newest
+that tested all of it. A newer run of a part cannot make up for a failure of the whole, but its own failure counts.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -72,8 +74,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[FleetNode, ...] = ()  # failing first
     missing: tuple[str, ...] = ()  # expected, and no report
     unexpected: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()  # sentences: reports that a newer one of the node took the place of
-    doubles: tuple[str, ...] = ()  # sentences: a GPU that two nodes claim to have
+    replaced: tuple[str, ...] = ()  # sentences: reports that do not count, since another one of the node does
+    doubles: tuple[str, ...] = ()  # sentences: a GPU that two nodes claim to have, a name that two machines have
     figures: tuple[FleetFigure, ...] = ()
     schema: str = FLEET_SCHEMA
 
@@ -83,7 +85,8 @@ _Stratum: TypeAlias = tuple[str, str, str, str, str]  # check, metric, method, u
 
 def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> Fleet:
     """`expected`: names of nodes that must be there; empty: whoever is."""
-    newest, replaced = _newest(reports)
+    machines = _machines(reports)
+    newest = [_that_counts(one.runs) for one in machines]
     nodes = tuple(sorted((_node(one) for one in newest), key=lambda one: (-rank(one.verdict), one.node)))
     missing = tuple(sorted(set(expected) - {one.node for one in nodes}))
     unexpected = tuple(sorted({one.node for one in nodes} - set(expected))) if expected else ()
@@ -97,8 +100,8 @@ def merge(reports: Iterable[Report], expected: Sequence[str] = ()) -> Fleet:
         nodes=nodes,
         missing=missing,
         unexpected=unexpected,
-        replaced=replaced,
-        doubles=tuple(_doubles(newest)),
+        replaced=tuple(words for one, best in zip(machines, newest, strict=True) for words in _replaced(one, best)),
+        doubles=(*_doubles(newest), *_namesakes(newest)),
         figures=figures,
     )
 
@@ -117,14 +120,60 @@ def csv(fleet: Fleet) -> str:
     return rows(head, [*there, *absent])
 
 
-def _newest(reports: Iterable[Report]) -> tuple[list[Report], tuple[str, ...]]:
-    kept: dict[str, Report] = {}
-    replaced = []
-    for report in sorted(reports, key=lambda one: (one.ended, one.run)):
-        if (older := kept.get(report.node)) is not None and older.run != report.run:
-            replaced.append(f"{report.node}: run {older.run} ({older.verdict}) gave way to the newer {report.run}.")
-        kept[report.node] = report
-    return list(kept.values()), tuple(replaced)
+@dataclass
+class _Machine:
+    node: str
+    gpus: set[str]  # their uuids; of slices also those of the whole GPUs
+    runs: list[Report]  # oldest first
+
+
+def _machines(reports: Iterable[Report]) -> list[_Machine]:
+    """Names are not unique; GPUs are. Reports of one name are of one machine when they have a GPU in common. A report
+    without GPUs is taken for one of the only machine of its name."""
+    found: list[_Machine] = []
+    for report in sorted(reports, key=lambda one: (not _uuids(one), one.ended, one.run)):
+        own = _uuids(report)
+        here = [one for one in found if one.node == report.node]
+        alike = [one for one in here if own & one.gpus or not (own or one.gpus)]
+        if not own and len(here) == 1:
+            alike = here
+        runs = [*(run for one in alike for run in one.runs), report]
+        joined = _Machine(report.node, own.union(*(one.gpus for one in alike)), runs)
+        found = [*(one for one in found if one not in alike), joined]
+    for one in found:
+        one.runs.sort(key=lambda run: (run.ended, run.run))
+    return found
+
+
+def _uuids(report: Report) -> set[str]:
+    """None where CPUs or a simulation stood in for GPUs."""
+    gpus = gpus_of(report.machine) if report.device == "cuda" else ()
+    return {uuid for gpu in gpus for uuid in (gpu.uuid, gpu.part_of) if uuid}
+
+
+def _that_counts(runs: Sequence[Report]) -> Report:
+    """The newest that tested all of it, or a failure of a part since then; the worst, where none tested all of it."""
+    whole = [place for place, one in enumerate(runs) if not _doubts(one)]
+    if whole:
+        since = runs[whole[-1] + 1 :]
+        runs = [runs[whole[-1]], *(one for one in since if one.device == "cuda" and one.verdict is Grade.FAIL)]
+    return max(reversed(runs), key=lambda one: rank(_believed(one)[0]))
+
+
+def _replaced(machine: _Machine, best: Report) -> Iterable[str]:
+    for one in machine.runs:
+        name = f"{one.node}: run {one.run} ({one.verdict})"
+        if one.run != best.run and one.ended <= best.ended:
+            yield f"{name} gave way to the newer {best.run}."
+        elif one.run != best.run:
+            yield f"{name} does not take the place of {best.run}: {' and '.join(_doubts(one))}."
+
+
+def _namesakes(reports: Sequence[Report]) -> Iterable[str]:
+    for node, count in Counter(one.node for one in reports).items():
+        if count > 1:
+            runs = ", ".join(one.run for one in reports if one.node == node)
+            yield f"{node} is the name of {count} machines: the runs {runs} have no GPU in common. Each counts."
 
 
 def _node(report: Report) -> FleetNode:
@@ -144,16 +193,30 @@ def _node(report: Report) -> FleetNode:
 
 
 def _believed(report: Report) -> tuple[Grade, str]:
-    """Only a run on GPUs, to its end, can accept a node, whatever its file says."""
-    doubt = (
-        f"it ran on {report.device}, not on GPUs" if report.device != "cuda" else "",
-        "it was a self-test" if report.self_test else "",
-        "it was interrupted" if report.interrupted else "",
-    )
-    told = [words for words in doubt if words]
+    """Only a run on all GPUs, of all checks, to its end, can accept a node, whatever its file says."""
+    told = _doubts(report)
     if told and report.verdict in {Grade.PASS, Grade.WARN, Grade.SKIPPED}:
         return Grade.INCONCLUSIVE, f"{' and '.join(told)}; its own verdict {report.verdict} does not count."
     return (Grade.INCONCLUSIVE if report.verdict is Grade.SKIPPED else report.verdict), report.reason
+
+
+def _doubts(report: Report) -> list[str]:
+    """Why its verdict is not one on the whole node."""
+    wish = report.settings.get("wish")
+    asked = wish if isinstance(wish, Mapping) else {}
+    words = {
+        f"it ran on {report.device}, not on GPUs": report.device != "cuda",
+        "it was a self-test": report.self_test,
+        "it was interrupted": report.interrupted,
+        f"it ran only {_listed(asked.get('only'))}": asked.get("only"),
+        f"it left out {_listed(asked.get('skip'))}": asked.get("skip"),
+        f"it tested only GPU {_listed(asked.get('gpus'))}": asked.get("gpus"),
+    }
+    return [told for told, so in words.items() if so]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(str(name) for name in names) if isinstance(names, list | tuple) else str(names)
 
 
 def _reason(nodes: Sequence[FleetNode], missing: Sequence[str], figures: Sequence[FleetFigure]) -> str:

@@ -6,7 +6,6 @@ that names all files in it, no KEEP. Links are never followed, and what cannot b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -29,6 +29,7 @@ OLDEST = timedelta(days=90)
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNFINISHED = ".unfinished-"
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+_LARGEST = 256 << 20  # bytes; samples of a day on eight GPUs are a fifth of it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +58,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     node: str
-    started: datetime
-    ended: datetime
+    started: Annotated[datetime, msgspec.Meta(tz=True)]
+    ended: Annotated[datetime, msgspec.Meta(tz=True)]
     verdict: Grade
     reason: str
     device: str
@@ -83,6 +84,7 @@ class ReportFolder:
         final = self.path / _run_name(report.run)
         if os.path.lexists(final):
             raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
+        report = document.encodable(report)
         contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
         if keep:
             contents[KEEP] = b"Retention leaves this run alone. Delete this file to let it go.\n"
@@ -133,11 +135,11 @@ class ReportFolder:
     def load(self, wanted: str, *, samples: bool = True) -> Report:
         """`samples`: with timeline and records, where their file is still there."""
         folder = self.find(wanted)
-        report = document.read_report(_read(folder / document.REPORT), str(folder / document.REPORT))
+        report = document.read_report(read(folder / document.REPORT), str(folder / document.REPORT))
         beside = folder / document.SAMPLES
         if not samples or not beside.exists():
             return report
-        return document.with_samples(report, document.read_samples(_read(beside), str(beside)), str(beside))
+        return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
 
     def verify(self, wanted: str) -> Sequence[str]:
         """What is not as the manifest says: sentences; none when all is."""
@@ -149,7 +151,7 @@ class ReportFolder:
         wrong = [f"{name} is missing." for name in sorted(listed.keys() - there)]
         wrong += [f"{name} is not in the manifest." for name in sorted(there - listed.keys())]
         both = sorted(there & listed.keys())
-        return wrong + [f"{name} was changed." for name in both if _digest(_read(folder / name)) != listed[name]]
+        return wrong + [f"{name} was changed." for name in both if _digest(read(folder / name)) != listed[name]]
 
     def prune(
         self, now: datetime, *, older_than: timedelta = OLDEST, keep_last: int = 1, most: int | None = None
@@ -194,10 +196,15 @@ def _views(report: Report) -> dict[str, bytes]:
     }
 
 
-def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
+def refuse_summary(name: str) -> None:
+    """Also asked before a run: an hour of testing must not end without its report."""
     taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
-    if not _RUN_NAME.fullmatch(summary) or summary in taken:
-        raise UsageError(f"--report-name {summary!r}: write a plain file name, for example summary.json.")
+    if not _RUN_NAME.fullmatch(name) or name in taken:
+        raise UsageError(f"--report-name {name!r}: write a plain file name, for example summary.json.")
+
+
+def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
+    refuse_summary(summary)
     return {name: text.encode() for name, text in legacy.files(report, summary).items()} if with_legacy else {}
 
 
@@ -234,9 +241,14 @@ def _sync(folder: Path) -> None:
         os.close(number)
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
+    """Of a regular file only: a pipe in its place would make us wait for ever, a device would fill the memory."""
     try:
-        return path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+                raise KeeperError(f"{path} cannot be read: it is no plain file of at most {_LARGEST >> 20} MiB.")
+            return file.read(_LARGEST)
     except OSError as error:
         raise KeeperError(f"{path} cannot be read: {error}.") from error
 
@@ -254,11 +266,11 @@ def _entry(folder: Path) -> Entry | None:
     if not os.path.lexists(path):
         return None
     try:
-        text = path.read_bytes()
+        text = read(path)
         head = msgspec.json.decode(text, type=_Head)
         if head.schema != SCHEMA:
             document.read_report(text, str(path))  # says what it is instead
-    except (OSError, msgspec.MsgspecError, KeeperError) as error:
+    except (*document.DAMAGED, KeeperError) as error:
         return Entry(run=folder.name, path=str(folder), problem=str(error))
     found = {name: getattr(head, name) for name in head.__struct_fields__ if name not in {"schema", "run"}}
     return Entry(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
@@ -271,8 +283,8 @@ def _when(entry: Entry) -> tuple[datetime, str]:
 
 def _manifest(folder: Path) -> dict[str, str] | None:
     try:
-        lines = (folder / MANIFEST).read_text().splitlines()
-    except (OSError, UnicodeError):
+        lines = read(folder / MANIFEST).decode().splitlines()
+    except (KeeperError, UnicodeError):
         return None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
 
@@ -284,24 +296,29 @@ def _why_not_removed(folder: Path, entry: Entry) -> str:
     listed = _manifest(folder)
     if listed is None:
         return f"its {MANIFEST} cannot be read, so what is in it may not be ours"
+    elsewhere = [name for name in listed if "/" in name or name in {".", ".."}]
+    if elsewhere:
+        return f"its {MANIFEST} names what is not in this folder: {elsewhere[0]}"
     try:
-        foreign = sorted(_foreign(folder, listed))
-        if foreign:
-            return f"it has what gpukeeper did not write: {', '.join(foreign[:3])}"
-        gone = folder.with_name(f"{_UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
-        folder.rename(gone)  # from here on nobody takes a half of it for a report
-        for name in (*listed, MANIFEST):
-            with contextlib.suppress(FileNotFoundError):
-                (gone / name).unlink()
-        gone.rmdir()
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _remove(folder, number, listed)
+        finally:
+            os.close(number)
     except OSError as error:
         return f"it could not be removed: {error}"
+
+
+def _remove(folder: Path, number: int, listed: Mapping[str, str]) -> str:
+    """What is unlinked are names seen in this very folder, never what a file says."""
+    with os.scandir(number) as entries:
+        there = {one.name: stat.S_ISREG(one.stat(follow_symlinks=False).st_mode) for one in entries}
+    foreign = sorted(name for name, plain in there.items() if not plain or name not in {*listed, MANIFEST})
+    if foreign:
+        return f"it has what gpukeeper did not write: {', '.join(foreign[:3])}"
+    gone = folder.with_name(f"{_UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
+    folder.rename(gone)  # from here on nobody takes a half of it for a report
+    for name in there:
+        os.unlink(name, dir_fd=number)
+    gone.rmdir()
     return ""
-
-
-def _foreign(folder: Path, listed: Mapping[str, str]) -> Iterable[str]:
-    with os.scandir(folder) as entries:
-        for one in entries:
-            ours = one.name in listed or one.name == MANIFEST
-            if not ours or not stat.S_ISREG(one.stat(follow_symlinks=False).st_mode):
-                yield one.name

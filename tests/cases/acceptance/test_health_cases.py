@@ -2,8 +2,8 @@
 
 A case says what differs from a healthy H200 (tests/unit/acceptance/machines.py): `before`, then each of `checks` and
 `after` on top of what was before them; a look is ten seconds after the last. `{"why": …}` is a fact that is not known.
-`readings` are runs of equal readings under load, half a second apart. `expect` lists verdict, code and action of every
-finding but those that are only told (SKIPPED); `says` are fragments of the messages.
+`readings` are runs of equal readings under load, half a second apart; without them one, where checks ran. `expect`
+lists verdict, code and action of every finding but those that are only told (SKIPPED); `says` are fragments of words.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def _setting(case: dict[str, Any]) -> Any:
     last = case.get("after", {})
     if last is not None:
         after["GPU-0"] = _look(gpus[0], {**(facts or {}), **last}, seconds + 10)
-    readings = _readings("GPU-0", case.get("readings", []))
-    readings += [one for gpu in gpus[1:] for one in _readings(gpu.uuid, case.get("others", []))]
+    some = [{}] if at_check else []
+    readings = _readings("GPU-0", case.get("readings", some))
+    readings += [one for gpu in gpus[1:] for one in _readings(gpu.uuid, case.get("others", some))]
     return setting(gpus, before=before, at_check=at_check, after=after, readings=tuple(readings))
 
 

@@ -34,6 +34,14 @@ def environment(**more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", **more}
 
 
+def inside(program: str) -> subprocess.CompletedProcess[str]:
+    """A program of the tests with PyTorch and the probes, as __main__ finds them."""
+    begin = f"import runpy; runpy.run_path({str(MAIN)!r})['_be_alone']()\n"
+    return subprocess.run(
+        (python(), "-c", begin + program), capture_output=True, text=True, env=environment(), check=False
+    )
+
+
 class Worker:
     """A worker process, spoken to line by line."""
 

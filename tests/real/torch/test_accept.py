@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.fleet import Fleet, Ran
+from tests.engines import has_gpu
 from tests.real.torch import bed
 
 LONGEST_S = 280  # beside other tests on two cores
@@ -102,6 +103,16 @@ def test_every_planted_fault_is_found(fleet: Fleet) -> None:
     flips = {one["injected"].rpartition(" ")[2] for one in here if "lowest bit" in one["injected"]}
     assert {"fp32", "bf16", "fp16", "int8"} <= flips
     assert {"FAIL by training", "FAIL by collectives", "FAIL by ddp"} <= {one["expected"] for one in here}
+    assert_nothing_runs(fleet)
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_a_self_test_of_gpus_that_are_not_there_is_never_a_pass(fleet: Fleet) -> None:
+    """Planted in the CPU's probes instead, it would look like one of this machine's GPUs."""
+    ran = accept(fleet, "--self-test")
+    assert ran.code == 5, ran.out + ran.err
+    assert "there is no GPU to run them on" in ran.out
+    assert "--device cpu" in ran.out
     assert_nothing_runs(fleet)
 
 

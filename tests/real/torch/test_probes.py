@@ -101,6 +101,21 @@ def test_stress_tells_speed_by_window_and_verifies_as_it_goes(worker: bed.Worker
     assert result["step_ms_first"] > 0 < result["step_ms_last"]
 
 
+def test_stress_takes_the_next_kind_of_number_on_a_gpu_that_is_too_old_for_bf16() -> None:
+    told = """
+class Old:
+    cuda, name, capability = True, "Tesla T4", (7, 5)
+class Older(Old):
+    capability = (6, 0)
+from gpukeeper.probes.stress import _dtype
+print(_dtype(Old, "bf16"), _dtype(Older, "bf16"), _dtype(Old, "fp32"))
+_dtype(Old, "fp8")
+"""
+    found = bed.inside(told)
+    assert found.stdout.split() == ["fp16", "fp32", "fp32"]
+    assert "stress in fp8: Tesla T4 has compute capability 7.5; fp8 needs 8.9" in found.stderr
+
+
 def test_stress_finds_a_flipped_bit_while_hot(worker: bed.Worker) -> None:
     result = worker.run("stress", n=64, seconds=0.1, inject={"flip": True})
     assert result["mismatches"] == 1

@@ -38,6 +38,13 @@ def test_a_rank_without_any_answer_is_missing() -> None:
     assert (found.verdict, found.code, found.gpu) == (Grade.INCONCLUSIVE, "ddp-missing", "GPU-1")
 
 
+def test_ranks_that_met_in_smaller_groups_tested_no_machine() -> None:
+    halves = [one | {"world": 2} for one in results.ddp(4)]
+    (found,) = ddp.read(trial(halves), results.node(4))
+    assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "ddp-missing")
+    assert "rank 0 says that 2 ranks ran, not 4" in found.message
+
+
 def test_a_lost_gpu_fails_it() -> None:
     answers = {0: done(**results.ddp(1)[0]), 1: broken("lost_gpu", "GPU is lost")}
     (found,) = ddp.read(trial(answers), results.node(2))

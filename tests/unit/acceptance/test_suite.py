@@ -85,6 +85,17 @@ def test_what_does_not_apply_is_said_with_its_reason(wish: Wish, gpus: tuple[Gpu
     assert [(one.check, one.why) for one in left] == [("x", why)]
 
 
+@pytest.mark.parametrize("wish", [Wish(only=("x",)), Wish(skip=("environment", "health"))])
+def test_whether_all_gpus_are_here_and_well_is_always_asked(wish: Wish) -> None:
+    """C1.1: --expect counts whatever else was asked for."""
+    checks = [check(name, (0, 1), how=How.LOOK) for name in ("environment", "health")]
+    assert names(suite.choose([*checks, check("x", (1, 1))], wish, GPUS)) == [
+        ("environment", 0),
+        ("health", 0),
+        ("x", 0),
+    ]
+
+
 def test_what_looks_only_runs_without_a_gpu() -> None:
     assert names(suite.choose([check("x", (1, 1), how=How.LOOK)], Wish(), ())) == [("x", 0)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from gpukeeper.acceptance import tally
@@ -103,9 +104,36 @@ def test_a_wrong_result_counts_whichever_try_showed_it() -> None:
     assert not tally.undecided([SLOW, WRONG])
     other = finding(Grade.FAIL, "collectives-wrong-data", gpu="GPU-b")
     assert tally.confirmed([(SLOW,), (SLOW, other)])[1] == other
-    # What may be chance and was not there at first is nobody's finding.
-    chance = finding(Grade.FAIL, "gemm-below-floor", gpu="GPU-b", confirm=True)
-    assert len(tally.confirmed([(SLOW,), (SLOW, chance)])) == 1
+
+
+LATE = finding(Grade.FAIL, "gemm-below-floor", gpu="GPU-b", confirm=True)
+FINE = finding(Grade.PASS, "gemm-ok", gpu="GPU-b")
+
+
+def test_a_fail_counts_alike_in_whichever_tries_it_was_seen() -> None:
+    """Two of three are a FAIL and one is a warning, also of what was good, or not there, at first."""
+    both = tally.confirmed([(SLOW, FINE), (SLOW, LATE), (SLOW, LATE)])
+    assert [(one.gpu, one.verdict) for one in both] == [("GPU-a", Grade.FAIL), ("GPU-b", Grade.FAIL)]
+    assert tally.confirmed([(SLOW,), (SLOW, LATE), (SLOW, LATE)])[1].verdict is Grade.FAIL
+    for first in ((SLOW, FINE), (SLOW,)):
+        once = tally.confirmed([first, (SLOW, LATE), (SLOW, FINE)])[1]
+        assert (once.verdict, once.code) == (Grade.WARN, "gemm-below-floor-not-confirmed")
+    # What a check says only where it is so, and does not say again, was not confirmed either.
+    assert tally.confirmed([(SLOW,), (), ()])[0].verdict is Grade.WARN
+
+
+def test_a_crash_in_any_try_is_kept() -> None:
+    """A figure that was good at last does not undo a program that hung before."""
+    crash = msgspec.structs.replace(finding(Grade.INCONCLUSIVE, "kernel-fault"), metric="", samples=())
+    for tries in ([(SLOW,), (crash,), (GOOD,)], [(SLOW,), (GOOD,), (crash,)]):
+        assert [(one.metric, one.verdict, one.code) for one in tally.confirmed(tries)] == [
+            ("bf16", Grade.WARN, "gemm-below-floor-not-confirmed"),
+            ("", Grade.INCONCLUSIVE, "kernel-fault"),
+        ]
+    missing = finding(Grade.INCONCLUSIVE, "gemm-missing")
+    assert settled(SLOW, missing, GOOD) == missing
+    # A good metric that was only noisy in a later try is as good as it was.
+    assert tally.confirmed([(SLOW, FINE), (SLOW, msgspec.structs.replace(NOISY, gpu="GPU-b"))])[1] == FINE
 
 
 @pytest.mark.parametrize(
@@ -148,16 +176,22 @@ def test_the_worst_counts_in_this_order() -> None:
     assert worst([Grade.SKIPPED]) is Grade.INCONCLUSIVE
 
 
-def verdict(wish: Wish, findings: Sequence[Finding], *, interrupted: bool = False) -> tuple[Grade, str]:
-    return tally.of_run(wish, GPUS[:1], findings, interrupted=interrupted)
+def verdict(wish: Wish, findings: Sequence[Finding], **how: bool) -> tuple[Grade, str]:
+    return tally.of_run(wish, GPUS[:1], findings, **{"interrupted": False, **how})
 
 
-def test_a_run_on_the_cpu_never_accepts_a_gpu() -> None:
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_a_run_without_gpus_never_accepts_one(device: str) -> None:
     for one in (GOOD, finding(Grade.WARN), SLOW):
-        grade, reason = verdict(Wish(device="cpu"), [one])
+        grade, reason = verdict(Wish(device=device), [one])
         assert grade is Grade.INCONCLUSIVE
         assert "no GPU was tested" in reason
         assert one.verdict in reason
+
+
+def test_the_self_test_hears_what_the_checks_say_of_a_simulated_machine() -> None:
+    assert verdict(Wish(device="simulated"), [GOOD], self_test=True)[0] is Grade.PASS
+    assert verdict(Wish(device="cpu"), [GOOD], self_test=True)[0] is Grade.INCONCLUSIVE
 
 
 def test_an_interrupted_run_never_accepts_but_a_fail_stays_one() -> None:
@@ -172,8 +206,25 @@ def test_a_gpu_without_a_single_measurement_is_not_accepted() -> None:
 
 
 def test_what_ran_by_name_only_is_said() -> None:
-    grade, reason = verdict(Wish(only=("gemm",)), [GOOD])
-    assert (grade, reason.startswith("Only gemm ran, as asked for.")) == (Grade.PASS, True)
+    grade, reason = verdict(Wish(only=("gemm", "health")), [GOOD])
+    assert (grade, reason.startswith("Only gemm ran beside environment and health, as asked for.")) == (
+        Grade.PASS,
+        True,
+    )
+
+
+def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
+    looked = Finding(check="topology", gpu="GPU-a", verdict=Grade.PASS, code="topology-ok", message="It is whole.")
+    grade, reason = verdict(Wish(only=("topology",)), [looked])
+    assert (grade, reason.startswith("No GPU was measured")) == (Grade.INCONCLUSIVE, True)
+
+
+def test_what_was_left_out_or_set_otherwise_is_said() -> None:
+    wish = Wish(skip=("stress", "exact"), params={"gemm": {"n": 512, "dtypes": ["bf16"]}})
+    grade, reason = verdict(wish, [GOOD])
+    assert grade is Grade.PASS
+    assert "Without stress, exact, as asked for." in reason
+    assert "--set gemm.n=512 gemm.dtypes=['bf16']" in reason
 
 
 def test_a_part_of_the_gpus_is_said() -> None:

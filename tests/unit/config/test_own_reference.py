@@ -31,6 +31,7 @@ def test_the_example_in_the_message_is_a_table(tmp_path: Path) -> None:
         (EXAMPLE.replace("720", "72"), "finds nothing"),
         (EXAMPLE.replace("720", "7200"), "digits are mixed up"),
         (EXAMPLE.replace("TFLOP/s", "parsecs"), "is not known"),
+        (EXAMPLE.replace("NVIDIA H200", "NVIDIA ("), "is no regular expression"),
         ("[{gpu: X, gpu: Y}]", "gpu"),
         ("[{", "this is not YAML"),
     ],

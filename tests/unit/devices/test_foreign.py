@@ -63,9 +63,25 @@ def test_memory_that_somebody_behind_the_wall_uses_leaves_it_open() -> None:
     assert isinstance(found, Unknown)
     assert not found.by_design
     assert "40000 MiB" in found.why
-    ours = neighbours(holder(10), walled=True).on(GPU, "GPU-0", (), 40_000)
-    assert isinstance(ours, Unknown)
-    assert ours.by_design  # our own worker uses it
+
+
+@pytest.mark.parametrize(
+    ("now", "before_us", "theirs"),
+    [
+        (1_500, 600, None),  # our own worker rests
+        (1_500, None, None),
+        (3_500, 3_000, 3_000),  # somebody was there before us
+        (100_000, 600, 100_000 - foreign.OURS_MIB),  # somebody came; a worker that rests never keeps that much
+        (Unknown("no"), Unknown("no"), None),
+    ],
+)
+def test_our_own_worker_does_not_hide_who_else_is_behind_the_wall(
+    now: int | Unknown, before_us: int | Unknown | None, theirs: int | None
+) -> None:
+    found = neighbours(holder(10), walled=True).on(GPU, "GPU-0", (), now, before_us)
+    assert isinstance(found, Unknown)
+    assert found.by_design is (theirs is None)
+    assert theirs is None or f"{theirs} MiB" in found.why
 
 
 def test_a_neighbour_on_another_slice_is_not_on_ours() -> None:

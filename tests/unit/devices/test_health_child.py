@@ -12,6 +12,7 @@ import msgspec
 import pynvml
 import pytest
 
+from gpukeeper.devices import health_child
 from gpukeeper.devices.health import CHILD, Facts, Looks, Readings
 from gpukeeper.devices.health_child import Sampler, Watch, spans
 from gpukeeper.model.unknown import Unknown
@@ -319,6 +320,15 @@ def test_facts_of_a_gpu_and_how_two_reach_each_other() -> None:
     assert answer["topology"]["UUID-gpu0"] == {"UUID-gpu1": "nvlink", "UUID-gpu2": "system"}
 
 
+@pytest.mark.parametrize(
+    ("error", "way"), [(LOST, "not known"), (pynvml.NVML_ERROR_UNKNOWN, "not known"), (NOT_SUPPORTED, "system")]
+)
+def test_a_link_that_could_not_be_asked_for_is_not_a_link_that_is_not_there(error: int, way: str) -> None:
+    """Over the bus would be a fault of the machine; a driver that fails to say is none."""
+    answer = asked(Driver(gpus=2, says={"P2PStatus": Refuses(error)}), "facts")
+    assert answer["topology"]["UUID-gpu0"] == {"UUID-gpu1": way}
+
+
 def test_slices_have_memory_of_their_own() -> None:
     driver = Driver(mig={"gpu0": ["s0", "s1"]}, says={"Attributes": Values(multiprocessorCount=16)})
     gpu = asked(driver, "facts")["gpus"][0]
@@ -368,6 +378,30 @@ def test_the_sampler_gives_each_reading_once_and_none_for_what_was_not_measured(
     )
     assert taken[1]["utilisation"] is None
     assert sampler.take() == []
+
+
+def test_what_nobody_asks_for_stays_bounded_and_covers_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of stress is one question: its beginning must not be lost, and eight GPUs must fit into one line."""
+    monkeypatch.setattr(health_child, "MOST_ROUNDS", 8)
+    ticks = iter(range(1000))
+    sampler = Sampler(Driver(), lambda: float(next(ticks)))
+    for _ in range(21):
+        sampler.once(sampler.gpus())
+    kept = [one["at"] for one in sampler.take()]
+    assert len(kept) < 8
+    assert kept[0] == 0
+    assert kept[-1] >= 18
+    sampler.once(sampler.gpus())
+    assert (len(sampler.take()), sampler._every_s) == (1, health_child.EVERY_S)
+
+
+def test_the_sampler_slows_down_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_child, "MOST_READINGS", 12)
+    sampler = Sampler(Driver(gpus=3), lambda: 1.0)
+    for _ in range(4):
+        sampler.once(sampler.gpus())
+    assert sampler._every_s == 2 * health_child.EVERY_S
+    assert len(sampler.take()) == 6
 
 
 def test_the_sampler_goes_on_by_itself() -> None:

@@ -31,6 +31,13 @@ def test_the_one_that_is_asked_for_is_taken(tmp_path: Path) -> None:
     assert find_python(None, {"GPUKEEPER_PYTHON": str(named), "PATH": ""}) == str(named)
 
 
+def test_it_is_found_from_where_we_are_and_meant_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes are started in another folder; the link of an environment stays one."""
+    (tmp_path / "env").symlink_to(program(tmp_path / "mine", "exit 0"))
+    monkeypatch.chdir(tmp_path)
+    assert find_python("./env", {"PATH": ""}) == str(tmp_path / "env")
+
+
 def test_another_one_than_asked_for_is_never_taken(tmp_path: Path) -> None:
     program(tmp_path / "python3", "exit 0")
     named = program(tmp_path / "mine", "exit 9")

@@ -46,9 +46,10 @@ def test_the_bus_shows_gpus_that_no_driver_took_and_none_of_somebody_elses(bus: 
     assert counted(bus, known=(0,)) == 2  # one is missing, and that is to be seen
 
 
+@pytest.mark.parametrize("shown", ["0", ""])
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_ID"])
-def test_no_gpu_is_called_missing_where_somebody_may_have_narrowed_the_view(name: str, bus: Path) -> None:
-    found = counted(bus, **{name: "0"})
+def test_no_gpu_is_called_missing_where_somebody_may_have_narrowed_the_view(name: str, shown: str, bus: Path) -> None:
+    found = counted(bus, **{name: shown})
     assert isinstance(found, Unknown)
     assert found.by_design
 
@@ -167,6 +168,15 @@ def test_the_fabric_manager_is_seen_by_its_name_and_missed_only_on_the_bare_mach
 def test_variables_of_nccl_are_told_without_secrets() -> None:
     variables = {"NCCL_IB_HCA": "mlx5", "NCCL_AUTH_TOKEN": "hush", "FI_PROVIDER": "efa", "HOME": "/"}
     assert machine.nccl_env(variables) == "FI_PROVIDER=efa NCCL_AUTH_TOKEN=(set) NCCL_IB_HCA=mlx5"
+
+
+def test_variables_that_are_no_text_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that cannot be written is lost with all that was measured."""
+    odd = os.fsdecode(b"mlx\xff")
+    monkeypatch.setenv("NODE_NAME", odd)
+    found = machine.environment({"NCCL_IB_HCA": odd, "CUDA_VISIBLE_DEVICES": odd})
+    assert (found["nccl_env"], found["visible_devices"]) == ("NCCL_IB_HCA=mlx\ufffd", "mlx\ufffd")
+    assert machine.node_name() == "mlx\ufffd"
 
 
 def test_nccl_tests_are_found_on_the_path_or_not_at_all(tmp_path: Path) -> None:

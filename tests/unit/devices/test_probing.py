@@ -218,6 +218,27 @@ def test_every_rank_answers_and_nccls_words_are_kept(torchrun: Bench) -> None:
     assert logs["nccl-host-0.log"] == "NCCL INFO ring"
 
 
+def test_what_lies_in_the_folder_we_are_in_does_not_run(
+    torchrun: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interpreter before 3.11 knows no safe path, so that `-m` looks there first."""
+    python = Path(torchrun.python)
+    python.write_text(python.read_text().replace("PYTHONPATH=", "unset PYTHONSAFEPATH\nPYTHONPATH="))
+    evil = tmp_path / "evil"
+    (evil / "torch").mkdir(parents=True)
+    (evil / "torch/__init__.py").write_text("raise SystemExit('this is not PyTorch')")
+    monkeypatch.chdir(evil)
+    answers, _ = ranks(torchrun)
+    assert {type(answer) for answer in answers.values()} == {Done}, answers
+
+
+def test_a_folder_is_meant_as_seen_from_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = one("echo", data_dir="images", data=None, no_dir=None)
+    assert isinstance(answer, Done)
+    assert answer.result["params"] == {"data_dir": str(tmp_path / "images"), "data": None, "no_dir": None}
+
+
 def test_the_folder_of_ranks_is_gone_afterwards(
     torchrun: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.devices import foreign
+from gpukeeper.devices.foreign import Neighbours
 from gpukeeper.devices.health import Driver
+from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.probing import Bench
 from gpukeeper.devices.workbench import LocalWorkbench
 from gpukeeper.model.acceptance import Broken, Done, Job
@@ -126,6 +130,39 @@ def test_health_names_every_gpu_with_what_kernel_and_processes_say() -> None:
     }
     assert all(one.foreign == () or isinstance(one.foreign, Unknown) for one in found.values())
     assert all(one.xids == () or isinstance(one.xids, Unknown) for one in found.values())
+
+
+def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container memory alone tells of others, and from our first worker on it is also ours."""
+    ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
+    walled = Neighbours((ours,), frozenset({os.getpid()}), {}, walled=True)
+    monkeypatch.setattr(foreign, "scan", lambda: walled)
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    used = (
+        "import json, os, sys\n"
+        f"answers = json.loads({json.dumps(json.dumps(ANSWERS))})\n"
+        "for line in sys.stdin:\n"
+        "    for one in answers['look']['gpus']:\n"
+        f"        one['states']['memory_used_mib'] = 700 if os.path.exists({str(started)!r}) else 3000\n"
+        "    print(json.dumps(answers[line.strip()]), flush=True)"
+    )
+
+    async def run() -> Any:
+        asked = Driver((sys.executable, "-c", used), timedelta(minutes=1))
+        bench = Bench(str(python), "cuda", PROGRAM, to_start_s=60.0)
+        async with LocalWorkbench(str(python), driver=asked, bench=bench) as workbench:
+            await workbench.machine()
+            await workbench.machine()  # a second question changes nothing
+            return await workbench.health()
+
+    found = asyncio.run(run())["GPU-0"].foreign
+    assert isinstance(found, Unknown)
+    assert not found.by_design
+    assert "3000 MiB" in found.why
 
 
 def test_gpus_of_somebody_else_are_neither_tested_nor_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

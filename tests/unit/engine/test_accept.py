@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from gpukeeper.acceptance.check import How, Serving, Wish
 from gpukeeper.engine.accept import Began, Repeated
-from gpukeeper.model.acceptance import Broken, Finding, Grade, Machine, NotTested, Past, Remedy
+from gpukeeper.model.acceptance import (
+    Answer,
+    Broken,
+    Done,
+    Finding,
+    Grade,
+    Health,
+    Job,
+    Machine,
+    NotTested,
+    Past,
+    Remedy,
+)
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.accept_bench import BEGIN, FLOOR, Bench, figure_check, look_check, run
@@ -36,8 +50,8 @@ def test_a_one_off_slow_sample_does_not_fail() -> None:
     report, steps = run(bench, [GEMM])
     assert report.verdict is Grade.WARN
     assert [one.code for one in report.findings if one.gpu == "GPU-1"] == ["gemm-below-floor-not-confirmed"]
-    # Only the suspect is asked again.
-    assert bench.asked == [("gemm", "GPU-0"), ("gemm", "GPU-1"), ("gemm", "GPU-1"), ("gemm", "GPU-1")]
+    # All are asked again: each is judged under the load that it will have.
+    assert bench.asked == [("gemm", "GPU-0"), ("gemm", "GPU-1")] * 3
     assert [one for one in steps if isinstance(one, Repeated)] == [
         Repeated("gemm", 2, ("GPU-1",)),
         Repeated("gemm", 3, ("GPU-1",)),
@@ -59,6 +73,41 @@ def test_a_wrong_result_is_not_asked_twice() -> None:
     report, _ = run(bench, [figure_check("exact", confirm=False)])
     assert report.verdict is Grade.FAIL
     assert bench.asked.count(("exact", "GPU-0")) == 1
+
+
+def test_what_fails_only_in_the_second_try_is_tried_a_third_time() -> None:
+    bench = Bench(script={("gemm", 0): (BAD, BAD), ("gemm", 1): (GOOD, BAD, BAD)})
+    report, _ = run(bench, [GEMM])
+    assert [(one.gpu, one.verdict) for one in report.findings] == [("GPU-0", Grade.FAIL), ("GPU-1", Grade.FAIL)]
+
+
+def test_a_crash_in_a_repetition_is_not_forgotten() -> None:
+    crash = Broken(kind="crashed", words="signal 11")
+    bench = Bench(script={("gemm", 1): (BAD, crash, GOOD)})
+    report, _ = run(bench, [GEMM])
+    assert report.verdict is Grade.INCONCLUSIVE
+    assert "signal 11" in report.reason
+
+
+def test_a_gpu_that_gave_no_answer_is_not_asked_again() -> None:
+    """It would hang as long once more, while the others are waited for."""
+    bench = Bench(script={("gemm", 0): (BAD, BAD), ("gemm", 1): (Broken(kind="timeout", words="no answer"),)})
+    report, _ = run(bench, [GEMM])
+    assert bench.asked.count(("gemm", "GPU-1")) == 1
+    assert [one.verdict for one in report.findings] == [Grade.FAIL, Grade.INCONCLUSIVE]
+
+
+def test_a_gpu_that_is_not_among_the_answers_does_not_pass() -> None:
+    class Forgetful(Bench):
+        async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+            given = await super().each(jobs)
+            return {uuid: one for uuid, one in given.items() if (jobs[uuid].probe, uuid) != ("copies", "GPU-1")}
+
+    report, _ = run(Forgetful(), [GEMM, figure_check("copies")])
+    assert [(one.gpu, one.verdict) for one in report.tallies] == [
+        ("GPU-0", Grade.PASS),
+        ("GPU-1", Grade.INCONCLUSIVE),
+    ]
 
 
 def test_ranks_are_asked_again_together() -> None:
@@ -121,6 +170,98 @@ def test_the_time_is_kept_and_what_was_left_out_is_named() -> None:
     report, _ = run(Bench(), checks, Wish(within_s=60))
     assert [(one.check, one.why) for one in report.coverage] == [("copies", "the time was up: 55 s of 60 s were used")]
     assert (report.ended - report.started).total_seconds() <= 60
+    # What was to run and did not is never part of a pass.
+    assert report.verdict is Grade.INCONCLUSIVE
+    assert {one.verdict for one in report.tallies} == {Grade.INCONCLUSIVE}
+    assert [(one.gpu, one.verdict) for one in report.findings if one.code == "copies-not-run"] == [
+        ("GPU-0", Grade.INCONCLUSIVE),
+        ("GPU-1", Grade.INCONCLUSIVE),
+    ]
+
+
+def test_a_slow_start_does_not_take_the_time_of_the_checks() -> None:
+    """PyTorch from a cold disk; that is how new machines are."""
+
+    class Cold(Bench):
+        async def machine(self) -> Machine:
+            self.now_s += 70
+            return await super().machine()
+
+    report, _ = run(Cold(), [GEMM, figure_check("copies")], Wish(within_s=60))
+    assert (report.verdict, report.coverage) == (Grade.PASS, ())
+
+
+@pytest.mark.parametrize("how", [How.EACH, How.TOGETHER])
+def test_an_error_in_a_check_leaves_the_report_of_the_others(how: How) -> None:
+    def full(probe: str) -> None:
+        if probe == "copies":
+            raise OSError(28, "No space left on device")
+
+    bench = Bench()
+    bench.during = full
+    health = look_check("health", lambda setting: [_fine("GPU-0")])
+    unreadable = look_check("topology", lambda setting: setting.before["none"])
+    checks = [GEMM, figure_check("copies", how=how), figure_check("exact"), unreadable, health]
+    report, _ = run(bench, checks)
+    failed = [one for one in report.findings if one.code.endswith("-failed")]
+    gpus = ["GPU-0", "GPU-1"] if how is How.EACH else [None]
+    assert [(one.code, one.gpu) for one in failed] == [
+        *(("copies-failed", gpu) for gpu in gpus),
+        ("topology-failed", None),
+    ]
+    assert {one.verdict for one in failed} == {Grade.INCONCLUSIVE}
+    assert "OSError: [Errno 28] No space left on device" in failed[0].message
+    assert {"gemm", "exact", "health"} <= {one.check for one in report.findings if one.verdict is Grade.PASS}
+    assert report.verdict is Grade.INCONCLUSIVE
+
+
+def test_an_error_in_a_repetition_keeps_what_the_first_try_showed() -> None:
+    bench = Bench(gpus=1, script={("gemm", 0): (BAD, Done(result={"x": None}), BAD)})
+    report, _ = run(bench, [GEMM])
+    assert [(one.code, one.verdict) for one in report.findings] == [
+        ("gemm-below-floor", Grade.FAIL),
+        ("gemm-failed", Grade.INCONCLUSIVE),
+    ]
+
+
+def test_an_answer_that_no_check_can_read_is_an_error_of_that_check_alone() -> None:
+    bench = Bench(gpus=1, script={("gemm", 0): (Done(result={"x": None}),)})
+    report, _ = run(bench, [GEMM, figure_check("exact")])
+    assert [(one.code, one.verdict) for one in report.findings] == [
+        ("gemm-failed", Grade.INCONCLUSIVE),
+        ("exact-ok", Grade.PASS),
+    ]
+
+
+def test_a_look_that_breaks_stops_nothing() -> None:
+    class Blinded(Bench):
+        async def health(self) -> Mapping[str, Health] | Unknown:
+            raise OSError("the sampler is gone")
+
+    report, _ = run(Blinded(), [GEMM])
+    assert [one.verdict for one in report.findings] == [Grade.PASS, Grade.PASS]
+
+
+def test_a_check_asked_for_by_name_that_did_not_run_is_no_pass() -> None:
+    """One GPU has nobody to talk to; and what was skipped by rule was not judged either."""
+    pair = replace(figure_check("collectives", how=How.TOGETHER), least_gpus=2)
+    none = Finding(check="nccl_tests", verdict=Grade.SKIPPED, code="none", message="There are no nccl-tests here.")
+    checks = [GEMM, pair, look_check("nccl_tests", lambda setting: [none])]
+    report, _ = run(Bench(gpus=1), checks, Wish(only=("gemm", "collectives", "nccl_tests")))
+    assert report.verdict is Grade.INCONCLUSIVE
+    assert [one.message for one in report.findings if one.code.endswith("-not-run")] == [
+        "collectives was asked for (--check) and did not run: needs 2 GPUs, 1 here.",
+        "nccl_tests was asked for (--check) and did not run: There are no nccl-tests here.",
+    ]
+    assert run(Bench(gpus=1), checks, Wish(only=("gemm",)))[0].verdict is Grade.PASS
+    assert run(Bench(gpus=1), checks)[0].verdict is Grade.PASS
+
+
+def test_what_an_earlier_try_saw_stays() -> None:
+    bench = Bench(gpus=1, script={("gemm", 0): (BAD, GOOD, GOOD)})
+    seen = []
+    run(bench, [GEMM, look_check("health", lambda setting: seen.append(list(setting.at_check)) or [])])
+    assert seen == [["gemm", "gemm, try 2", "gemm, try 3"]]
 
 
 def test_what_does_not_fit_is_in_the_coverage_with_the_time_that_runs_it() -> None:
@@ -211,9 +352,9 @@ def test_a_gpu_that_must_be_replaced_ends_the_longer_checks() -> None:
         return []
 
     gone = figure_check("exact", confirm=False)
-    replace = type(gone)(**{**vars(gone), "read": lambda trial, setting: (_to_replace("GPU-0"),)})
+    final = replace(gone, read=lambda trial, setting: (_to_replace("GPU-0"),))
     long = figure_check("stress", Serving(depth=1, seconds=70, worth=1, what="60 s"))
-    report, _ = run(Bench(), [replace, GEMM, long, look_check("health", broken)], Wish(within_s=300))
+    report, _ = run(Bench(), [final, GEMM, long, look_check("health", broken)], Wish(within_s=300))
     assert [(one.check, one.why) for one in report.coverage] == [
         ("stress", "a GPU has to be replaced already: It is broken.")
     ]

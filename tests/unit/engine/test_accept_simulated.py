@@ -6,15 +6,17 @@ methods that the simulation names are those of the table. C2.1, C2.4, C1.10
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.acceptance import reference
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.devices.simulated_bench import SimulatedWorkbench
-from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.model.acceptance import Answer, Done, Grade, Job, Report
 from tests.unit.engine.accept_bench import run
 
 SPANS = (60.0, 300.0, 1800.0, 14400.0)
@@ -62,7 +64,6 @@ def test_clean_fleets_hardly_ever_fail() -> None:
         ({"ecc": (1,)}, Grade.FAIL, "health", 1),
         ({"links_down": (7,)}, Grade.FAIL, "health", 7),
         ({"slow_link": (1,)}, Grade.FAIL, "copies", 1),
-        ({"hang": (4,)}, Grade.INCONCLUSIVE, "gemm", 4),
         ({"broken": (4,)}, Grade.INCONCLUSIVE, "exact", 4),
         ({"foreign": (0,)}, Grade.INCONCLUSIVE, "health", 0),
     ],
@@ -80,6 +81,39 @@ def test_a_fault_has_its_verdict_its_check_and_its_gpu(
     assert {None if one.gpu is None else index[one.gpu] for one in guilty} == {blamed}
     if blamed is not None:
         assert [index[one.gpu] for one in report.tallies if one.verdict is verdict] == [blamed]
+
+
+def test_a_hang_blames_its_gpu_and_takes_the_time_of_the_others() -> None:
+    """They did not fail, but what did not run accepts nobody."""
+    report = accepted(hang=(4,))
+    assert isinstance(report.machine.gpus, tuple)
+    hung = {one.gpu for one in report.findings if one.check == "gemm" and one.verdict is Grade.INCONCLUSIVE}
+    assert hung == {report.machine.gpus[4].uuid}
+    assert {one.verdict for one in report.tallies} == {Grade.INCONCLUSIVE}
+    assert "exact-not-run" in {one.code for one in report.findings}
+
+
+@pytest.mark.parametrize("wish", [{"only": ("gemm",)}, {"skip": ("exact",)}])
+def test_a_missing_gpu_is_found_whatever_was_asked_for(wish: dict[str, Any]) -> None:
+    """C1.1"""
+    bench = SimulatedWorkbench(gpus=8, missing=1)
+    report, _ = run(bench, CHECKS, Wish(expected=8, **wish), clock=bench.clock, limits=reference.limits)
+    assert report.verdict is Grade.FAIL, report.reason
+
+
+def test_ranks_of_a_smaller_world_tested_no_machine() -> None:
+    class Halves(SimulatedWorkbench):
+        async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+            given = await super().together(gpus, job)
+            return {
+                rank: msgspec.structs.replace(one, result={**one.result, "world": 2}) if isinstance(one, Done) else one
+                for rank, one in given.items()
+            }
+
+    bench = Halves(gpus=8)
+    report, _ = run(bench, CHECKS, Wish(only=("collectives",)), clock=bench.clock, limits=reference.limits)
+    assert report.verdict is Grade.INCONCLUSIVE
+    assert "2 ranks ran, not 8" in report.reason
 
 
 def test_a_counter_that_rose_names_the_check() -> None:

@@ -106,3 +106,23 @@ def test_the_wrong_gpu_blamed_is_not_found() -> None:
 
 def _fields(finding: Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in finding.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "missed"),
+    [
+        ("environment", "gpus-missing", "one GPU of eight is missing"),
+        ("health", "health-clocks-slowed", "GPU 5 throttles: too hot"),
+    ],
+)
+def test_another_finding_about_the_same_fault_does_not_make_up_for_a_blind_detector(
+    check: str, code: str, missed: str
+) -> None:
+    original = next(one for one in CHECKS if one.name == check).read
+
+    def blind(trial: Any, setting: Any) -> tuple[Finding, ...]:
+        return tuple(one for one in original(trial, setting) if one.code != code)
+
+    found, told = outcome(with_check(check, read=blind))
+    assert found.verdict is Grade.FAIL
+    assert [one.injected for one in told if not one.caught] == [missed]

@@ -9,10 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.interfaces.cli.accept_run import LEAST_KEPT, Asked, _history, _recorded, _written, exit_code
+from gpukeeper.interfaces.cli.accept_run import (
+    LEAST_KEPT,
+    Asked,
+    _history,
+    _pruned,
+    _recorded,
+    _written,
+    exit_code,
+    understand,
+)
 from gpukeeper.interfaces.cli.accept_settings import Flags
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.model.errors import UsageError
 from gpukeeper.reports.store import ReportFolder
 from tests.unit.engine.accept_bench import Bench, figure_check, run
 
@@ -39,6 +49,12 @@ def test_exit_codes(verdict: Grade, plain: int, strict: int) -> None:
     assert exit_code(msgspec.structs.replace(one, interrupted=True), strict=False) == 130
 
 
+@pytest.mark.parametrize("name", ["foo/bar", "../x", "report.json", ""])
+def test_a_name_for_the_summary_that_cannot_be_written_is_refused_before_the_run(name: str) -> None:
+    with pytest.raises(UsageError, match="write a plain file name"):
+        understand(Asked(Flags(), summary=name), {})
+
+
 def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path) -> None:
     """C4.6: host files had no retention."""
     store, now = ReportFolder(tmp_path), report(run="now")
@@ -49,6 +65,7 @@ def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path) ->
     folder, problems = _written(Asked(Flags(), folder=tmp_path), now, {"ranks-1/torchrun": "words"})
     assert not problems
     assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
+    assert _pruned(Asked(Flags(), folder=tmp_path), now) == []
     left = {entry.run for entry in store.list()}
     assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
 
@@ -85,3 +102,25 @@ def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         ledger.close()
     assert len(problems) == 1
     assert problems[0].startswith("The run is not in the ledger, so later ones cannot be compared with it: ")
+
+
+def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path) -> None:
+    """B4: after the ledger's line, and without taking anything from the verdict."""
+    taken = tmp_path / "file"
+    taken.write_text("")
+    (problem,) = _pruned(Asked(Flags(), folder=taken), report())
+    assert problem.startswith("Old reports were not removed: ")
+
+
+def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> None:
+    """A16: a result beside the word that nothing ran would be taken for this run's."""
+    ours = ["ddp_tests_result.json", "ddp_training_result.json", "results.json", "gpu_tests_skipped.json"]
+    for name in (*ours, "ddp_tests_result.json.bak", "notes_skipped.json"):
+        (tmp_path / name).write_text("old")
+    asked = Asked(Flags(), folder=tmp_path, legacy=True)
+    _, problems = _written(asked, report(), {})
+    assert not problems
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert not left & set(ours)
+    assert {"ddp_tests_skipped.json", "throughput_skipped.json", "gpu_tests_result.json"} <= left
+    assert {"ddp_tests_result.json.bak", "notes_skipped.json"} <= left

@@ -94,6 +94,47 @@ def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> N
     assert f"--set {check}: epochs 1" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("exact.dtypes=", "--set exact: dtypes is empty, so nothing would be tested"),
+        ("exact.dtypes=bf61", 'dtypes has no "bf61"; there are fp32, tf32, bf16'),
+        ("exact.n=1", "n 1 proves nothing, give 128 or more"),
+        ("exact.rounds=0", "rounds 0 proves nothing"),
+        ("gemm.dtypes=", "--set gemm: dtypes is empty"),
+        ("gemm.repeats=1", "repeats 1 proves nothing, give 3 or more"),
+        ("training.samples=1", "samples 1 proves nothing"),
+        ("training.steps=0", "steps 0 proves nothing"),
+        ("memory_pattern.share=0", "share 0 proves nothing"),
+        ("memory_pattern.passes=0", "passes 0 proves nothing"),
+        ("memory_bandwidth.bytes=8", "bytes 8 proves nothing"),
+        ("copies.bytes=8", "bytes 8 proves nothing"),
+        ("collectives.ops=", "--set collectives: ops is empty"),
+        ("collectives.sizes=", "--set collectives: sizes is empty"),
+        ("collectives_nvlink.sizes=8", "sizes 8 proves nothing"),
+        ("collectives.rounds=0", "rounds 0 proves nothing"),
+    ],
+)
+def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
+    assert said in refused(set_=[words])
+
+
+def test_all_that_would_prove_nothing_is_told_at_once() -> None:
+    told = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
+    assert [words in told for words in ("dtypes is empty", "n 1 proves", "samples 1 proves")] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["environment", "health"])
+def test_what_always_runs_cannot_be_left_out(name: str) -> None:
+    assert f"--skip {name}: it always runs" in refused(skip=[name, "stress"])
+
+
+def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
+    """It was built in memory, to ask the checks what they would run."""
+    assert "--expect 1025 is no number of GPUs" in refused(expect=1025, set_=["training.epochs=3"])
+    assert wish(expect=1024, set_=["training.epochs=3"]).expected == 1024
+
+
 def test_every_problem_is_told_at_once() -> None:
     told = refused(check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"])
     for words in ('"gemm"', '"exact"', '"soon" is not a duration', '"cuda"', "--ranks 99", "contradict", 'no "x"'):

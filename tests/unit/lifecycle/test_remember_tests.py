@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from gpukeeper.lifecycle.remember import RUNS_KEPT, remember
 from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.event import NodeTested
@@ -53,3 +55,11 @@ def test_a_gpu_without_a_figure_is_still_remembered_with_its_verdict() -> None:
     )
     (past,) = folded(line).tested
     assert (past.identity, past.verdict, dict(past.values)) == ("s", Grade.FAIL, {})
+
+
+def test_runs_without_a_figure_do_not_make_anybody_forget_it() -> None:
+    """A GPU that is too slow shows no figure that counts; after many such runs its slowness must not look normal."""
+    slow = [msgspec.structs.replace(ran(number, old=1.0), values={}) for number in range(1, 3 * RUNS_KEPT)]
+    memory = folded(ran(0, old=800.0), *slow)
+    assert [one.values for one in memory.tested if one.values] == [{"gemm.bf16 mm": 800.0}]
+    assert len(memory.tested) == RUNS_KEPT + 1

@@ -126,3 +126,30 @@ def _noise(gpu: object, seed: int) -> list[Finding]:
         msgspec.structs.replace(f, value=None, samples=tuple(rng.gauss(100, 1.5) for _ in range(5)))
         for f in examples.measured(gpu)  # type: ignore[arg-type]
     ]
+
+
+def judged(*grades: tuple[str, Grade], gpus: int = 1, **more: object) -> Report:
+    """Checks of GPU 0, each with its verdict."""
+    here = [examples.gpu(index) for index in range(gpus)]
+    found = [examples.finding(check, here[0].uuid, grade) for check, grade in grades]
+    return examples.report(here, found, **more)  # type: ignore[arg-type]
+
+
+def test_what_is_worse_is_told_from_what_only_changed() -> None:
+    """B7: GPUs that are gone, and verdicts below the run's own, which another failure had made as bad before."""
+    good, unsure = ("health", Grade.PASS), ("health", Grade.INCONCLUSIVE)
+    failed = ("exact", Grade.FAIL)
+
+    def worse(before: Report, after: Report) -> bool:
+        return compare.is_worse(compare.compare(before, after))
+
+    assert not worse(one(), one())
+    assert worse(one(), one(0.96, run="later"))
+    assert worse(judged(good, gpus=8), judged(good, gpus=5))
+    assert not worse(judged(good, gpus=5), judged(good, gpus=8))
+    assert worse(judged(good, failed), judged(unsure, failed))
+    assert worse(judged(good, failed), judged(good, unsure, failed)), "the worst of several about one thing"
+    assert worse(judged(good, failed), judged(good, good, ("gemm", Grade.FAIL), failed)), "a new failure"
+    assert not worse(judged(unsure, failed), judged(good, failed))
+    assert not worse(judged(good, failed), judged(failed)), "not tested this time"
+    assert not worse(judged(("health", Grade.SKIPPED)), judged(good))

@@ -11,6 +11,7 @@ import pytest
 
 from gpukeeper.model.acceptance import Grade, Report
 from gpukeeper.reports import fleet_page, merge
+from gpukeeper.reports.wording import gpus_of
 from tests.unit.reports import examples
 from tests.unit.reports.test_html import Page
 
@@ -54,7 +55,7 @@ def test_an_unexpected_node_is_named() -> None:
 
 def test_the_newest_report_of_a_node_counts_and_that_is_said() -> None:
     later = examples.START + timedelta(hours=1)
-    old = examples.replace(examples.eight_gpus(), node="node-1", run="old")
+    old = node(1, run="old", verdict=Grade.FAIL)
     new = node(1, run="new", started=later, ended=later)
     for given in ([old, new], [new, old]):
         fleet = merge.merge(given)
@@ -62,13 +63,60 @@ def test_the_newest_report_of_a_node_counts_and_that_is_said() -> None:
         assert fleet.replaced == ("node-1: run old (FAIL) gave way to the newer new.",)
 
 
-@pytest.mark.parametrize(
-    "more", [{"device": "cpu"}, {"device": "simulated"}, {"self_test": True}, {"interrupted": True}]
+PARTS: tuple[dict[str, object], ...] = (
+    {"device": "cpu"},
+    {"device": "simulated"},
+    {"self_test": True},
+    {"interrupted": True},
+    {"settings": {"wish": {"only": ["environment"]}}},
+    {"settings": {"wish": {"skip": ["exact"]}}},
+    {"settings": {"wish": {"gpus": ["0"]}}},
 )
+
+
+@pytest.mark.parametrize("more", PARTS)
 def test_only_a_whole_run_on_gpus_can_accept_a_node(more: dict[str, object]) -> None:
     fleet = merge.merge([node(1, **more)])
     assert fleet.verdict is Grade.INCONCLUSIVE
     assert "does not count" in fleet.nodes[0].reason
+
+
+@pytest.mark.parametrize("more", PARTS)
+def test_a_newer_run_of_a_part_does_not_hide_a_failure_of_the_whole(more: dict[str, object]) -> None:
+    """A11: a check that was asked for alone says nothing about those that failed."""
+    failed = node(1, run="whole", verdict=Grade.FAIL)
+    fleet = merge.merge([node(1, run="part", ended=failed.ended + timedelta(hours=1), **more), failed])
+    assert [(one.run, one.verdict) for one in fleet.nodes] == [("whole", Grade.FAIL)]
+    (said,) = fleet.replaced
+    assert said.startswith("node-1: run part (PASS) does not take the place of whole: it ")
+
+
+@pytest.mark.parametrize("more", PARTS[3:])
+def test_a_failure_of_a_part_counts_until_the_whole_was_tested_again(more: dict[str, object]) -> None:
+    hour = timedelta(hours=1)
+    first, again = node(1, run="first"), node(1, run="again", ended=examples.START + 3 * hour)
+    part = node(1, run="part", verdict=Grade.FAIL, ended=examples.START + hour, **more)
+    good = node(1, run="good", ended=examples.START + 2 * hour, **more)
+    assert merge.merge([first, part]).nodes[0].run == "part"
+    assert merge.merge([part, good]).nodes[0].run == "part", "neither tested all of it: the worse one"
+    assert merge.merge([first, part, good, again]).verdict is Grade.PASS
+
+
+def test_two_machines_of_one_name_are_two_nodes() -> None:
+    """A11: cloned machines; the newer one must not speak for the other."""
+    later = examples.START + timedelta(hours=1)
+    failed = node(1, verdict=Grade.FAIL)
+    fleet = merge.merge([failed, node(2, node="node-1", ended=later)], expected=["node-1"])
+    assert [(one.node, one.verdict) for one in fleet.nodes] == [("node-1", Grade.FAIL), ("node-1", Grade.PASS)]
+    assert fleet.doubles == (
+        "node-1 is the name of 2 machines: the runs run-1, run-2 have no GPU in common. Each counts.",
+    )
+    mended = examples.replace(failed.machine, gpus=(examples.gpu(0, uuid="new"), *gpus_of(failed.machine)[1:]))
+    fleet = merge.merge([failed, node(1, run="mended", ended=later, machine=mended)])
+    assert [(one.run, one.verdict) for one in fleet.nodes] == [("mended", Grade.PASS)], "one GPU was replaced"
+    silent = examples.replace(failed.machine, gpus=())
+    fleet = merge.merge([node(1), node(1, run="silent", ended=later, machine=silent, verdict=Grade.INCONCLUSIVE)])
+    assert [one.run for one in fleet.nodes] == ["silent"]
 
 
 def test_a_gpu_that_is_slow_in_the_fleet_is_found_though_its_node_passed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from datetime import timedelta
 from pathlib import Path
@@ -204,3 +205,67 @@ def test_a_run_can_be_kept_and_let_go_later(folder: ReportFolder) -> None:
     assert folder.prune(LATE).removed == ()
     folder.keep("one", kept=False)
     assert folder.prune(LATE).removed == ("one",)
+
+
+@pytest.mark.parametrize("name", ["{precious}", "../../precious", "results.csv/../../../precious", ".."])
+def test_retention_removes_nothing_that_a_manifest_names_elsewhere(
+    folder: ReportFolder, tmp_path: Path, name: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    old = write(folder, "old")
+    write(folder, "new", days=1)
+    with (old / "MANIFEST.sha256").open("a") as manifest:
+        manifest.write(f"{'0' * 64}  {name.format(precious=precious)}\n")
+    done = folder.prune(LATE)
+    assert precious.read_text() == "mine"
+    assert done.removed == ()
+    assert "names what is not in this folder" in done.spared["old"]
+    assert len(list(old.iterdir())) == len(VIEWS), "nothing of it was touched"
+
+
+def test_one_report_that_cannot_be_read_hides_no_other(folder: ReportFolder) -> None:
+    """A time without a zone, nesting without end, no UTF-8, a pipe nobody writes to, a folder in its place."""
+    good = (write(folder, "good") / "report.json").read_bytes()
+    write(folder, "newest", days=1)
+    bad = {
+        "naive": good.replace(b'Z"', b'"').replace(b"+00:00", b""),
+        "nested": good.rstrip()[:-1] + b', "more": ' + b"[" * 200_000,
+        "latin": good.replace(b"node-07", b"node-\xff"),
+    }
+    for name, text in bad.items():
+        assert text != good
+        (folder.path / name).mkdir()
+        (folder.path / name / "report.json").write_bytes(text)
+        with pytest.raises(KeeperError, match=r"report\.json"):
+            folder.load(name)
+    (folder.path / "pipe").mkdir()
+    os.mkfifo(folder.path / "pipe" / "report.json")
+    (folder.path / "dir" / "report.json").mkdir(parents=True)
+    problems = {one.run: one.problem for one in folder.list()}
+    assert problems.keys() == {"good", "newest", "pipe", "dir", *bad}
+    assert [name for name, problem in problems.items() if not problem] == ["newest", "good"]
+    assert "no plain file" in problems["pipe"]
+    done = folder.prune(LATE)
+    assert done.removed == ("good",)
+    assert done.spared.keys() == {"pipe", "dir", *bad}
+
+
+def test_a_report_that_is_too_large_is_not_read(folder: ReportFolder) -> None:
+    write(folder, "one")
+    with (folder.path / "one" / "report.json").open("r+b") as file:
+        file.truncate(1 << 40)  # nothing of it is on the disk
+    assert "MiB" in folder.list()[0].problem
+
+
+def test_bytes_that_are_no_text_do_not_cost_the_report(folder: ReportFolder) -> None:
+    """A variable of the environment may hold any bytes; Python hands them on as half characters."""
+    broken = os.fsdecode(b"NCCL_FOO=\xff")
+    plain = examples.one_good_gpu()
+    machine = examples.replace(plain.machine, environment={"nccl_env": broken, broken: "ü", "kernel": "6.8.0"})
+    records = ({"check": "gemm", "who": broken, "answer": {"words": [broken]}},)
+    folder.write(examples.replace(plain, machine=machine, reason=broken, records=records), with_legacy=True)
+    back = folder.load(plain.run)
+    assert back.reason == "NCCL_FOO=\\udcff"
+    assert back.machine.environment == {"nccl_env": back.reason, back.reason: "ü", "kernel": "6.8.0"}
+    assert back.findings == plain.findings

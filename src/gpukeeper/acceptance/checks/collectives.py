@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance import answers, judge, ranks
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
 from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -30,6 +30,7 @@ SIZES = tuple(2**n for n in range(13, 34))  # 8 KiB to 8 GiB
 
 def ask(name: str, serving: Serving, setting: Setting) -> Job:
     params = params_of(name, serving, setting)
+    refuse(name, [*unknown_words(params, "ops", OPS), *too_little(params, sizes=SIZES[0], rounds=1)])
     return Job(probe="collectives", params=params, deadline_s=DEADLINE_S + 5 * serving.seconds)
 
 

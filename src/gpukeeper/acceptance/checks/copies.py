@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpukeeper.acceptance import answers, judge
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
 from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
 
 NAME = "copies"
@@ -14,7 +14,9 @@ SMALL = {"bytes": 16 << 20, "seconds": 0.05, "repeats": 3}
 
 
 def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=60 + 10 * serving.seconds)
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:

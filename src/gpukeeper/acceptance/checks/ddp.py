@@ -155,4 +155,5 @@ CHECK = Check(
     ask=ask,
     read=read,
     least_gpus=2,
+    slices=False,
 )

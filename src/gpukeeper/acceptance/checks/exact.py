@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpukeeper.acceptance import answers, judge
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
 from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
 
 NAME = "exact"
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+LEAST_N = 128  # a tile of the units that multiply
 SMALL = {"dtypes": ["fp32", "bf16", "fp16", "int8"], "n": 192, "rounds": 3, "seconds": 0, "phase": "cold", "heat_s": 0}
 
 
 def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=120 + 6 * serving.seconds)
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=LEAST_N, rounds=1)])
+    return Job(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:

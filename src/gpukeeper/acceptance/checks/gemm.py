@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpukeeper.acceptance import answers, judge
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
 from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Values
 
 NAME = "gemm"
@@ -27,7 +27,9 @@ SMALL = {
 
 
 def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=60 + 10 * serving.seconds)
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=256, rounds=1, repeats=3)])
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
@@ -116,19 +118,19 @@ CHECK = Check(
         ),
         Serving(
             depth=1,
-            seconds=25,
+            seconds=35,
             worth=90,
             what="nine bursts each, bf16 by size, float32 on a fifth of the free memory",
-            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 20, "repeats": 9, "sweep": list(SWEEP)}
+            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 9, "sweep": list(SWEEP)}
             | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.2, "batched": 0.2},
             small=SMALL,
         ),
         Serving(
             depth=2,
-            seconds=60,
+            seconds=85,
             worth=100,
             what="25 bursts each, bf16 by size, float32 on half of the free memory",
-            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 20, "repeats": 25, "sweep": list(SWEEP)}
+            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 25, "sweep": list(SWEEP)}
             | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.5, "batched": 0.5},
             small=SMALL,
         ),

@@ -24,7 +24,7 @@ START = ""  # the look before the first check
 
 # Why the clocks are held back: bits of NVML.
 HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware slowdown by heat", 0x80: "power brake from outside"}
-OFTEN_PER_MINUTE = 0.6
+OFTEN = 0.6 / 120  # of the readings: 0.6 in a minute (gpud's rule), of which two are taken in a second
 SOFT_HEAT = 0x20
 SOFT_HEAT_SHARES = (0.01, 0.05)
 FIXED_CLOCKS = 0x2
@@ -57,7 +57,7 @@ def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
         return [_finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)]
     looks = [before, *(look for _, _, look in _steps(gpu.uuid, setting))]
     found = [
-        *_unknown(gpu, before),
+        *_unknown(gpu, looks),
         *_gone(gpu, after, setting),
         *_bad_states(gpu, looks),
         *_power(gpu, before),
@@ -65,7 +65,7 @@ def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
         *_slot(gpu, before),
         *_levels(gpu, before),
         *_rises(gpu, setting),
-        *_kernel(gpu, setting),
+        *_kernel(gpu, looks, setting),
         *_foreign(gpu, looks),
         *_while_running(gpu, before, setting),
     ]
@@ -83,12 +83,16 @@ def _steps(uuid: str, setting: Setting) -> Iterator[tuple[str, Health, Health]]:
             last = look
 
 
-def _unknown(gpu: Gpu, before: Health) -> Iterator[Finding]:
-    facts: Mapping[str, Fact] = {**before.counters, **before.states}
-    unread = [(name, why) for name in MATTERS if (why := _why(facts, name))]
+def _unknown(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
+    """In every look: a counter that fell silent on the way may have risen since."""
+    unread: dict[str, str] = {}
+    for look in looks:
+        facts: Mapping[str, Fact] = {**look.counters, **look.states}
+        unread |= {name: why for name in MATTERS if (why := _why(facts, name)) and name not in unread}
     if unread:
-        names = ", ".join(name.replace("_", " ") for name, _ in unread)
-        words = f"{names} could not be read ({unread[0][1]}). See that nvidia-smi -q answers, and run it again"
+        names = ", ".join(name.replace("_", " ") for name in unread)
+        first = next(iter(unread.values()))
+        words = f"{names} could not be read ({first}). See that nvidia-smi -q answers, and run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)
 
 
@@ -146,7 +150,11 @@ def links_expected(gpu: Gpu) -> int | None:
 
 def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
     expected, active = links_expected(gpu), last.states.get("nvlinks_active")
-    if expected is None or (isinstance(active, Unknown) and not active.by_design):
+    if expected is None:
+        return
+    if isinstance(active, Unknown) and not active.by_design:
+        words = f"its NVLinks could not be counted ({active.why}). See that nvidia-smi nvlink -s answers, run it again"
+        yield _finding(gpu, Grade.INCONCLUSIVE, "nvlink-not-known", words, Remedy.RETEST)
         return
     up = active if isinstance(active, int) else 0
     if up == expected:
@@ -203,15 +211,15 @@ def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Find
         yield _finding(gpu, Grade.INCONCLUSIVE, "counters-began-anew", words, Remedy.RETEST, at=check)
 
 
-def _kernel(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
-    before = setting.before[gpu.uuid].xids
-    last = next(reversed([look.xids for _, _, look in _steps(gpu.uuid, setting)]), before)
-    if isinstance(last, Unknown):
-        words = f"errors that the kernel logs (Xids) were not seen: {last.why}"
+def _kernel(gpu: Gpu, looks: Sequence[Health], setting: Setting) -> Iterator[Finding]:
+    """Of all looks: what was read once stays true when the log is overwritten or closed to us."""
+    unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
+    if unread is not None:
+        words = f"errors that the kernel logs (Xids) were not seen: {unread.why}"
         yield _finding(gpu, Grade.SKIPPED, "xid-not-read", words)
-        return
-    for number in dict.fromkeys(xid.number for xid in last):
-        yield from _of_xid(gpu, number, [xid for xid in last if xid.number == number], setting)
+    logged = dict.fromkeys(xid for look in looks if not isinstance(look.xids, Unknown) for xid in look.xids)
+    for number in dict.fromkeys(xid.number for xid in logged):
+        yield from _of_xid(gpu, number, [xid for xid in logged if xid.number == number], setting)
 
 
 def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> Iterator[Finding]:
@@ -229,12 +237,14 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> I
 
 
 def _checks_with(uuid: str, number: int, setting: Setting) -> list[str]:
-    """In which it was logged anew. The log of a look has all since the run began."""
-    return [
-        check
-        for check, earlier, later in _steps(uuid, setting)
-        if _count(later.xids, number) > _count(earlier.xids, number)
-    ]
+    """In which it was logged anew. The log of a look has all since the run began, where it could be read."""
+    found, most = [], _count(setting.before[uuid].xids, number)
+    for check, _, later in _steps(uuid, setting):
+        now = _count(later.xids, number)
+        if now > most:
+            found.append(check)
+        most = max(most, now)
+    return found
 
 
 def _count(logged: tuple[Xid, ...] | Unknown, number: int) -> int:
@@ -262,6 +272,9 @@ def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
 
 def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Finding]:
     mine = [reading for reading in setting.readings if reading.uuid == gpu.uuid]
+    if not mine and setting.at_check:
+        words = "nothing was sampled while probes ran, so nobody knows whether it was held back. Run it again"
+        yield _finding(gpu, Grade.INCONCLUSIVE, "no-readings", words, Remedy.RETEST)
     loaded = [reading for reading in mine if (reading.utilisation or 0.0) >= LOADED]
     yield from _hard_reasons(gpu, mine)
     yield from _soft_reasons(gpu, loaded)
@@ -271,14 +284,13 @@ def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Findi
 
 
 def _hard_reasons(gpu: Gpu, mine: Sequence[Reading]) -> Iterator[Finding]:
-    """Even one counts, unless the run is so long that it is rare (gpud's rule: 0.6 in a minute)."""
-    minutes = (max(one.at for one in mine) - min(one.at for one in mine)) / 60 if mine else 0.0
+    """Even one counts, unless the run is so long that it is rare. A share: of a long run not every reading is kept."""
     hit = [reading for reading in mine if reading.reasons is not None and reading.reasons & sum(HARD_REASONS)]
     if not hit:
         return
     what = ", ".join(what for bit, what in HARD_REASONS.items() if any((one.reasons or 0) & bit for one in hit))
     where = f"in {len(hit)} of {len(mine)} readings, first {_during(hit[0].check)}"
-    grade = Grade.WARN if len(hit) < OFTEN_PER_MINUTE * minutes else Grade.FAIL
+    grade = Grade.WARN if len(hit) < OFTEN * len(mine) else Grade.FAIL
     words = f"{what} {where}. Check cooling and power supply"
     yield _finding(gpu, grade, "clocks-slowed", words, Remedy.CHECK_CONFIG, value=len(hit), at=hit[0].check)
 

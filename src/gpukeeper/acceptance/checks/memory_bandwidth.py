@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpukeeper.acceptance import answers, judge
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
 from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
 
 NAME = "memory_bandwidth"
@@ -11,7 +11,9 @@ SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}
 
 
 def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=60 + 10 * serving.seconds)
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:

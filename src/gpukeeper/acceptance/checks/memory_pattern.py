@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpukeeper.acceptance import answers
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
 from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
 
 NAME = "memory_pattern"
@@ -16,6 +16,7 @@ ENOUGH = 0.8  # of what was asked for; less is said to be less
 
 def ask(serving: Serving, setting: Setting) -> Job:
     params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, share=0.1, bytes=1 << 20, passes=1))
     asked = params.get("seconds", 0)
     longer = float(asked) if isinstance(asked, int | float) else 0.0
     return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from gpukeeper.acceptance import answers, judge
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
 from gpukeeper.model.acceptance import Finding, Gpu, Grade, Job, Measurement, Reading, Remedy, Values
+from gpukeeper.model.unknown import Unknown
 
 NAME = "stress"
 RISE = 0.20  # of the step time, from the first window to the last
@@ -71,6 +73,8 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
         return judge.missing(
             NAME, "steadiness", gpu, f"{len(speeds)} windows cannot be three runs; give it more seconds"
         )
+    if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+        return judge.missing(NAME, "steadiness", gpu, "a window has no speed that could be compared")
     size = len(speeds) // THIRDS
     parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
     apart = (max(parts) - min(parts)) / max(parts)
@@ -110,16 +114,16 @@ def _sampled(gpu: Gpu, setting: Setting) -> Iterable[Finding]:
     own = [one for one in setting.readings if one.uuid == gpu.uuid and one.check == NAME]
     start = min((one.at for one in own), default=0.0) + WARM_S
     loaded = [one for one in own if one.at >= start]
-    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None])
+    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], setting)
     yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], setting)
     if gpu.part_of is None:  # watts are those of the whole GPU
         yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], setting)
     yield from _clock(gpu, loaded)
 
 
-def _use(gpu: Gpu, use: Sequence[float]) -> Finding:
+def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
     if not use:
-        return judge.missing(NAME, "use", gpu.uuid, "the driver did not say how busy the GPU was")
+        return _without_use(gpu, setting)
     mean = fmean(use)
     full = mean > LEAST_USE
     return _finding(
@@ -133,6 +137,17 @@ def _use(gpu: Gpu, use: Sequence[float]) -> Finding:
         value=mean,
         unit="percent",
     )
+
+
+def _without_use(gpu: Gpu, setting: Setting) -> Finding:
+    """Drivers never say it of a slice: then nothing is missing."""
+    missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not say how busy the GPU was")
+    health = setting.before.get(gpu.uuid)
+    fact = health.states.get("utilisation") if health else None
+    if not isinstance(fact, Unknown) or not fact.by_design:
+        return missing
+    told = f"How busy it was is not told: {fact.why}."
+    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
 
 
 def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:

@@ -197,4 +197,5 @@ CHECK = Check(
     ),
     ask=ask,
     read=read,
+    slices=False,
 )

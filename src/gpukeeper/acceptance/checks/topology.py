@@ -12,6 +12,7 @@ from gpukeeper.model.acceptance import Finding, Gpu, Grade, Remedy
 
 NAME = "topology"
 LINKED = "nvlink"
+NOT_KNOWN = "not known"  # as the driver's program says it
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
@@ -38,6 +39,11 @@ def _slices(setting: Setting) -> Iterator[Finding]:
 
 def _pairs(setting: Setting) -> Iterator[Finding]:
     """Where NVLink is expected, every pair has it; elsewhere the pairs of one model are told when they differ."""
+    unknown = [pair for pair in _of_equals(setting) if links_expected(pair[0]) and not _way(*pair, setting)]
+    if unknown:
+        names = ", ".join(f"{one.index} and {two.index}" for one, two in unknown[:4])
+        words = f"how GPUs reach each other could not be read for {len(unknown)} pairs (GPU {names}). Run it again; see"
+        yield _finding(Grade.INCONCLUSIVE, "not-known", f"{words} that nvidia-smi topo -m answers", Remedy.RETEST)
     for one, two in _of_equals(setting):
         way = _way(one, two, setting)
         if way is None or way == LINKED or not links_expected(one):
@@ -62,7 +68,9 @@ def _of_equals(setting: Setting) -> Iterator[tuple[Gpu, Gpu]]:
 
 
 def _way(one: Gpu, two: Gpu, setting: Setting) -> str | None:
-    return setting.machine.topology.get(one.uuid, {}).get(two.uuid)
+    """None: not known."""
+    way = setting.machine.topology.get(one.uuid, {}).get(two.uuid)
+    return None if way == NOT_KNOWN else way
 
 
 def _near(setting: Setting) -> Iterator[Finding]:

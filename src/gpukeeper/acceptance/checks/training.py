@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpukeeper.acceptance import answers
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
 from gpukeeper.acceptance.judge import missing
 from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
-from gpukeeper.model.errors import UsageError
 
 NAME = "training"
 MIN_FALL = 0.30
@@ -21,14 +20,12 @@ METHOD = "training/adamw/seed80"
 
 def ask(serving: Serving, setting: Setting) -> Job:
     params = params_of(NAME, serving, setting)
-    problems = list(impossible(params))
-    if problems:
-        raise UsageError(f"training: {'; '.join(problems)}. Nothing was run.")
+    refuse(NAME, impossible(params))
     return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
-    """Settings that no healthy GPU could pass with; refused before anything runs."""
+    """Settings that no healthy GPU could pass with, or any would; refused before anything runs."""
     if float(params.get("epochs", 2)) < 2:
         yield f"epochs {params['epochs']} cannot show that the loss falls, give 2 or more"
     if not 0 < float(params.get("min_fall", MIN_FALL)) < 1:
@@ -37,9 +34,7 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
         yield "one class cannot be learned, since its loss is zero from the start; give 2 or more"
     if float(params.get("rate", 3e-3)) <= 0:
         yield f"rate {params['rate']} learns nothing; 0.003 is usual"
-    for name in ("samples", "features", "batch"):
-        if float(params.get(name, 1)) < 1:
-            yield f"{name} {params[name]} leaves nothing to learn from, give 1 or more"
+    yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
@@ -54,6 +49,7 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
 def _of(gpu: str, result: Values, least: float) -> Iterable[Finding]:
     yield _loss(gpu, result["runs"], least)
     yield _repeat(gpu, result)
+    yield from _not_finite(gpu, _transformer(result))
 
 
 def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
@@ -81,6 +77,23 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
         floor=least,
         confirm=not good,
     )
+
+
+def _not_finite(gpu: str, runs: list[Mapping[str, Any]]) -> Iterable[Finding]:
+    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Said only where it is so."""
+    losses = [float(run[name]) for run in runs for name in ("loss_start", "loss_end")]
+    if not all(math.isfinite(loss) for loss in losses):
+        yield Finding(
+            check=NAME,
+            metric="transformer",
+            gpu=gpu,
+            verdict=Grade.FAIL,
+            code="training-loss-not-finite",
+            message=f"The transformer's loss went from {losses[0]:.4g} to {losses[1]:.4g}. The same steps give a figure"
+            " on every healthy GPU: test again, then take it out of use.",
+            action=Remedy.REPLACE_GPU,
+            confirm=True,
+        )
 
 
 def _repeat(gpu: str, result: Values) -> Finding:

@@ -73,24 +73,26 @@ def compare(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, or a verdict is.")
+        bool,
+        typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, a verdict is, or a GPU is gone."),
     ] = False,
     report_dir: From = None,
     json: o.Json = False,
 ) -> None:
     """What changed from one run to another, and whether that is more than noise."""
     from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
     from gpukeeper.reports.compare import compare as compared
-    from gpukeeper.reports.compare import text
+    from gpukeeper.reports.compare import is_worse, text
 
     folder = _folder(report_dir)
     found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
-    if json:
-        shown.as_json("accept-compare", {"comparison": found})
-    else:
-        typer.echo(text(found), nl=False)
-    worse = any(one.sure and one.worse for one in found.changes) or _is_worse(found.before.verdict, found.after.verdict)
-    if exit_code and worse:
+    with reader_may_leave():
+        if json:
+            shown.as_json("accept-compare", {"comparison": found})
+        else:
+            typer.echo(text(found), nl=False)
+    if exit_code and is_worse(found):
         raise typer.Exit(WORSE)
 
 
@@ -108,6 +110,7 @@ def merge(
 ) -> None:
     """Many nodes' reports as one: the worst verdict counts, and GPUs that stand out among all are named."""
     from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
     from gpukeeper.reports import fleet_page
     from gpukeeper.reports import merge as merging
 
@@ -117,10 +120,11 @@ def merge(
         _write(html, fleet_page.page(fleet))
     if csv is not None:
         _write(csv, merging.csv(fleet))
-    if json:
-        shown.as_json("accept-merge", {"fleet": fleet})
-    else:
-        _print_fleet(fleet)
+    with reader_may_leave():
+        if json:
+            shown.as_json("accept-merge", {"fleet": fleet})
+        else:
+            _print_fleet(fleet)
     raise typer.Exit(_code(fleet.verdict))
 
 
@@ -163,11 +167,11 @@ def _all(given: Sequence[str]) -> list[Report]:
 def _reports_at(words: str) -> Iterator[Report]:
     from gpukeeper.model.errors import UsageError
     from gpukeeper.reports import document
-    from gpukeeper.reports.store import ReportFolder
+    from gpukeeper.reports.store import ReportFolder, read
 
     path = Path(words)
     if path.is_file():
-        yield document.read_report(path.read_bytes(), str(path))
+        yield document.read_report(read(path), str(path))
     elif (path / document.REPORT).is_file():
         yield ReportFolder(path.parent).load(str(path), samples=False)
     elif path.is_dir():
@@ -206,12 +210,6 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise UsageError(f"{path} could not be written: {error.strerror}.") from error
     say(f"wrote {path}")
-
-
-def _is_worse(before: Grade, after: Grade) -> bool:
-    from gpukeeper.model.acceptance import rank
-
-    return rank(after) > rank(before)
 
 
 def _code(verdict: Grade) -> int:

@@ -60,6 +60,7 @@ def run(asked: Asked) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.ledger.journal import open_ledger
+    from gpukeeper.reports.document import encodable
 
     understood = understand(asked, os.environ)
     for one in understood.told.said:
@@ -70,11 +71,14 @@ def run(asked: Asked) -> int:
     try:
         _must_be_writable(folder_of(asked))
         report, logs = asyncio.run(_leased_run(asked, understood, ledger, narrator))
+        report = encodable(report)
         folder, problems = _written(asked, report, logs)
         problems += _recorded(ledger, report, folder)
     finally:
         ledger.close()
-    _tell(asked, report, folder)
+    with words.reader_may_leave():
+        _tell(asked, report, folder)
+    problems += _pruned(asked, report) if folder else []
     for problem in problems:
         say(problem)
     return exit_code(report, strict=asked.strict) or (PARTLY if problems else 0)
@@ -83,7 +87,9 @@ def run(asked: Asked) -> int:
 def understand(asked: Asked, environ: Mapping[str, str]) -> Understood:
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.config.own_reference import read_rows
+    from gpukeeper.reports.store import refuse_summary
 
+    refuse_summary(asked.summary)
     told = read_variables(environ)
     asked.verbose = asked.verbose or told.verbose
     asked.python = asked.python or told.python
@@ -208,11 +214,7 @@ def _written(asked: Asked, report: Report, logs: Mapping[str, str]) -> tuple[str
         folder = store.write(report, keep=asked.keep, with_legacy=asked.legacy, summary=asked.summary, extra=extra)
     except KeeperError as problem:
         return "", [str(problem)]
-    problems = _written_beside(asked, folder)
-    removal = store.prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
-    if removal.removed:
-        say(f"Removed {len(removal.removed)} reports that were older than 90 days; --keep keeps one.")
-    return str(folder), problems
+    return str(folder), _written_beside(asked, folder)
 
 
 def _written_beside(asked: Asked, folder: Path) -> list[str]:
@@ -228,8 +230,25 @@ def _written_beside(asked: Asked, folder: Path) -> list[str]:
                 made = asked.folder / f".{path.name}.{secrets.token_hex(4)}"
                 made.write_bytes(path.read_bytes())
                 made.replace(asked.folder / path.name)
+        for result, skipped in legacy.SKIPPED.items():
+            # An earlier run's: a result beside the word that nothing ran would be taken for this run's.
+            old = result if (folder / skipped).exists() else skipped
+            (asked.folder / old).unlink(missing_ok=True)
     except OSError as error:
         return [f"The files of the older kits could not be written to {asked.folder}: {error.strerror}."]
+    return []
+
+
+def _pruned(asked: Asked, report: Report) -> list[str]:
+    """Last of all: whatever is wrong with old reports, this one is written, recorded and told."""
+    from gpukeeper.reports.store import ReportFolder
+
+    try:
+        removal = ReportFolder(folder_of(asked)).prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
+    except (KeeperError, OSError) as problem:
+        return [f"Old reports were not removed: {problem}"]
+    if removal.removed:
+        say(f"Removed {len(removal.removed)} reports that were older than 90 days; --keep keeps one.")
     return []
 
 
@@ -265,9 +284,10 @@ def self_test(asked: Asked) -> int:
     understand(asked, os.environ)
     told = words.told_attempt(asked.json)
     found = asyncio.run(try_detectors(python=asked.python, device=asked.flags.device, tell=told))
-    if asked.json:
-        show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
-    else:
-        show.table([words.attempt_row(one) for one in found.attempts], head=words.ATTEMPT_HEAD)
-        words.to_stdout(f"\n{found.verdict}  {found.reason}")
+    with words.reader_may_leave():
+        if asked.json:
+            show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
+        else:
+            show.table([words.attempt_row(one) for one in found.attempts], head=words.ATTEMPT_HEAD)
+            words.to_stdout(f"\n{found.verdict}  {found.reason}")
     return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)

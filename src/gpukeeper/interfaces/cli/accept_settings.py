@@ -17,6 +17,7 @@ QUICK_S = 60.0
 FULL = "30m"
 SHORTEST_S = 20.0  # programs have to start
 LARGEST_CPUS = 64
+MOST_GPUS = 1024  # in one machine; more is a slip of the finger
 NOTHING = "Nothing was run."
 
 
@@ -46,12 +47,15 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
     only, skip = _words(flags.check), _words(flags.skip)
     _unknown_checks(only, skip, names, problems)
     _device(flags, problems)
+    expected = told.expect if flags.expect is None else flags.expect
+    if expected is not None and not 1 <= expected <= MOST_GPUS:
+        problems.append(f"--expect {expected} is no number of GPUs in one machine (1 to {MOST_GPUS}).")
     params = _params([*told.settings, *flags.set_], checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = Wish(
         device=flags.device,
-        expected=told.expect if flags.expect is None else flags.expect,
+        expected=expected,
         gpus=tuple(_words(flags.gpus)),
         within_s=within_s,
         profile=profile,
@@ -117,8 +121,14 @@ def _device(flags: Flags, problems: list[str]) -> None:
 
 
 def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[str], problems: list[str]) -> None:
+    from gpukeeper.acceptance.suite import ALWAYS
     from gpukeeper.config.problems import did_you_mean
 
+    if always := [one for one in skip if one in ALWAYS]:
+        problems.append(
+            f"--skip {', '.join(always)}: it always runs. It takes no time, and without it nobody knows whether all"
+            " GPUs are here and stayed well."
+        )
     for flag, given in (("--check", only), ("--skip", skip)):
         problems += [
             f'{flag}: there is no check "{one}". {did_you_mean(one, names)} All of them: gpukeeper check list'

@@ -93,8 +93,10 @@ def run_app() -> int:
     except KeyboardInterrupt:
         say("Interrupted. What was under way is looked at first by the next pass.")
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away (| head); nothing is wrong.
+    except SystemExit as end:
+        # The reader of our output went away (| head); nothing is wrong, though Click ends with 1 then.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0

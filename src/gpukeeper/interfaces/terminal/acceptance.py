@@ -4,9 +4,11 @@ at the end the GPUs, what was not tested, the verdict and what to do next."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -214,8 +216,7 @@ def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]
 def verdict_line(report: Report) -> str:
     took = in_words(report.ended - report.started)
     who = f"{report.node}, {len(report.tallies)} {_kind(report)}{'' if len(report.tallies) == 1 else 's'}, {took}"
-    simulated = " This was a simulation: no GPU was tested." if report.device == "simulated" else ""
-    return f"{report.verdict}  {who}: {report.reason}{simulated}"
+    return f"{report.verdict}  {who}: {report.reason}"
 
 
 def next_steps(report: Report) -> list[str]:
@@ -275,8 +276,18 @@ def told_attempt(json: bool) -> Callable[[Attempt], None]:
     return tell
 
 
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """`| head` ends the talk, not the run: the report is still written, and the verdict is still the exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def to_stdout(words: str) -> None:
-    typer.echo(words)
+    with reader_may_leave():
+        typer.echo(words)
 
 
 def to_stderr(words: str) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.check import How, Wish
 from gpukeeper.acceptance.checks import ddp
 from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.errors import UsageError
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
+
+
+def test_no_rank_runs_on_a_slice() -> None:
+    """NCCL takes two slices of one GPU for the same GPU twice."""
+    together = {one.name: one.slices for one in CHECKS if one.how is How.TOGETHER}
+    assert {"ddp", "throughput", "collectives", "links"} <= together.keys()
+    assert not any(together.values()), together
 
 
 def test_equal_parameters_and_a_falling_loss_pass() -> None:

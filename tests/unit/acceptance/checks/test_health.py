@@ -6,7 +6,7 @@ import pytest
 
 from gpukeeper.acceptance.check import Serving, Trial, Wish
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.acceptance import Grade
+from gpukeeper.model.acceptance import Grade, Reading
 from tests.unit.acceptance.machines import gpus, health, setting
 
 LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
@@ -37,6 +37,7 @@ def test_changes_are_tied_to_the_check_that_ran() -> None:
             "copies": {"GPU-0": health(seconds=20, pcie_replays=8, energy_mj=4000)},
         },
         after={"GPU-0": health(seconds=30, pcie_replays=8, energy_mj=4000)},
+        readings=(Reading(uuid="GPU-0", at=1.0),),
     )
     (found,) = check.read(LOOK, here)
     assert (found.code, found.value, found.evidence) == ("health-pcie-replays", 3, {"during": "copies"})
@@ -66,3 +67,12 @@ def test_a_slice_is_not_asked_for_nvlinks() -> None:
     both = {"GPU-0": health(nvlinks_active=0)}
     (found,) = check.read(LOOK, setting(parts, before=both, after=both))
     assert found.verdict is Grade.PASS
+
+
+def test_a_day_of_which_few_readings_are_kept_is_judged_as_one_of_which_all_are() -> None:
+    """Held back for a twentieth of the time: whether it is sampled twice a second or every eight seconds."""
+    both = {"GPU-0": health()}
+    for apart in (0.5, 8.0):
+        seen = [Reading(uuid="GPU-0", at=apart * n, reasons=0 if n % 20 else 0x8) for n in range(round(86400 / apart))]
+        (found,) = check.read(LOOK, setting(gpus(1), before=both, after=both, readings=tuple(seen)))
+        assert (found.code, found.verdict) == ("health-clocks-slowed", Grade.FAIL)

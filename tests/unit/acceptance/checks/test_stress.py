@@ -9,8 +9,9 @@ import pytest
 from gpukeeper.acceptance.check import Setting, Wish
 from gpukeeper.acceptance.checks.stress import CHECK
 from gpukeeper.model.acceptance import Finding, Gpu, Grade, Reading
+from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
-from tests.unit.acceptance.machines import gpus, health, setting
+from tests.unit.acceptance.machines import NONE_HERE, gpus, health, setting
 
 
 def said(*speeds: float, **more: Any) -> dict[str, Any]:
@@ -54,6 +55,12 @@ def test_three_parts_of_the_run_may_differ_by_five_per_cent_and_fail_beyond_ten(
 
 def test_too_few_windows_are_no_three_runs() -> None:
     assert finding("steadiness", None, 840.0, 840.0).verdict is Grade.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("speed", [float("nan"), float("inf"), 0.0])
+def test_windows_without_a_speed_are_not_steady(speed: float) -> None:
+    found = finding("steadiness", None, *(840.0,) * 5, speed, *(840.0,) * 3)
+    assert found.verdict is Grade.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(1.55, Grade.PASS), (1.57, Grade.FAIL), (float("nan"), Grade.FAIL)])
@@ -103,6 +110,16 @@ def test_a_gpu_that_draws_too_little_power_is_held_back() -> None:
 def test_watts_of_a_whole_gpu_are_not_held_against_its_slice() -> None:
     part = Gpu(uuid="GPU-0", index=0, name="NVIDIA H200", part_of="GPU-9", profile="1g.18gb")
     assert "power" not in {one.metric for one in read(CHECK, sampled(gpu=part), said())}
+
+
+def test_nobody_asks_how_busy_a_slice_was() -> None:
+    """The driver never tells it: it is not missing."""
+    part = Gpu(uuid="GPU-0", index=0, name="NVIDIA H200", part_of="GPU-9", profile="1g.18gb")
+    warm = tuple(Reading(uuid="GPU-0", at=at / 2, check="stress", temperature_c=60.0) for at in range(40))
+    here = setting((part,), readings=warm, before={"GPU-0": health(utilisation=NONE_HERE)})
+    assert (finding("use", here).verdict, finding("use", here).code) == (Grade.SKIPPED, "stress-use-told")
+    silent = setting((part,), readings=warm, before={"GPU-0": health(utilisation=Unknown("the driver timed out"))})
+    assert finding("use", silent).verdict is Grade.INCONCLUSIVE
 
 
 def test_what_the_driver_did_not_say_does_not_pass() -> None:

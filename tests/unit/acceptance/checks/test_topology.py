@@ -54,8 +54,16 @@ def test_one_gpu_has_no_pairs() -> None:
     assert found.verdict is Grade.PASS
 
 
-def test_what_is_not_known_of_a_pair_accuses_nobody() -> None:
+def test_what_is_not_known_of_a_pair_accuses_nobody_and_passes_nobody() -> None:
+    (found,) = look(gpus(8), "not known")
+    assert (found.verdict, found.code, found.gpu) == (Grade.INCONCLUSIVE, "topology-not-known", None)
+    assert "28 pairs (GPU 0 and 1, " in found.message
     (found,) = topology.read(LOOK, setting(gpus(2)))
+    assert found.verdict is Grade.INCONCLUSIVE
+
+
+def test_cards_without_nvlink_need_no_known_way() -> None:
+    (found,) = look(gpus(2, name="NVIDIA L4"), "not known")
     assert found.verdict is Grade.PASS
     assert "nobody knows" in found.message
 

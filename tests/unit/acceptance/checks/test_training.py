@@ -37,7 +37,9 @@ def test_the_defaults_are_those_of_the_old_kit() -> None:
         ({"min_fall": 0}, "min_fall 0 is no share"),
         ({"classes": 1}, "one class cannot be learned"),
         ({"rate": -1}, "rate -1 learns nothing"),
-        ({"batch": 0}, "batch 0 leaves nothing to learn from"),
+        ({"batch": 0}, "batch 0 proves nothing"),
+        ({"samples": 1}, "samples 1 proves nothing, give 100 or more"),
+        ({"steps": 0}, "steps 0 proves nothing"),
     ],
 )
 def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: dict[str, Any], words: str) -> None:
@@ -77,6 +79,16 @@ def test_a_transformer_that_differs_is_enough() -> None:
     finding = the(read(CHECK, setting(gpus(1)), said(equal=False, transformer=small)), "repeat")
     assert finding.verdict is Grade.FAIL
     assert "the transformer's weights differ (cc, dd)" in finding.message
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_a_transformer_without_a_loss_fails_though_it_was_so_twice(loss: str) -> None:
+    bad = run(hash_="cc") | {"loss_end": loss}
+    small = {"runs": [bad, bad], "equal": True}
+    finding = the(read(CHECK, setting(gpus(1)), said(transformer=small)), "transformer")
+    assert (finding.verdict, finding.code, finding.confirm) == (Grade.FAIL, "training-loss-not-finite", True)
+    good = {"runs": [run(hash_="cc")] * 2, "equal": True}
+    assert {one.verdict for one in read(CHECK, setting(gpus(1)), said(transformer=good))} == {Grade.PASS}
 
 
 def test_gradients_alone_may_differ() -> None:
