@@ -12,11 +12,13 @@ GEMM = {"n": 192, "rounds": 20, "repeats": 3}
 def test_products_are_timed_for_every_kind_of_number(worker: bed.Worker) -> None:
     result = worker.run("gemm", dtypes=["fp32", "tf32", "bf16", "int8"], sweep=[64, 128], **GEMM)
     assert result["dtypes"]["tf32"] == {"unsupported": "a CPU has no tf32"}
-    for dtype, method in (("fp32", "gemm/mm/n192/normal/burst"), ("int8", "gemm/int_mm/n192/uniform/burst")):
+    for dtype, method in (("fp32", "gemm/mm/n192/normal/burst20"), ("int8", "gemm/int_mm/n192/uniform/burst20")):
         assert len(result["dtypes"][dtype]["tflops"]) == 3
         assert min(result["dtypes"][dtype]["tflops"]) > 0
         assert result["dtypes"][dtype]["method"] == method
     assert result["sweep"]["bf16"].keys() == {"64", "128"}
+    usual = worker.run("gemm", dtypes=["fp32"], **{**GEMM, "rounds": 10})
+    assert usual["dtypes"]["fp32"]["method"] == "gemm/mm/n192/normal/burst", "other bursts are another method"
 
 
 def test_the_old_kits_products_and_those_on_a_share_of_memory(worker: bed.Worker) -> None:
