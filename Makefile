@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?=
 HOURS ?= 1
 
-.PHONY: run install demo test check format bench simulate kube ray clean help
+.PHONY: run install demo test check format bench simulate kube ray torch clean help
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -45,6 +45,9 @@ kube: ## the Kubernetes that tests run, built once outside the repository (Go, 2
 
 ray: ## the releases of Ray that tests run, installed once outside the repository (pip, 5 minutes)
 	@PYTHON=$(PYTHON) tests/real/ray/build.sh
+
+torch: ## the PyTorch that tests run probes with, installed once outside the repository (pip, one minute, 5 GB)
+	@PYTHON=$(PYTHON) tests/real/torch/build.sh
 
 clean: ## the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,6 +21,9 @@ NAMES = (
     "docker-outcome",
     "kubernetes-scan",
     "kubernetes-lag",
+    "accept-gemm",
+    "accept-copy",
+    "accept-flips",
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.real.kube import binaries
 from tests.real.ray import bed as ray_bed
+from tests.real.torch import bed as torch_bed
 
 HOW = {
     "docker": "needs root and a dockerd of its own: apt-get install docker.io iptables busybox-static, run as root",
@@ -24,6 +25,7 @@ HOW = {
     "promtool": "needs promtool: apt-get install prometheus",
     "ray": "needs the releases of Ray that tests run: `make ray` installs them (pip, 5 minutes, once)",
     "root": "needs root, to look into every process: run the tests as root",
+    "torch": "needs the release of PyTorch that tests run: `make torch` installs it (pip, one minute, once)",
     "tmpfs": "needs root and mount(2) for a small full disk: run the tests as root",
 }
 
@@ -74,6 +76,11 @@ def has_promtool() -> bool:
 def has_ray(version: str = ray_bed.NEWEST) -> bool:
     """That release, installed beside the repository; gpukeeper itself never imports it."""
     return ray_bed.is_installed(version)
+
+
+def has_torch() -> bool:
+    """That release, installed beside the repository; gpukeeper itself never imports it."""
+    return torch_bed.is_installed()
 
 
 def _has(*programs: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Meter, Platform
+from gpukeeper.engine.ports import Clock, Meter, Platform, Workbench
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import FolderEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
@@ -46,6 +47,12 @@ from gpukeeper.platforms.ray.discovery import names_here
 from gpukeeper.platforms.simulated import week
 from gpukeeper.platforms.simulated.folder import FolderPlatform
 from gpukeeper.platforms.simulated.week import Week
+
+# What only `accept` needs is imported where it is needed: every other verb starts without it.
+if TYPE_CHECKING:
+    from gpukeeper.acceptance.check import Wish
+    from gpukeeper.devices.workbench import LocalWorkbench
+    from gpukeeper.engine.self_test import Attempt, Outcome, Place
 
 FLEET = "GPUKEEPER_FLEET"  # folder:PATH plays with a fleet of files instead of this machine
 
@@ -143,6 +150,104 @@ temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, olde
 activity: {tick: 1m}
 schedule: {every: 15m}
 """
+
+
+SIMULATED_GPUS = 8
+SIMULATED_SEED = 7
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A machine whose GPUs can be tested, and the clock that its time passes on."""
+
+    workbench: Workbench
+    clock: Clock
+    logs: Callable[[], Mapping[str, str]] = dict  # what its programs said on their way, by the name of a file
+
+
+def open_bench(wish: Wish, *, python: str | None = None, count: int | None = None) -> Bench:
+    """`python`: the interpreter that was asked for; without it one is found, and without any nothing is computed."""
+    from gpukeeper.devices.workbench import LocalWorkbench
+
+    if wish.device == "simulated":
+        return simulated_bench(count or SIMULATED_GPUS, {})
+    workbench = LocalWorkbench(_interpreter(python), wish.device, count=count or 1)
+    return Bench(workbench, SystemClock(), lambda: workbench.logs)
+
+
+def simulated_bench(gpus: int, faults: Mapping[str, Any]) -> Bench:
+    from gpukeeper.devices.simulated_bench import SimulatedWorkbench
+
+    workbench = SimulatedWorkbench(gpus=gpus, seed=SIMULATED_SEED, **faults)
+    return Bench(workbench, workbench.clock)
+
+
+def node_name() -> str:
+    """What this machine is called in reports."""
+    from gpukeeper.devices import machine
+
+    return machine.node_name()
+
+
+async def try_detectors(
+    *, python: str | None, device: str, tell: Callable[[Attempt], None] = lambda attempt: None
+) -> Outcome:
+    """The self-test: on simulated machines, and on this one as far as it can run probes."""
+    from gpukeeper.acceptance import reference
+    from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.engine.self_test import Bed, self_test
+
+    found = _interpreter(python)
+    opened: list[LocalWorkbench] = []
+    try:
+        alone, together = await _places(found, device, opened)
+        return await self_test(Bed(_simulated_place, alone, together, CHECKS, reference.limits, tell))
+    finally:
+        for one in opened:
+            await one.close()
+
+
+def _interpreter(wanted: str | None) -> str | Unknown:
+    """One that was named and cannot be used is a mistake; none at all is a finding of the run."""
+    from gpukeeper.devices.interpreter import find_python
+
+    found = find_python(wanted)
+    if isinstance(found, Unknown) and (wanted is not None or os.environ.get("GPUKEEPER_PYTHON")):
+        raise UsageError(f"{found.why} Nothing was run.")
+    return found
+
+
+async def _places(
+    python: str | Unknown, device: str, opened: list[LocalWorkbench]
+) -> tuple[Place | Unknown, Place | Unknown]:
+    """Two ranks need two GPUs, else the CPU stands in for them; where a CPU was asked for, it does so for all."""
+    from gpukeeper.devices.workbench import LocalWorkbench
+    from gpukeeper.engine.self_test import Place
+
+    if isinstance(python, Unknown):
+        return python, python
+
+    def place(kind: str, count: int, words: str) -> Place:
+        opened.append(LocalWorkbench(python, kind, count=count))
+        return Place(opened[-1], SystemClock(), kind, words)
+
+    if device != "cuda":
+        return place("cpu", 1, "this CPU"), place("cpu", 2, "two ranks on this CPU")
+    alone = place("cuda", 1, "this machine's GPUs")
+    seen = await alone.workbench.machine()
+    why = seen.gpus.why if isinstance(seen.gpus, Unknown) else seen.environment.get("torch_why")
+    if why or isinstance(seen.gpus, Unknown) or not seen.gpus:
+        # What a CPU finds says nothing about the detectors on GPUs that somebody believes to have.
+        none = Unknown(f"there is no GPU to run them on ({why or 'none is seen'}). On the CPU: --device cpu")
+        return none, none
+    return alone, alone if len(seen.gpus) > 1 else place("cpu", 2, "two ranks on this CPU")
+
+
+def _simulated_place(faults: Mapping[str, Any]) -> Place:
+    from gpukeeper.engine.self_test import Place
+
+    bench = simulated_bench(SIMULATED_GPUS, faults)
+    return Place(bench.workbench, bench.clock, "simulated", "simulated")
 
 
 def reload_policy(session: Session, policy: Path | None) -> None:

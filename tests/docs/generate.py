@@ -1,6 +1,6 @@
 """Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
 
-The pages of rules and of the command line, and the output of the demo in the tutorial.
+The pages of rules, checks, reference figures and of the command line, and the output of the demo in the tutorial.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +17,16 @@ from typing import Any
 import typer
 
 from gpukeeper.__main__ import app
+from gpukeeper.acceptance.catalog import CHECKS
+from gpukeeper.acceptance.check import Check, How
+from gpukeeper.acceptance.reference import ROWS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES_PAGE = DOCS / "reference" / "rules.md"
+CHECKS_PAGE = DOCS / "reference" / "checks.md"
+MODELS_PAGE = DOCS / "reference" / "gpu-models.md"
 CLI_PAGE = DOCS / "reference" / "cli.md"
 TUTORIAL = DOCS / "tutorial" / "first-plan.md"
 DEMO = ("demo", "--seed", "7", "--days", "1", "--once")
@@ -43,6 +48,39 @@ precedence is data is in [ADR 11](../decisions/0011-precedence-as-data.md).
 | | rule | asked about | in one sentence |
 |---|---|---|---|
 """
+_CHECKS_OPENING = """\
+# Checks
+
+Written from the code by `python -m tests.docs.generate`; do not edit by hand.
+
+`gpukeeper accept` runs these, in this order, as many as fit into the time (`--within`): each once, then deeper
+servings, those first that tell most per minute. What was left out is named in the report. `gpukeeper check show NAME`
+says the same as this page. See also [What a verdict means](../explanation/what-a-verdict-means.md) and the
+[figures of each GPU model](gpu-models.md).
+
+| check | what | runs on | quick |
+|---|---|---|---|
+"""
+_MODELS_OPENING = """\
+# Figures of GPU models
+
+Written from the code by `python -m tests.docs.generate`; do not edit by hand.
+
+A measurement below its floor fails, below `warn` it warns, above its ceiling nobody believes it. A row counts for one
+method only (`*` stands for anything); measured by another one, a GPU has no floor and the finding says so. What nobody
+measured by this method may only warn. Where lower is better (latency) floor and ceiling change places.
+`--reference FILE` adds rows of your own. Each heading is the pattern of names that its rows are about.
+
+"""
+_MODELS_HEAD = """\
+| check | metric | floor | warn | reference | ceiling | unit | kind | method | source |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+_RUNS_ON = {
+    How.LOOK: "nothing: driver and kernel are asked",
+    How.EACH: "each GPU, all at once",
+    How.TOGETHER: "all GPUs together",
+}
 _CLI_OPENING = """\
 # Command line
 
@@ -55,6 +93,13 @@ described in [JSON documents](json.md). With `gpukeeper VERB --help` every verb 
 """
 # Beyond those that every verb has: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 _EXIT_CODES = {
+    "accept": {
+        4: "a check failed",
+        5: "inconclusive: not everything could be tested",
+        11: "another run tests this machine",
+    },
+    "accept compare": {4: "something is worse beyond the noise, with `--exit-code`"},
+    "accept merge": {4: "a node failed", 5: "a node is inconclusive or missing"},
     "apply": {3: "some was deferred, failed or could not be seen", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
     "operator": {11: "another one, or `serve`, uses this ledger"},
@@ -70,6 +115,56 @@ def rules_page() -> str:
     return _OPENING + "\n".join(rows) + "\n\n" + "\n".join(sections)
 
 
+def checks_page() -> str:
+    rows = [f"| [`{c.name}`](#{c.name}) | {c.title} | {_RUNS_ON[c.how]} | {_quick(c)} |" for c in CHECKS]
+    return _CHECKS_OPENING + "\n".join(rows) + "\n\n" + "\n".join(map(_check_section, CHECKS))
+
+
+def _quick(check: Check) -> str:
+    first = check.servings[0]
+    return f"{first.seconds:g} s" if first.depth == 0 else "no"
+
+
+def _check_section(check: Check) -> str:
+    servings = [f"| {one.depth} | {one.seconds:g} s | {one.what} | {_params(one.params)} |" for one in check.servings]
+    table = "| depth | about | what | parameters |\n|---|---|---|---|\n" + "\n".join(servings) + "\n"
+    needs = f" Needs {check.least_gpus} GPUs." if check.least_gpus > 1 else ""
+    said = f"{check.title}.{needs}\n\n**Proves:** {check.proves}\n\n**Cannot:** {check.cannot}"
+    return f"## {check.name}\n\n{said}\n\n{table}"
+
+
+def _params(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}={_value(value)}`" for name, value in params.items()) or "–"
+
+
+def _value(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def models_page() -> str:
+    models = sorted({row.gpu for row in ROWS})
+    return _MODELS_OPENING + "\n".join(_model_section(model) for model in models)
+
+
+def _model_section(model: str) -> str:
+    rows = [
+        f"| {row.check} | {row.metric} | {_figure(row.floor)} | {_figure(row.warn)} | {_figure(row.reference)} "
+        f"| {_figure(row.ceiling)} | {row.unit} | {row.origin}{'' if row.may_fail else ', may only warn'} "
+        f"| {_cell(row.method or 'any')} | {_cell('. '.join(filter(None, (row.source, row.waiver, row.superseded))))} |"
+        for row in ROWS
+        if row.gpu == model
+    ]
+    return f"## `{model}`\n\n{_MODELS_HEAD}" + "\n".join(rows) + "\n"
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.5g}"
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|").replace("*", "\\*")
+
+
 def cli_page() -> str:
     found = dict(verbs())
     rows = [
@@ -83,6 +178,8 @@ def verbs(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every verb as typer knows it, by its words: `plan`, `ledger list`."""
     for name, command in (group or typer.main.get_command(app)).commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield path + name, command
             yield from verbs(command, f"{path}{name} ")
         else:
             yield path + name, command
@@ -137,6 +234,8 @@ def _docstring(rule: ModuleType) -> str:
 
 if __name__ == "__main__":
     RULES_PAGE.write_text(rules_page())
+    CHECKS_PAGE.write_text(checks_page())
+    MODELS_PAGE.write_text(models_page())
     CLI_PAGE.write_text(cli_page())
     TUTORIAL.write_text(tutorial_page())
-    print("wrote docs/reference/rules.md, docs/reference/cli.md and the demo in docs/tutorial/first-plan.md")
+    print("wrote docs/reference/{rules,checks,gpu-models,cli}.md and the demo in docs/tutorial/first-plan.md")

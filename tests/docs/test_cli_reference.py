@@ -18,7 +18,7 @@ DESIGNED = (
     *(f"ledger {verb}" for verb in ("list", "show", "export")),
 )
 # There since, and not in that list.
-ADDED = ("ledger totals", "ledger rotate", "tidy")
+ADDED = ("ledger totals", "ledger rotate", "tidy", *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")))
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 
 

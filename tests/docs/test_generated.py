@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
 from tests.docs import generate
@@ -18,6 +19,25 @@ DOCUMENTED = {0, 1, 2, 3, 4, 5, 10, 11, 12, 130}
 def test_the_page_of_rules_is_what_the_code_says() -> None:
     advice = "docs/reference/rules.md is stale. Write it anew: python -m tests.docs.generate"
     assert generate.RULES_PAGE.read_text() == generate.rules_page(), advice
+
+
+def test_the_page_of_checks_is_what_the_code_says() -> None:
+    advice = "docs/reference/checks.md is stale. Write it anew: python -m tests.docs.generate"
+    assert generate.CHECKS_PAGE.read_text() == generate.checks_page(), advice
+
+
+def test_the_page_of_gpu_models_is_what_the_code_says() -> None:
+    advice = "docs/reference/gpu-models.md is stale. Write it anew: python -m tests.docs.generate"
+    assert generate.MODELS_PAGE.read_text() == generate.models_page(), advice
+
+
+def test_every_check_says_what_it_proves_and_what_it_cannot() -> None:
+    assert CHECKS
+    for check in CHECKS:
+        for words in (check.proves, check.cannot):
+            assert words.endswith("."), f"{check.name}: not a sentence: {words!r}"
+        depths = [one.depth for one in check.servings]
+        assert depths == sorted(set(depths)), f"{check.name}: its servings are not by depth"
 
 
 def test_every_rule_says_what_it_is() -> None:

@@ -82,7 +82,7 @@ def gpu_note(driver: str = "/proc/driver/nvidia", pci: str = "/sys/bus/pci/devic
     """A sentence for people when no GPU will be shown, or None. Never asks the driver, so it never hangs."""
     if Path(driver).exists():
         return None
-    if any(_is_nvidia_gpu(device) for device in Path(pci).glob("*")):
+    if any(is_nvidia_gpu(device) for device in Path(pci).glob("*")):
         return "An NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded here: GPUs are not shown."
     return "There is no NVIDIA driver here: no GPUs to show."
 
@@ -113,7 +113,7 @@ def _give_up(asked: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _is_nvidia_gpu(device: Path) -> bool:
+def is_nvidia_gpu(device: Path) -> bool:
     try:
         vendor, class_ = ((device / name).read_text().strip() for name in ("vendor", "class"))
     except OSError:

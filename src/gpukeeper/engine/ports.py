@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
+from gpukeeper.model.acceptance import Answer, Health, Job, Machine, Reading
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
     Accepted,
@@ -120,6 +121,32 @@ class Gpus(Protocol):
     async def reset(self, uuid: str) -> Accepted | Refused | Unknown:
         """That one whole GPU, after letting go of it ourselves. Refused while anybody has it open."""
         ...
+
+
+class Workbench(Protocol):
+    """The machine whose GPUs are tested: looks at it, and runs probes on it. Closed by whoever opened it."""
+
+    async def machine(self) -> Machine:
+        """What is here, before the first check. What could not be learned is Unknown inside it."""
+        ...
+
+    async def health(self) -> Mapping[str, Health] | Unknown:
+        """Every GPU now, by uuid; Xids since the workbench was opened."""
+        ...
+
+    async def readings(self) -> Sequence[Reading]:
+        """Taken since the last question, twice a second; `at` counts from when the workbench was opened."""
+        ...
+
+    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+        """A probe on each of these GPUs, by uuid, on all at once. An answer for every one, whatever happens."""
+        ...
+
+    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+        """One probe over these GPUs, a rank for each. An answer for every rank, by its number."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Meter(Protocol):

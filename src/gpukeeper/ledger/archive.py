@@ -172,7 +172,7 @@ def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
     for key, stored in silent:
         memory = state.read_memory(stored)
         # A GPU's baseline and quarantine outlive their lines, however old those are.
-        if memory.gpu is None and all(hold.until <= now for hold in memory.holds):
+        if memory.gpu is None and not memory.tested and all(hold.until <= now for hold in memory.holds):
             c.execute("DELETE FROM memories WHERE key = ?", (key,))
 
 

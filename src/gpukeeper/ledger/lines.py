@@ -8,10 +8,11 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, Passed, Quarantined, WarningSent
+from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, NodeTested, Passed, Quarantined, WarningSent
 from gpukeeper.model.unknown import Unknown
 
 TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))
@@ -103,7 +104,7 @@ def row(line: Event, stored: str) -> tuple[object, ...]:
 def result_of(line: Event) -> str | None:
     if isinstance(line, WarningSent):
         return (Result.DELIVERED if line.delivered else Result.UNDELIVERED).value
-    result = getattr(line, "result", None)
+    result = getattr(line, "verdict" if isinstance(line, NodeTested) else "result", None)
     return None if result is None else str(result)
 
 
@@ -119,6 +120,8 @@ def is_error(line: Event) -> bool:
             return not line.delivered
         case GpuChecked():
             return line.result is not CheckResult.CLEANED
+        case NodeTested():
+            return line.verdict in (Grade.FAIL, Grade.INCONCLUSIVE)
         case _:
             return isinstance(line, Complaint | Quarantined)
 

@@ -34,6 +34,11 @@ def evidence_folder(ledger: Path) -> Path:
     return ledger.parent / "evidence"
 
 
+def reports_folder(ledger: Path) -> Path:
+    """Of acceptance runs."""
+    return ledger.parent / "reports"
+
+
 def socket_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """Where the daemon listens: `$GPUKEEPER_SOCKET`; /run/gpukeeper for root's, which everybody may ask; else below
     the state folder."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.model.acceptance import Past
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import (
@@ -16,6 +18,7 @@ from gpukeeper.model.event import (
     Event,
     GpuChecked,
     Held,
+    NodeTested,
     Noticed,
     Quarantined,
     Released,
@@ -30,6 +33,7 @@ from gpukeeper.model.subject import Outcome, State
 
 WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)
+RUNS_KEPT = 10  # of each GPU
 _STARTED = (State.RUNNING, State.PAUSED)
 _OVER = (State.SUSPENDED, State.ENDED)
 
@@ -58,8 +62,29 @@ def remember(memory: Memory, line: Event) -> Memory | None:
             return msgspec.structs.replace(memory, stopped=None)
         case GpuChecked() | BaselineSeen() | Quarantined() | Returned() | ResetTried():
             return msgspec.structs.replace(memory, gpu=_of_gpu(memory.gpu or GpuMemory(), line))
+        case NodeTested():
+            return msgspec.structs.replace(memory, tested=_tested(memory.tested, line))
         case _:
             return memory
+
+
+def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
+    """The newest runs of each GPU, and of each of its figures: runs in which a GPU was too slow show no figure, and
+    many of them must not make anybody forget how fast it was. What was not run on a GPU says nothing about one."""
+    if line.device != "cuda":
+        return before
+    now = tuple(
+        Past(at=line.at, run=line.run, identity=identity, verdict=verdict, values=line.values.get(identity, {}))
+        for identity, verdict in sorted(line.gpus.items())
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for one in reversed((*before, *now)):
+        shown = [(one.identity, figure) for figure in ("", *one.values)]
+        counts.update(shown)
+        if any(counts[each] <= RUNS_KEPT for each in shown):
+            kept.append(one)
+    return tuple(reversed(kept))
 
 
 def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.identity import Ref
@@ -166,6 +167,19 @@ class ResetTried(Line, frozen=True, tag="reset"):
     reason: str
 
 
+class NodeTested(Line, frozen=True, tag="acceptance"):
+    """An acceptance run ended. `ref` is the node."""
+
+    run: str
+    verdict: Grade
+    reason: str
+    device: str
+    report: str = ""  # the folder it was written to
+    expected: int | None = None
+    gpus: Mapping[str, Grade] = {}  # by serial number (uuid where there is none); the node's own name for its figures
+    values: Mapping[str, Mapping[str, float]] = {}  # by the same; then by "check.metric method"
+
+
 class Checkpoint(Line, frozen=True, tag="checkpoint"):
     """The whole state as of here, written before older lines are archived, so that folding can begin here."""
 
@@ -198,5 +212,6 @@ Event: TypeAlias = (
     | Quarantined
     | Returned
     | ResetTried
+    | NodeTested
     | Checkpoint
 )

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.model.acceptance import Past
 from gpukeeper.model.condition import GpuMemory
 
 KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload asked for it
@@ -53,6 +54,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     first_seen_ended: datetime | None = None
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
     gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine
+    tested: tuple[Past, ...] = ()  # of a machine: what its GPUs showed in acceptance runs, oldest first
 
 
 EMPTY = Memory()

@@ -45,6 +45,7 @@ def test_below_the_high_mark_nothing_happens(tmp_path: Path, disk: Path) -> None
 
 
 def test_above_the_high_mark_the_oldest_go_until_it_is_below_the_low_one(tmp_path: Path, disk: Path) -> None:
+    """C10.8."""
     host = Host(tmp_path, POLICY, disk)
     fill(host, range(6), 1, 4 * MIB)  # three quarters
     ran = host.apply()

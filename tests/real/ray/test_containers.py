@@ -142,7 +142,10 @@ def gpukeeper(bed: DockerBed, *words: str, policy: dict[str, object] = POLICY) -
 
 
 def test_four_workers_of_which_one_is_busy(bed: DockerBed) -> None:
-    """The case, scaled down: by the command, from the policy to the space that came back."""
+    """C10.6: each worker on its own, the active one untouched.
+
+    By the command, from the policy to the space that came back.
+    """
     names = [f"ray-worker-{number}" for number in range(4)]
     for name in names:
         worker(bed, name)

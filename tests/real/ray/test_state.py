@@ -41,7 +41,8 @@ def test_the_node_of_a_killed_raylet_is_never_idle(fresh_cluster: Fresh, version
     def is_called_dead() -> bool:
         answers = answers_of(cluster.head)
         seen.append(busy(second.node_id, answers))
-        assert isinstance(answers.nodes, tuple)
+        if not isinstance(answers.nodes, tuple):  # its dashboard is busy with the death
+            return False
         return any(node.node_id == second.node_id and node.state == "DEAD" for node in answers.nodes)
 
     until(is_called_dead, "Ray calls it dead", lambda: str(seen[-3:]))

@@ -188,7 +188,7 @@ def _print(seq: int, line: Event, *, json: bool) -> None:
 def line_row(seq: int, line: Event) -> tuple[str, ...]:
     what = str(line.__struct_config__.tag)
     where = line.ref.path if line.ref else getattr(line, "place", "")
-    result = str(getattr(line, "result", "") or getattr(line, "action", ""))
+    result = str(getattr(line, "result", "") or getattr(line, "action", "") or getattr(line, "verdict", ""))
     return (str(seq).rjust(6), f"{line.at:%Y-%m-%d %H:%M:%S}Z", what.ljust(10), result.ljust(11), where, _words(line))
 
 

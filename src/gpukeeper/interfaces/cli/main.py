@@ -10,7 +10,9 @@ import typer
 
 from gpukeeper import __version__
 from gpukeeper.interfaces.cli import (
+    accept,
     apply,
+    check,
     demo,
     doctor,
     explain,
@@ -39,6 +41,8 @@ app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
 app.command("apply")(apply.apply)
 app.command("demo")(demo.demo)
+app.add_typer(accept.app, name="accept")
+app.add_typer(check.app, name="check")
 app.add_typer(workload.app, name="workload")
 app.add_typer(node.app, name="node")
 app.add_typer(policy.app, name="policy")
@@ -89,8 +93,10 @@ def run_app() -> int:
     except KeyboardInterrupt:
         say("Interrupted. What was under way is looked at first by the next pass.")
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away (| head); nothing is wrong.
+    except SystemExit as end:
+        # The reader of our output went away (| head); nothing is wrong, though Click ends with 1 then.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0

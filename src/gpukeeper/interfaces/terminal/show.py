@@ -43,6 +43,10 @@ COLOURS = {
     "outside": typer.colors.YELLOW,
     "orphan": typer.colors.YELLOW,
     "quarantine": typer.colors.RED,
+    "PASS": typer.colors.GREEN,
+    "WARN": typer.colors.YELLOW,
+    "FAIL": typer.colors.RED,
+    "INCONCLUSIVE": typer.colors.CYAN,
 }
 WHY_KEPT = {
     Verdict.WAIT: "waiting",

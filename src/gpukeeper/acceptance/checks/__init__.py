@@ -1,0 +1,1 @@
+"""One check, one file: what to run, and how to read its answer."""

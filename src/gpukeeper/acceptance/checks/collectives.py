@@ -1,0 +1,357 @@
+"""Collectives over all GPUs: every element right on every rank, and as fast as their links allow.
+
+Three of them: as NCCL chooses, over NVLink alone, over the network alone. Speed is told as nccl-tests do (bus
+bandwidth), of the slowest rank, and judged from 1 GiB on: below, healthy fabrics show a fraction of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance import answers, judge, ranks
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+MAIN = "all_reduce"
+PLATEAU = 2**30
+HALF = 0.5  # of what is expected: no tuning explains that
+LATENCY_US_MAX = 200.0
+NVLS_FROM = 6  # GPUs; with fewer NCCL keeps to rings
+DEADLINE_S = 180.0
+SIZES = tuple(2**n for n in range(13, 34))  # 8 KiB to 8 GiB
+
+
+def ask(name: str, serving: Serving, setting: Setting) -> Job:
+    params = params_of(name, serving, setting)
+    refuse(name, [*unknown_words(params, "ops", OPS), *too_little(params, sizes=SIZES[0], rounds=1)])
+    return Job(probe="collectives", params=params, deadline_s=DEADLINE_S + 5 * serving.seconds)
+
+
+def read(name: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    return ranks.read(name, trial, setting, partial(_read, name))
+
+
+def _read(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    said = results[0]
+    merged = merge(results)
+    return (
+        *_switched(name, said),
+        *_data(name, results, setting),
+        *ranks.with_evidence(_speed(name, said, merged, setting), _evidence(said, merged)),
+        *_latency(name, said, results, setting),
+        *_left_out(name, merged),
+    )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One collective at one size, of all ranks: each round took as long as its slowest rank."""
+
+    op: str
+    bytes: int
+    busbw: tuple[float, ...]
+    left_out: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.busbw) if self.busbw else 0.0
+
+
+def merge(results: Mapping[int, Values]) -> tuple[Curve, ...]:
+    """The slowest rank has the least bandwidth of a round."""
+    rows = [list(answer.get("results", ())) for answer in results.values()]
+    return tuple(_curve(same) for same in zip(*rows, strict=True))
+
+
+def _curve(same: Sequence[Values]) -> Curve:
+    first = same[0]
+    if any("left_out" in one for one in same):
+        why = next(str(one["left_out"]) for one in same if "left_out" in one)
+        return Curve(str(first["op"]), int(first["bytes"]), (), why)
+    rounds = zip(*(answers.figures(one.get("busbw")) for one in same), strict=True)
+    return Curve(str(first["op"]), int(first["bytes"]), tuple(min(each) for each in rounds))
+
+
+def _evidence(said: Values, curves: Sequence[Curve]) -> dict[str, Any]:
+    by_size: dict[str, dict[str, float]] = {}
+    for curve in curves:
+        if curve.busbw:
+            by_size.setdefault(curve.op, {})[str(curve.bytes)] = curve.median
+    kept = {key: said.get(key) for key in ("algorithm", "algorithms", "transports", "nvls", "variant", "switches")}
+    return {**kept, "nccl_version": said.get("nccl_version"), "busbw_by_bytes": by_size}
+
+
+# Is it right?
+
+
+def _data(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    """No tolerance and no second try: a wrong element once is a wrong gradient once."""
+    wrong = {rank: rows for rank, answer in results.items() if (rows := _wrong_rows(answer))}
+    if wrong:
+        return tuple(_wrong(name, rank, rows, len(wrong), setting) for rank, rows in wrong.items())
+    rows = [row for answer in results.values() for row in answer.get("results", ()) if "left_out" not in row]
+    if not rows:
+        return (judge.missing(name, "data", None, "no collective ran"),)
+    rounds = sum(int(row["rounds"]) for row in rows) // len(results)
+    return (
+        Finding(
+            check=name,
+            metric="data",
+            verdict=Grade.PASS,
+            code=judge.code_of(name, "exact"),
+            message=f"Every element of {rounds} collectives was right on all {len(results)} ranks.",
+        ),
+    )
+
+
+def _wrong_rows(answer: Values) -> list[Values]:
+    return [row for row in answer.get("results", ()) if row.get("wrong")]
+
+
+def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setting: Setting) -> Finding:
+    first = rows[0]
+    count = sum(int(row["wrong"]) for row in rows)
+    where = next(iter(first.get("where") or ()), None)
+    place = ""
+    if where:
+        got, want = where["got"], where["want"]
+        place = f" Element {where['index']} is {got} and should be {want}, in round {where['round']}."
+    alone = " No other rank saw it: its own links or memory." if ranks_wrong == 1 else ""
+    return Finding(
+        check=name,
+        metric="data",
+        gpu=ranks.uuid(rank, setting),
+        verdict=Grade.FAIL,
+        code=judge.code_of(name, "wrong-data"),
+        message=f"{ranks.named([rank], setting)} holds {count} wrong element{'s' if count > 1 else ''}, first after"
+        f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of use.",
+        action=Remedy.CONTACT_VENDOR,
+        evidence={"rows": [{key: row[key] for key in ("op", "bytes", "wrong", "where")} for row in rows]},
+    )
+
+
+# Is it fast?
+
+
+def _speed(name: str, said: Values, curves: Sequence[Curve], setting: Setting) -> tuple[Finding, ...]:
+    found: list[Finding] = []
+    for op in dict.fromkeys(curve.op for curve in curves):
+        best = plateau([curve for curve in curves if curve.op == op and curve.busbw])
+        if best is None:
+            found.append(judge.missing(name, op, None, "no size fitted into the memory"))
+            continue
+        judged = judge.judge([_measurement(name, said, best)], setting)
+        judged = judged if op == MAIN and name == CHECK.name else ranks.noted(judged)
+        found += [_explained(one, said) for one in judged]
+        found += _under_half(name, judged, setting)
+    return tuple(found)
+
+
+def plateau(curves: Sequence[Curve]) -> Curve | None:
+    """The best of the sizes from 1 GiB on; where none was that large, the largest."""
+    large = [curve for curve in curves if curve.bytes >= PLATEAU]
+    if large:
+        return max(large, key=lambda curve: curve.median)
+    return max(curves, key=lambda curve: curve.bytes, default=None)
+
+
+def _measurement(name: str, said: Values, curve: Curve) -> Measurement:
+    size = "plateau" if curve.bytes >= PLATEAU else f"{curve.bytes}B"
+    method = f"busbw/{said['backend']}/n{said['world']}/{said.get('dtype')}/{said.get('variant')}/{size}"
+    return Measurement(check=name, metric=curve.op, gpu=None, unit="GB/s", method=method, samples=curve.busbw)
+
+
+def _explained(finding: Finding, said: Values) -> Finding:
+    """A slow all-reduce in a machine with an NVLink switch is usually one without the switch's help."""
+    algorithm = (said.get("algorithms") or {}).get(finding.metric)
+    words = f" NCCL used {algorithm}." if algorithm else ""
+    slow = finding.verdict in (Grade.WARN, Grade.FAIL) and finding.metric == MAIN
+    if slow and said.get("variant") == "default" and int(said["world"]) >= NVLS_FROM and said.get("nvls") is False:
+        words += " The switch did not reduce (NVLS is off): look at fabric manager and IMEX before the links."
+    return msgspec.structs.replace(finding, message=f"{finding.message}{words}")
+
+
+def _under_half(name: str, judged: Sequence[Finding], setting: Setting) -> list[Finding]:
+    return [
+        Finding(
+            check=name,
+            metric=f"{one.metric} share",
+            verdict=Grade.FAIL,
+            code=judge.code_of(name, "under-half"),
+            message=f"{one.metric} reaches {judge.percent(one.value / one.reference)} of the"
+            f" {judge.amount(one.reference, one.unit)} that such machines show; under half means a broken link.",
+            action=Remedy.RESEAT_OR_CABLE,
+            value=one.value / one.reference,
+            unit="share",
+            method=one.method,
+            floor=HALF,
+            source=one.source,
+            confirm=True,
+        )
+        for one in judged
+        if one.value is not None and one.reference and one.value < HALF * one.reference and not setting.small
+    ]
+
+
+def _latency(name: str, said: Values, results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    rounds = list(zip(*(answers.figures(answer.get("latency_us")) for answer in results.values()), strict=True))
+    method = f"latency/{said['backend']}/n{said['world']}/{said.get('variant')}/{said.get('latency_bytes')}B"
+    samples = tuple(max(each) for each in rounds)
+    asked = Measurement(
+        check=name, metric="latency", gpu=None, unit="us", method=method, samples=samples, lower_is_better=True
+    )
+    found = ranks.noted(judge.judge([asked], setting))
+    value = statistics.median(samples) if samples else 0.0
+    if value <= LATENCY_US_MAX or setting.small:
+        return found
+    flag = Finding(
+        check=name,
+        metric="latency limit",
+        verdict=Grade.WARN,
+        code=judge.code_of(name, "high-latency"),
+        message=f"A small all-reduce takes {judge.amount(value, 'us')}, more than {LATENCY_US_MAX:g} us: it goes a way"
+        " that it should not. See which ways NCCL chose, and which network (NCCL_SOCKET_IFNAME, NCCL_IB_DISABLE).",
+        action=Remedy.CHECK_CONFIG,
+        value=value,
+        unit="us",
+        method=method,
+        floor=LATENCY_US_MAX,
+    )
+    return (*found, flag)
+
+
+def _left_out(name: str, curves: Sequence[Curve]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            check=name,
+            metric=f"{curve.op} {curve.bytes}",
+            verdict=Grade.SKIPPED,
+            code=judge.code_of(name, "left-out"),
+            message=f"{curve.op} of {curve.bytes} bytes was left out: {curve.left_out}.",
+        )
+        for curve in curves
+        if curve.left_out
+    )
+
+
+# Did the switch change something?
+
+
+def _switched(name: str, said: Values) -> tuple[Finding, ...]:
+    """What a variant forbids must not be among the ways that NCCL says it took; else it measured the usual thing."""
+    variant = said.get("variant")
+    if variant == "default":
+        return ()
+    transports = said.get("transports")
+    if said.get("backend") != "nccl":
+        words = f"{said.get('backend')} has no such switches, so {variant} alone means nothing here."
+        return (_switch(name, Grade.SKIPPED, "no-switch", words),)
+    if transports is None:
+        words = f"Whether it was {variant} alone is not known: NCCL's log does not tell."
+        return (_switch(name, Grade.INCONCLUSIVE, "switch-not-seen", words),)
+    forbidden = sorted(way for way in transports if not way.startswith(_ALLOWED[str(variant)]))
+    if forbidden:
+        words = f"It was to be {variant} alone, but NCCL went {', '.join(forbidden)}: the switch changed nothing there."
+        return (_switch(name, Grade.INCONCLUSIVE, "switch-without-effect", words),)
+    return (_switch(name, Grade.PASS, "switched", f"It was {variant} alone: {', '.join(sorted(transports))}."),)
+
+
+_ALLOWED = {"nvlink": ("P2P", "NVLS"), "network": ("NET",), "no_nvls": ("P2P", "SHM", "NET")}
+
+
+def _switch(name: str, verdict: Grade, code: str, message: str) -> Finding:
+    action = Remedy.CHECK_CONFIG if verdict is Grade.INCONCLUSIVE else Remedy.NONE
+    return Finding(
+        check=name,
+        metric="variant",
+        verdict=verdict,
+        code=judge.code_of(name, code),
+        message=message,
+        action=action,
+    )
+
+
+_SMALL = {"sizes": [2**20], "rounds": 4}
+_WHOLE = Serving(
+    depth=0,
+    seconds=14,
+    worth=72,
+    what="five collectives of 1 GiB, twice as many rounds as GPUs",
+    params={"ops": list(OPS), "sizes": [PLATEAU], "rounds": None},
+    small=_SMALL,
+)
+_SIZES = Serving(
+    depth=1,
+    seconds=40,
+    worth=90,
+    what="five collectives from 8 KiB to 8 GiB",
+    params={"ops": list(OPS), "sizes": [*SIZES[::4], PLATEAU, 2**32], "rounds": None},
+    small={**_SMALL, "sizes": [2**13, 2**20]},
+)
+_EVERY_SIZE = Serving(
+    depth=2,
+    seconds=150,
+    worth=102,
+    what="five collectives of every power of two from 8 KiB to 8 GiB, 50 rounds",
+    params={"ops": list(OPS), "sizes": list(SIZES), "rounds": 50},
+    small={**_SMALL, "sizes": [2**13, 2**16, 2**20]},
+)
+
+CHECK = Check(
+    name="collectives",
+    title="Collectives over all GPUs",
+    proves="All-reduce, all-gather, reduce-scatter, broadcast and all-to-all give the right value in every element on"
+    " every GPU, and all-reduce is as fast as the links of this machine allow.",
+    cannot="It does not say which of several links is slow (links does), and nothing about other machines.",
+    how=How.TOGETHER,
+    servings=(_WHOLE, _SIZES, _EVERY_SIZE),
+    ask=partial(ask, "collectives"),
+    read=partial(read, "collectives"),
+    least_gpus=2,
+    slices=False,
+)
+
+
+def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
+    name = f"collectives_{variant}"
+    serving = Serving(
+        depth=1,
+        seconds=16,
+        worth=18,
+        what=f"all-reduce of 1 GiB, {variant} alone",
+        params={"ops": [MAIN], "sizes": [PLATEAU], "rounds": 10, "variant": variant},
+        small=_SMALL,
+    )
+    return Check(
+        name=name,
+        title=title,
+        proves=proves,
+        cannot=cannot,
+        how=How.TOGETHER,
+        servings=(serving,),
+        ask=partial(ask, name),
+        read=partial(read, name),
+        least_gpus=2,
+        slices=False,
+    )
+
+
+NVLINK = _variant(
+    "nvlink",
+    "Collectives over NVLink alone",
+    "All GPUs reach each other over NVLink without help of shared memory or the network.",
+    "Without a figure of an earlier run its speed is noted, not judged.",
+)
+NETWORK = _variant(
+    "network",
+    "Collectives over the network alone",
+    "Every GPU can send and receive through a network card, with right data.",
+    "Inside one machine it does not show what two machines reach; its speed is noted, not judged, at first.",
+)

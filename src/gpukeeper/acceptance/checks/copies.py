@@ -1,0 +1,106 @@
+"""How fast and how truly data goes between the host and each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpukeeper.acceptance import answers, judge
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+
+NAME = "copies"
+WAYS = ("h2d", "d2h", "d2d")
+SMALL = {"bytes": 16 << 20, "seconds": 0.05, "repeats": 3}
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    results, findings = answers.of_gpus(NAME, trial)
+    speeds = [one for way in WAYS for one in judge.judge(_measured(way, results), setting)]
+    truths = [one for gpu, result in results.items() for one in _truths(gpu, result, setting)]
+    return (*findings, *speeds, *truths)
+
+
+def _measured(way: str, results: Mapping[str, Values]) -> list[Measurement]:
+    return [
+        Measurement(
+            check=NAME,
+            metric=way,
+            gpu=gpu,
+            unit="GB/s",
+            method=str(answers.mapping(result.get("methods")).get(way) or result.get("method", "")),
+            samples=answers.figures(result.get(way)),
+        )
+        for gpu, result in results.items()
+    ]
+
+
+def _truths(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
+    if result.get("verified") is None:
+        yield judge.missing(NAME, "data", gpu, "the probe did not say whether the data came back as it went")
+    elif result["verified"] is not True:
+        yield _wrong(gpu, result)
+    if isinstance(result.get("pinned"), str) and not setting.small:
+        yield _not_pinned(gpu, str(result["pinned"]))
+
+
+def _wrong(gpu: str, result: Values) -> Finding:
+    return Finding(
+        check=NAME,
+        metric="data",
+        gpu=gpu,
+        verdict=Grade.FAIL,
+        code="copies-wrong-data",
+        message=f"{result.get('wrong', 'Some')} words came back from the GPU other than they went there. Reseat the"
+        " board and look at the PCIe error counters; if it stays, replace it.",
+        action=Remedy.RESEAT_OR_CABLE,
+        evidence={"wrong": result.get("wrong"), "where": result.get("where", [])},
+    )
+
+
+def _not_pinned(gpu: str, why: str) -> Finding:
+    return Finding(
+        check=NAME,
+        metric="pinned",
+        gpu=gpu,
+        verdict=Grade.WARN,
+        code="copies-not-pinned",
+        message=f"Host memory could not be pinned ({why}), so the link's own speed was not measured. Allow it: --ulimit"
+        " memlock=-1, or more memory for the container.",
+        action=Remedy.CHECK_CONFIG,
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Copies between host and GPU",
+    proves="The link between host and GPU is as fast as its lanes allow, both ways, and what goes over it comes back"
+    " unchanged.",
+    cannot="All GPUs copy at once, so GPUs that share a link share its speed; a slow one may be the host's fault.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=3,
+            worth=50,
+            what="256 MiB each way, half a second",
+            params={"bytes": 256 << 20, "seconds": 0.5, "repeats": 5},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=10,
+            worth=55,
+            what="1 GiB each way, two seconds",
+            params={"bytes": 1 << 30, "seconds": 2.0, "repeats": 9},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

@@ -1,0 +1,159 @@
+"""Data-parallel training over all GPUs: the loss falls, and all of them hold the same parameters after every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpukeeper.acceptance import ranks
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.judge import percent
+from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+from gpukeeper.model.errors import UsageError
+
+NAME = "ddp"
+MIN_FALL = 0.20
+DEFAULTS = {
+    "epochs": 2,
+    "batch": 256,
+    "samples": 4000,
+    "features": 128,
+    "classes": 4,
+    "rate": 3e-3,
+    "min_fall": MIN_FALL,
+}
+METHOD = "ddp/adamw/seed41"
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    problems = list(impossible(params))
+    if problems:
+        raise UsageError(f"ddp: {'; '.join(problems)}. Nothing was run.")
+    return Job(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
+
+
+def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+    """Settings that no healthy machine could pass with, or any would; refused before anything runs."""
+    wanted = {**DEFAULTS, **params}
+    if wanted["epochs"] < 2:
+        yield f"epochs {wanted['epochs']} cannot show that the loss falls, give 2 or more"
+    if not 0 < wanted["min_fall"] < 1:
+        yield f"min_fall {wanted['min_fall']} is no share between 0 and 1; 0.2 asks for a loss that falls by 20 %"
+    if wanted["classes"] < 2:
+        yield "one class cannot be learned, since its loss is zero from the start; give 2 or more"
+    if not 0 < wanted["batch"] <= wanted["samples"]:
+        yield f"batch {wanted['batch']} of {wanted['samples']} samples makes no step; give 1 to {wanted['samples']}"
+    if wanted["rate"] <= 0:
+        yield f"rate {wanted['rate']} learns nothing; 0.003 is usual"
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    return ranks.read(NAME, trial, setting, _read)
+
+
+def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    return (*_parameters(results, setting), _loss(results[0]))
+
+
+def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
+    told = next((one for one in results.values() if one["hashes_equal"] is not True), None)
+    evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
+    if told is None:
+        steps = results[0]["steps"]
+        message = f"All {len(results)} ranks held the same parameters after each of {steps} steps, to the bit."
+        return (_finding("parameters", None, Grade.PASS, "ddp-parameters-ok", message, Remedy.NONE, evidence),)
+    odd, step = [int(rank) for rank in told["differing"]], told.get("first_step")
+    if not told.get("majority"):
+        message = (
+            f"From step {step} on, {ranks.named(odd, setting)} held different parameters, and no majority says which is"
+            " wrong. They get the same gradients, so one corrupts data: see exact and training, test each with a third."
+        )
+        return (_finding("parameters", None, Grade.FAIL, "ddp-ranks-differ", message, Remedy.CONTACT_VENDOR, evidence),)
+    return tuple(
+        _finding(
+            "parameters",
+            ranks.uuid(rank, setting),
+            Grade.FAIL,
+            "ddp-rank-differs",
+            f"From step {step} on, {ranks.named([rank], setting)} held other parameters than the"
+            f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data."
+            " Take it out of use.",
+            Remedy.REPLACE_GPU,
+            evidence,
+        )
+        for rank in odd
+    )
+
+
+def _loss(result: Values) -> Finding:
+    start, end, fall = (float(result[name]) for name in ("loss_start", "loss_end", "fall"))
+    least = float(result.get("min_fall", MIN_FALL))
+    good = fall >= least  # false for not-a-number
+    told = f"from {start:.4g} to {end:.4g} in {result['steps']} steps, on the same data"
+    bad = f"The loss went {told}; it should fall by {percent(least)}. Healthy GPUs do: test again."
+    return Finding(
+        check=NAME,
+        metric="loss",
+        verdict=Grade.PASS if good else Grade.FAIL,
+        code="ddp-loss-ok" if good else "ddp-loss-did-not-fall",
+        message=f"The loss fell by {percent(fall)}, {told}." if good else bad,
+        action=Remedy.NONE if good else Remedy.CONTACT_VENDOR,
+        value=fall if math.isfinite(fall) else None,
+        unit="share",
+        method=METHOD,
+        samples=(fall,) if math.isfinite(fall) else (),
+        floor=least,
+        confirm=not good,
+    )
+
+
+def _finding(
+    metric: str, gpu: str | None, grade: Grade, code: str, message: str, action: Remedy, evidence: dict[str, Any]
+) -> Finding:
+    """No confirmation of a difference: a second try that shows none does not undo the first."""
+    return Finding(
+        check=NAME,
+        metric=metric,
+        gpu=gpu,
+        verdict=grade,
+        code=code,
+        message=message,
+        action=action,
+        method=METHOD,
+        evidence=evidence,
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Training over all GPUs",
+    proves="All GPUs train one model together: its loss falls by 20 %, and after every step all of them hold the same"
+    " parameters to the last bit.",
+    cannot="It says little about speed (throughput does), and a few dozen steps are no week of training.",
+    how=How.TOGETHER,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=12,
+            worth=36,
+            what="two epochs, batches of 256, parameters compared after every step",
+            params=DEFAULTS,
+            small={"samples": 1024, "batch": 128},
+        ),
+        Serving(
+            depth=1,
+            seconds=16,
+            worth=42,
+            what="ten epochs, batches of 256, parameters compared after every step",
+            params={**DEFAULTS, "epochs": 10},
+            small={"samples": 1024, "batch": 128, "epochs": 3},
+        ),
+    ),
+    ask=ask,
+    read=read,
+    least_gpus=2,
+    slices=False,
+)

@@ -1,0 +1,183 @@
+"""Is this the machine that was promised, and can it be tested? Looks at counts, versions and limits; runs nothing.
+
+Expected GPUs that are missing are the one fault that every other check overlooks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.checks.health import links_expected
+from gpukeeper.acceptance.messages import TEACH, classify
+from gpukeeper.model.acceptance import Fact, Finding, Grade, Machine, Remedy
+from gpukeeper.model.unknown import Unknown
+
+NAME = "environment"
+LEAST_SHM = 1 << 30  # NCCL takes some MiB for each pair of ranks, loaders of data more
+UNIFORM = (("vbios", "VBIOS"), ("firmware", "GSP firmware"), ("inforom", "InfoROM"))
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    machine = setting.machine
+    found = [*_torch(machine), *_limits(machine)] if setting.wish.device == "cpu" else _of_gpus(machine, setting)
+    judged = any(one.verdict is not Grade.SKIPPED for one in found)
+    return tuple(found) if judged else (*found, _ok(machine))
+
+
+def _of_gpus(machine: Machine, setting: Setting) -> list[Finding]:
+    return [
+        *_none(machine),
+        *_count(machine, setting),
+        *_bus(machine),
+        *_torch(machine),
+        *_uniform(machine),
+        *_limits(machine),
+        *_fabric(machine),
+    ]
+
+
+def _ok(machine: Machine) -> Finding:
+    count = 0 if isinstance(machine.gpus, Unknown) else len(machine.gpus)
+    versions = ", ".join(
+        f"{name} {fact}"
+        for name in ("driver", "cuda", "torch", "nccl")
+        if isinstance(fact := machine.environment.get(name), str)
+    )
+    return _finding(Grade.PASS, "ok", f"{count} GPU{'' if count == 1 else 's'}, {versions or 'versions not known'}")
+
+
+def _none(machine: Machine) -> Iterator[Finding]:
+    """No GPU is no success (C17.2): it used to end in exit 0."""
+    if isinstance(machine.gpus, Unknown):
+        kind = classify(machine.gpus.why)
+        lesson = TEACH[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
+        words = f"{lesson.sentence} {lesson.advice} The driver said: {machine.gpus.why}"
+        yield _finding(lesson.grade, "no-gpu", words, lesson.remedy)
+    elif not machine.gpus:
+        lesson = TEACH["no_gpu"]
+        yield _finding(Grade.INCONCLUSIVE, "no-gpu", f"{lesson.sentence} {lesson.advice}", lesson.remedy)
+
+
+def _count(machine: Machine, setting: Setting) -> Iterator[Finding]:
+    expected = setting.wish.expected
+    if isinstance(machine.gpus, Unknown):
+        return
+    whole = len({gpu.part_of or gpu.uuid for gpu in machine.gpus})
+    if expected is None:
+        if machine.gpus:
+            words = f"nobody said how many GPUs should be here; {whole} are. Say it, so that a missing one is noticed"
+            yield _finding(Grade.SKIPPED, "count-not-expected", f"{words}: --expect {whole}")
+    elif whole < expected:
+        words = (
+            f"{whole} of {expected} expected GPUs are here. See the kernel log and lspci for the missing ones; reseat"
+        )
+        yield _finding(Grade.FAIL, "gpus-missing", f"{words}, or correct --expect", Remedy.RESEAT_OR_CABLE, value=whole)
+    elif whole > expected:
+        words = f"{whole} GPUs are here, {expected} were expected. Correct --expect, or find out whose they are"
+        yield _finding(Grade.WARN, "gpus-more", words, Remedy.CHECK_CONFIG, value=whole)
+
+
+def _bus(machine: Machine) -> Iterator[Finding]:
+    for why in machine.silent:
+        words = f"a GPU is there and does not answer: {why}. Reboot; again: reseat or replace it"
+        yield _finding(Grade.FAIL, "gpu-silent", words, Remedy.REBOOT)
+    if isinstance(machine.on_bus, Unknown) or isinstance(machine.gpus, Unknown):
+        return
+    named = len({gpu.part_of or gpu.uuid for gpu in machine.gpus}) + len(machine.silent)
+    if machine.on_bus > named:
+        words = f"the PCI bus shows {machine.on_bus} GPUs, the driver names {named}. See dmesg for the others; reboot"
+        yield _finding(Grade.FAIL, "gpu-unnamed", f"{words}, then reseat", Remedy.REBOOT, value=named)
+
+
+def _torch(machine: Machine) -> Iterator[Finding]:
+    """Not there, or there and unable to use this GPU: said before anything else is tried (C1.9)."""
+    torch, why = machine.environment.get("torch", Unknown("nobody asked")), machine.environment.get("torch_why")
+    said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
+    if isinstance(torch, str) and not said:
+        return
+    kind = classify(said)
+    if kind == "failed" and not isinstance(torch, str):
+        kind = "no_torch"
+    lesson = TEACH[kind]
+    quoted = f" It said: {said}" if said else ""
+    words = f"{lesson.sentence} {lesson.advice}{quoted}"
+    yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
+
+
+def _uniform(machine: Machine) -> Iterator[Finding]:
+    gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
+    for fact, what in UNIFORM:
+        for name in sorted({gpu.name for gpu in gpus if isinstance(gpu.name, str)}):
+            seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _told(gpu.facts.get(fact)))
+            if len(seen) > 1:
+                odd = ", ".join(f"{count}× {version}" for version, count in seen.most_common())
+                words = f"{what} of {name} is not the same everywhere ({odd}). Update them to one version"
+                yield _finding(Grade.WARN, f"{fact}-mixed", words, Remedy.CHECK_CONFIG)
+    models = sorted({gpu.name for gpu in gpus if isinstance(gpu.name, str)})
+    if len(models) > 1:
+        yield _finding(Grade.WARN, "models-mixed", f"several models in one machine: {', '.join(models)}", Remedy.WATCH)
+
+
+def _limits(machine: Machine) -> Iterator[Finding]:
+    shm = machine.environment.get("shm_bytes")
+    if isinstance(shm, int) and shm < LEAST_SHM:
+        words = (
+            f"shared memory is {shm >> 20} MiB, so NCCL and data loaders may fail. Give it 16 GiB: --shm-size=16g or"
+        )
+        yield _finding(
+            Grade.WARN, "shm-small", f"{words} --ipc=host (a memory-backed volume in a pod)", Remedy.CHECK_CONFIG
+        )
+    locked = machine.environment.get("memlock")
+    several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has nobody to talk to over RDMA
+    if isinstance(locked, int) and several:
+        words = f"only {locked >> 10} KiB may be locked in memory, so RDMA and pinned copies may fail. Lift it:"
+        yield _finding(
+            Grade.WARN, "memlock-low", f"{words} --ulimit memlock=-1, or ulimit -l unlimited", Remedy.CHECK_CONFIG
+        )
+
+
+def _fabric(machine: Machine) -> Iterator[Finding]:
+    """Only a machine whose GPUs meet at a switch needs it, and only there it is missed."""
+    gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
+    switched = len(gpus) >= 8 and any(links_expected(gpu) for gpu in gpus)
+    if machine.environment.get("fabric_manager") is False and switched:
+        words = "the fabric manager does not run, so NVLink does not work. Start the one of the driver's version:"
+        yield _finding(
+            Grade.WARN, "fabric-manager", f"{words} systemctl start nvidia-fabricmanager", Remedy.CHECK_CONFIG
+        )
+
+
+def _told(fact: Fact) -> bool:
+    return fact is not None and not isinstance(fact, Unknown)
+
+
+def _finding(
+    grade: Grade, code: str, words: str, remedy: Remedy = Remedy.NONE, *, value: float | None = None
+) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=code.replace("-", "_"),
+        verdict=grade,
+        code=code if code in PLAIN else f"{NAME}-{code}",
+        message=f"{words[:1].upper()}{words[1:].rstrip('.')}.",
+        action=remedy,
+        value=value,
+    )
+
+
+# What people search for: the codes of acceptance/messages.py, and the count.
+PLAIN = frozenset(
+    {*(kind.replace("_", "-") for kind in TEACH), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
+)
+
+CHECK = Check(
+    name=NAME,
+    title="Environment",
+    proves="The expected GPUs are here, the driver names all that the bus shows, and torch can use them.",
+    cannot="It does not run anything on a GPU, and without --expect it cannot know that one is missing.",
+    how=How.LOOK,
+    servings=(Serving(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
+    read=read,
+)

@@ -1,0 +1,162 @@
+"""Whether each GPU multiplies rightly, to the last bit, for every kind of number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpukeeper.acceptance import answers, judge
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+
+NAME = "exact"
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+LEAST_N = 128  # a tile of the units that multiply
+SMALL = {"dtypes": ["fp32", "bf16", "fp16", "int8"], "n": 192, "rounds": 3, "seconds": 0, "phase": "cold", "heat_s": 0}
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=LEAST_N, rounds=1)])
+    return Job(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    asked = params_of(NAME, trial.serving, setting).get("dtypes")
+    dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
+    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
+    return (*findings, *_votes(results, dtypes, setting))
+
+
+def _of(gpu: str, result: Values, dtypes: list[str]) -> Iterable[Finding]:
+    for dtype in dtypes:
+        record = answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))
+        if record.get("unsupported"):
+            yield _skipped(gpu, dtype, str(record["unsupported"]))
+        elif not record.get("rounds") or "mismatches" not in record:
+            yield judge.missing(NAME, dtype, gpu, "the probe verified no result")
+        else:
+            yield _verified(gpu, dtype, record, str(result.get("phase", "")))
+
+
+def _verified(gpu: str, dtype: str, record: Mapping[str, Any], phase: str) -> Finding:
+    """No confirmation: a result that was wrong once was wrong."""
+    wrong, rounds = int(record["mismatches"]), int(record["rounds"])
+    warmth = f", {phase}" if phase else ""
+    good = f"{dtype}: {rounds} products{warmth}, every one of {int(record['elements']):,} elements right to the bit."
+    return Finding(
+        check=NAME,
+        metric=dtype,
+        gpu=gpu,
+        verdict=Grade.FAIL if wrong else Grade.PASS,
+        code="exact-mismatch" if wrong else "exact-ok",
+        message=_sentence(dtype, record, wrong, warmth) if wrong else good,
+        action=Remedy.REPLACE_GPU if wrong else Remedy.NONE,
+        value=float(wrong),
+        unit="elements",
+        method=f"exact/{str(record.get('kernel', '')).replace(' ', '_')}",
+        samples=(float(wrong),),
+        evidence={key: record.get(key) for key in ("where", "digest", "kernel", "rounds", "elements")}
+        | {"phase": phase},
+    )
+
+
+def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) -> str:
+    where = record.get("where") or []
+    first = ""
+    if where and where[0].get("col") is not None:
+        one = where[0]
+        first = f" The first in row {one['row']}, column {one['col']}: {one['got']} instead of {one['want']}."
+    elif where:
+        first = f" The sum of row {where[0]['row']} is wrong."
+    return (
+        f"{dtype}{warmth}: {wrong} elements of {int(record['elements']):,} are wrong. There is one right answer for"
+        f" whole numbers, so this GPU corrupts data.{first} Take it out of use."
+    )
+
+
+def _votes(results: Mapping[str, Values], dtypes: list[str], setting: Setting) -> Iterable[Finding]:
+    """The same figures give the same bits on every GPU of a model. Said only where they did not."""
+    for dtype in dtypes:
+        digests = {
+            gpu: str(record["digest"])
+            for gpu, result in results.items()
+            if (record := answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))).get("digest")
+            and not record.get("mismatches")
+        }
+        for gpu, (stand, n) in answers.against_majority(digests, setting).items():
+            if stand != "like":
+                yield _differs(gpu, dtype, stand, n)
+
+
+def _differs(gpu: str, dtype: str, stand: str, n: int) -> Finding:
+    odd = stand == "odd"
+    who = f"than most of {n} equal GPUs" if odd else f"among {n} equal GPUs, and no majority says which one is wrong"
+    return Finding(
+        check=NAME,
+        metric=f"{dtype}_peers",
+        gpu=gpu,
+        verdict=Grade.FAIL if odd else Grade.WARN,
+        code="exact-differs-from-peers" if odd else "exact-split",
+        message=f"{dtype}: the same seed gave other bits {who}. Test again; if it stays, take it out of use.",
+        action=Remedy.REPLACE_GPU if odd else Remedy.RETEST,
+    )
+
+
+def _skipped(gpu: str, dtype: str, why: str) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=dtype,
+        gpu=gpu,
+        verdict=Grade.SKIPPED,
+        code="exact-unsupported",
+        message=f"exact {dtype} does not apply: {why}.",
+    )
+
+
+_ALL = {"dtypes": list(DTYPES), "n": 8192}
+CHECK = Check(
+    name=NAME,
+    title="Exact products",
+    proves="For every kind of number, products of whole numbers come out right to the last bit in every element, held"
+    " against sums that the CPU counted too; a wrong element is named by row and column.",
+    cannot="It sees what happens while it runs: a fault that needs another temperature, clock or instruction may hide."
+    " It tests the units that multiply and the way to them, not every instruction.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=4,
+            worth=70,
+            what="six kinds of numbers, cold, ten products or more of each",
+            params={**_ALL, "rounds": 10, "seconds": 0.3, "phase": "cold"},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=45,
+            worth=95,
+            what="hot after 20 s of load, three seconds of each",
+            params={**_ALL, "rounds": 20, "seconds": 3.0, "phase": "hot", "heat_s": 20.0},
+            small=SMALL | {"phase": "hot", "heat_s": 0.05},
+        ),
+        Serving(
+            depth=2,
+            seconds=200,
+            worth=110,
+            what="hot after a minute of load, 20 seconds of each",
+            params={**_ALL, "rounds": 50, "seconds": 20.0, "phase": "hot", "heat_s": 60.0},
+            small=SMALL | {"phase": "hot", "heat_s": 0.05},
+        ),
+        Serving(
+            depth=3,
+            seconds=1900,
+            worth=120,
+            what="hot after a minute of load, five minutes of each",
+            params={**_ALL, "rounds": 50, "seconds": 300.0, "phase": "hot", "heat_s": 60.0},
+            small=SMALL | {"phase": "hot", "heat_s": 0.05},
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

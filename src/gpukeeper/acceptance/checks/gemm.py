@@ -1,0 +1,140 @@
+"""How fast each GPU multiplies matrices, by kind of number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpukeeper.acceptance import answers, judge
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Values
+
+NAME = "gemm"
+UNIT = "TFLOP/s"
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+SWEEP = (4096, 6144, 8192, 10240, 12288, 16384)
+SMALL = {
+    "dtypes": ["fp32", "bf16"],
+    "n": 256,
+    "rounds": 10,
+    "repeats": 3,
+    "sweep": [],
+    "matmul": [],
+    "sgemm": 0.0,
+} | {"batched": 0.0}
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=256, rounds=1, repeats=3)])
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    results, findings = answers.of_gpus(NAME, trial)
+    wanted = params_of(NAME, trial.serving, setting)
+    asked = wanted.get("dtypes")
+    found = list(findings)
+    for dtype in asked if isinstance(asked, list | tuple) else DTYPES:
+        records = {gpu: _record(result, "dtypes", str(dtype)) for gpu, result in results.items()}
+        found += _judged(str(dtype), records, results, setting)
+    for metric in ("sgemm", "batched"):
+        if wanted.get(metric):
+            found += _judged(metric, {gpu: _record(one, metric) for gpu, one in results.items()}, {}, setting)
+    return tuple(found)
+
+
+def _judged(
+    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], setting: Setting
+) -> Iterable[Finding]:
+    """All GPUs at once, since each is held against the others."""
+    unable = {gpu: str(record["unsupported"]) for gpu, record in records.items() if record.get("unsupported")}
+    yield from (_unsupported(metric, gpu, why) for gpu, why in unable.items())
+    measured = [
+        Measurement(
+            check=NAME,
+            metric=metric,
+            gpu=gpu,
+            unit=UNIT,
+            method=str(record.get("method", "")),
+            samples=answers.figures(record.get("tflops")),
+        )
+        for gpu, record in records.items()
+        if gpu not in unable
+    ]
+    for finding in judge.judge(measured, setting):
+        yield replace(finding, evidence=_evidence(metric, results.get(finding.gpu or "", {})))
+
+
+def _evidence(metric: str, result: Values) -> dict[str, Any]:
+    """What is told beside the figure: how it compares with other sizes, and the old kit's products."""
+    told: dict[str, Any] = {}
+    sizes = {size: float(one) for size, one in _record(result, "sweep", metric).items()}
+    if sizes:
+        told["sweep"] = sizes
+        samples = sorted(answers.figures(_record(result, "dtypes", metric).get("tflops")))
+        if samples and max(sizes.values()) > 0:
+            told["share_of_best"] = samples[len(samples) // 2] / max(sizes.values())
+    if metric == "fp32" and result.get("matmul"):
+        told["matmul"] = result["matmul"]
+    return told
+
+
+def _unsupported(metric: str, gpu: str, why: str) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=metric,
+        gpu=gpu,
+        verdict=Grade.SKIPPED,
+        code="gemm-unsupported",
+        message=f"gemm {metric} does not apply: {why}.",
+    )
+
+
+def _record(result: Values, *keys: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = result
+    for key in keys:
+        found = answers.mapping(found.get(key))
+    return found
+
+
+CHECK = Check(
+    name=NAME,
+    title="Matrix products",
+    proves="The GPU multiplies matrices as fast as its model should, for every kind of number it has, on data like that"
+    " of training, while all GPUs of the machine do the same.",
+    cannot="It does not look at the results (exact does), and one size of product is not every kernel of a model.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=9,
+            worth=70,
+            what="six kinds of numbers, 8192³, five bursts each",
+            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 5, "matmul": [[2048, 10]]},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=35,
+            worth=90,
+            what="nine bursts each, bf16 by size, float32 on a fifth of the free memory",
+            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 9, "sweep": list(SWEEP)}
+            | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.2, "batched": 0.2},
+            small=SMALL,
+        ),
+        Serving(
+            depth=2,
+            seconds=85,
+            worth=100,
+            what="25 bursts each, bf16 by size, float32 on half of the free memory",
+            params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 25, "sweep": list(SWEEP)}
+            | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.5, "batched": 0.5},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

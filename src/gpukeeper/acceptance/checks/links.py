@@ -1,0 +1,169 @@
+"""Copies between every pair of GPUs: right, and as fast as between other pairs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpukeeper.acceptance import answers, judge, ranks
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+
+NAME = "links"
+PAIR_WARNS = 0.95  # of the median of its equals
+PAIR_FAILS = 0.90  # two GPUs are innocent of their link, so it takes more than for one GPU
+LEAST_PAIRS = 6  # three GPUs: fewer cannot tell which link is the odd one
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=180 + 5 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    return ranks.read(NAME, trial, setting, _read)
+
+
+def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+    """The first rank copies between all GPUs; the others only make the number full."""
+    pairs: Sequence[Values] = results[0]["pairs"]
+    count = len(setting.gpus)
+    if len(pairs) < count * (count - 1):
+        why = f"{len(pairs)} of {count * (count - 1)} pairs of GPUs were measured"
+        yield judge.missing(NAME, "pairs", None, why)
+    yield from _data(pairs, setting)
+    yield from _of_gpus(pairs, setting)
+    yield from _of_pairs(pairs, setting)
+
+
+def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+    wrong = [pair for pair in pairs if pair["wrong"]]
+    for pair in wrong:
+        place = next(iter(pair.get("where") or ()), None)
+        at = f" Word {place['index']} is {place['got']} and should be {place['want']}." if place else ""
+        yield Finding(
+            check=NAME,
+            metric=f"data {pair['from']} to {pair['to']}",
+            gpu=ranks.uuid(int(pair["to"]), setting),
+            verdict=Grade.FAIL,
+            code="links-wrong-data",
+            message=f"{pair['wrong']} of the words that {_gpu(pair['from'], setting)} sent arrived wrong at"
+            f" {_gpu(pair['to'], setting)}.{at} Either of them, or their link: see whether others have it, too.",
+            action=Remedy.RESEAT_OR_CABLE,
+            evidence={"pair": dict(pair)},
+        )
+    if not wrong and pairs:
+        message = f"Every word arrived right, between all {len(pairs)} pairs of GPUs."
+        yield Finding(check=NAME, metric="data", verdict=Grade.PASS, code="links-data-ok", message=message)
+
+
+def _of_gpus(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+    """Each GPU by the middle of its links, so that one slow GPU does not make all the others slow."""
+    asked = [
+        Measurement(
+            check=NAME,
+            metric="p2p",
+            gpu=ranks.uuid(rank, setting),
+            unit="GB/s",
+            method="p2p/copy",
+            samples=_middle([pair for pair in pairs if rank in (pair["from"], pair["to"])]),
+        )
+        for rank in range(len(setting.gpus))
+    ]
+    matrix: dict[str, Any] = {"matrix": {f"{pair['from']}-{pair['to']}": _median(pair) for pair in pairs}}
+    matrix["ways"] = {f"{pair['from']}-{pair['to']}": _way(pair, setting) for pair in pairs}
+    return ranks.with_evidence(ranks.noted(judge.judge(asked, setting)), matrix)
+
+
+def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
+    repeats = zip(*(answers.figures(pair["gbps"]) for pair in pairs), strict=True)
+    return tuple(statistics.median(each) for each in repeats)
+
+
+def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+    """Every pair against those that are connected alike: one bad link among fifty does not move anybody's middle."""
+    alike: dict[str, list[Values]] = defaultdict(list)
+    for pair in pairs:
+        alike[_way(pair, setting)].append(pair)
+    for way, group in alike.items():
+        if len(group) < LEAST_PAIRS:
+            continue
+        usual = statistics.median(map(_median, group))
+        slow = [pair for pair in group if _median(pair) < PAIR_WARNS * usual]
+        yield from (_slow(pair, way, usual, len(group), setting) for pair in slow)
+        if not slow:
+            message = f"All {len(group)} pairs over {way} are alike, {judge.amount(usual, 'GB/s')} in the middle."
+            yield Finding(check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message)
+
+
+def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) -> Finding:
+    value = _median(pair)
+    verdict = Grade.FAIL if value < PAIR_FAILS * usual else Grade.WARN
+    return Finding(
+        check=NAME,
+        metric=f"pair {pair['from']} to {pair['to']}",
+        verdict=verdict,
+        code="links-slow-pair",
+        message=f"{_gpu(pair['from'], setting)} to {_gpu(pair['to'], setting)}: {judge.amount(value, 'GB/s')},"
+        f" {judge.percent(1 - value / usual)} under the middle of {count} such pairs ({judge.amount(usual, 'GB/s')})."
+        " If all pairs of one of them are slow it is that GPU, else their link.",
+        action=Remedy.RESEAT_OR_CABLE if verdict is Grade.FAIL else Remedy.WATCH,
+        value=value,
+        unit="GB/s",
+        method=f"p2p/copy/{way}",
+        samples=answers.figures(pair["gbps"]),
+        peer_median=usual,
+        peer_n=count,
+        confirm=verdict is Grade.FAIL,
+    )
+
+
+def _median(pair: Values) -> float:
+    samples = answers.figures(pair["gbps"])
+    return statistics.median(samples) if samples else 0.0
+
+
+def _way(pair: Values, setting: Setting) -> str:
+    """As the driver says the two are connected; through the machine's memory where they cannot reach each other."""
+    if not pair.get("p2p"):
+        return "host"
+    first, second = (ranks.uuid(int(pair[end]), setting) or "" for end in ("from", "to"))
+    return setting.machine.topology.get(first, {}).get(second, "p2p")
+
+
+def _gpu(rank: Any, setting: Setting) -> str:
+    found = ranks.gpu(int(rank), setting)
+    return f"GPU {rank if found is None else found.index}"
+
+
+CHECK = Check(
+    name=NAME,
+    title="Links between GPUs",
+    proves="Between every two GPUs data arrives right, directly where the machine is built so, and no link is slower"
+    " than its equals.",
+    cannot="One copy runs at a time, so a switch that fails under full load shows in collectives, not here.",
+    how=How.TOGETHER,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=10,
+            worth=24,
+            what="every pair of GPUs, 256 MiB, five times",
+            params={"bytes": 2**28, "repeats": 5},
+            small={"bytes": 2**20},
+        ),
+        Serving(
+            depth=1,
+            seconds=25,
+            worth=30,
+            what="every pair of GPUs, 1 GiB, fifteen times",
+            params={"bytes": 2**30, "repeats": 15},
+            small={"bytes": 2**20},
+        ),
+    ),
+    ask=ask,
+    read=read,
+    least_gpus=2,
+    slices=False,
+)

@@ -1,0 +1,76 @@
+"""How fast each GPU copies its own memory."""
+
+from __future__ import annotations
+
+from gpukeeper.acceptance import answers, judge
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+
+NAME = "memory_bandwidth"
+SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    results, findings = answers.of_gpus(NAME, trial)
+    measured = [
+        Measurement(
+            check=NAME,
+            metric="copy",
+            gpu=gpu,
+            unit="GB/s",
+            method=str(result.get("method", "")),
+            samples=answers.figures(result.get("gbps")),
+        )
+        for gpu, result in results.items()
+    ]
+    wrong = [_wrong(gpu, result) for gpu, result in results.items() if result.get("wrong")]
+    return (*findings, *judge.judge(measured, setting), *wrong)
+
+
+def _wrong(gpu: str, result: Values) -> Finding:
+    return Finding(
+        check=NAME,
+        metric="data",
+        gpu=gpu,
+        verdict=Grade.FAIL,
+        code="memory-bandwidth-wrong-data",
+        message=f"{result['wrong']} words of a copy inside the GPU's memory are not those that were copied. Take it out"
+        " of use; memory_pattern and exact say more.",
+        action=Remedy.REPLACE_GPU,
+        evidence={"wrong": result["wrong"]},
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Memory bandwidth",
+    proves="The GPU reads and writes its own memory as fast as its model should; what was copied is compared.",
+    cannot="It touches a part of the memory; whether all of it keeps its data is memory_pattern's question.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=2,
+            worth=55,
+            what="copies of 8 GiB for a second",
+            params={"bytes": 8 << 30, "seconds": 1.0, "repeats": 5},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=8,
+            worth=60,
+            what="copies of 8 GiB for five seconds",
+            params={"bytes": 8 << 30, "seconds": 5.0, "repeats": 9},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

@@ -1,0 +1,124 @@
+"""Whether the memory of each GPU keeps what is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpukeeper.acceptance import answers
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+
+NAME = "memory_pattern"
+SMALL = {"bytes": 16 << 20, "chunk": 1 << 20, "passes": 1, "seconds": 0}
+GIB = 1 << 30
+ENOUGH = 0.8  # of what was asked for; less is said to be less
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, too_little(params, share=0.1, bytes=1 << 20, passes=1))
+    asked = params.get("seconds", 0)
+    longer = float(asked) if isinstance(asked, int | float) else 0.0
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    share = params_of(NAME, trial.serving, setting).get("share", 0.0)
+    asked = float(share) if isinstance(share, int | float) and not setting.small else 0.0
+    _, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
+    return findings
+
+
+def _of(gpu: str, result: Values, asked: float) -> Iterable[Finding]:
+    errors, tested, total = int(result["errors"]), int(result["tested_bytes"]), int(result["total_bytes"])
+    if not tested or not int(result["passes"]):
+        raise ValueError("nothing was tested")
+    share = tested / total
+    if errors:
+        yield _finding(gpu, result, Grade.FAIL, "errors", _sentence(result, errors), Remedy.REPLACE_GPU)
+    elif share < asked * ENOUGH:
+        message = (
+            f"Only {share:.0%} of the memory could be tested, {asked:.0%} was asked for: something else holds the rest."
+            " What was tested kept its data. See who: nvidia-smi, or gpukeeper observe."
+        )
+        yield _finding(gpu, result, Grade.WARN, "partly", message, Remedy.RETEST)
+    else:
+        passes = "once" if int(result["passes"]) == 1 else f"{result['passes']} times"
+        message = (
+            f"{tested / GIB:.1f} of {total / GIB:.1f} GiB kept all {len(result['patterns'])} patterns, written and read"
+            f" {passes}."
+        )
+        yield _finding(gpu, result, Grade.PASS, "ok", message, Remedy.NONE)
+
+
+def _sentence(result: Values, errors: int) -> str:
+    first = result["where"][0] if result.get("where") else None
+    where = (
+        f" The first at byte {first['offset']}: {first['want']} was written and {first['got']} read"
+        f" (pattern {first['pattern']})."
+        if first
+        else ""
+    )
+    return f"{errors} words of memory did not keep what was written to them.{where} Take the GPU out of use."
+
+
+def _finding(gpu: str, result: Values, grade: Grade, what: str, message: str, action: Remedy) -> Finding:
+    """No confirmation: memory that forgot once is not memory to be trusted because it did not forget again."""
+    return Finding(
+        check=NAME,
+        metric="errors",
+        gpu=gpu,
+        verdict=grade,
+        code=f"memory-pattern-{what}",
+        message=message,
+        action=action,
+        value=float(result["errors"]),
+        unit="words",
+        method="pattern/" + "+".join(str(one) for one in result["patterns"]),
+        samples=(float(result["errors"]),),
+        evidence={
+            "where": result.get("where", []),
+            "tested_bytes": result["tested_bytes"],
+            "total_bytes": result["total_bytes"],
+            "passes": result["passes"],
+        },
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Memory patterns",
+    proves="The part of the memory that was tested keeps zeros, ones, alternating bits, its own addresses and random"
+    " words, all of it written before any of it is read.",
+    cannot="ECC hides what it can correct (health counts that); memory in use by others, and faults that need hours or"
+    " heat, are not seen.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=4,
+            worth=60,
+            what="90 % of the free memory, one pass",
+            params={"share": 0.9, "passes": 1},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=65,
+            worth=72,
+            what="90 % of the free memory, for a minute",
+            params={"share": 0.9, "passes": 3, "seconds": 60},
+            small=SMALL,
+        ),
+        Serving(
+            depth=3,
+            seconds=1810,
+            worth=78,
+            what="95 % of the free memory for half an hour",
+            params={"share": 0.95, "passes": 3, "seconds": 1800},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

@@ -1,0 +1,96 @@
+"""NVIDIA's nccl-tests, where they are installed: a second opinion on all-reduce. What is not there is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpukeeper.acceptance import judge, ranks
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.checks.collectives import PLATEAU
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+
+NAME = "nccl_tests"
+METRIC = "all_reduce"
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    program = setting.machine.environment.get("nccl_tests")
+    params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(setting.gpus)}
+    params |= params_of(NAME, serving, setting)
+    return Job(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    return ranks.read(NAME, trial, setting, _read)
+
+
+def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+    said = results[0]
+    if said.get("not_run"):
+        yield Finding(
+            check=NAME,
+            verdict=Grade.SKIPPED,
+            code="nccl-tests-not-run",
+            message=f"Not run: {said['not_run']}. That is no pass; collectives measures the same without it.",
+        )
+        return
+    yield _data(said)
+    large = [row for row in said["rows"] if row["bytes"] >= PLATEAU]
+    if not large:
+        yield judge.missing(NAME, METRIC, None, "no size of 1 GiB or more was measured")
+        return
+    # Each size was measured once: the sizes of the plateau stand for its repeats.
+    best = sorted((float(row["busbw"]) for row in large), reverse=True)[:3]
+    asked = Measurement(
+        check=NAME,
+        metric=METRIC,
+        gpu=None,
+        unit="GB/s",
+        method=f"nccl-tests/n{said['gpus']}/{said['rows'][0]['dtype']}/plateau",
+        samples=tuple(best),
+    )
+    evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in said["rows"]}}
+    evidence |= {key: said.get(key) for key in ("version", "nccl", "exit")}
+    yield from ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
+
+
+def _data(said: Values) -> Finding:
+    checked = [row for row in said["rows"] if row["wrong"] is not None]
+    wrong = [row for row in checked if row["wrong"]]
+    if wrong or said.get("out_of_bounds"):
+        sizes = ", ".join(str(row["bytes"]) for row in wrong) or "unknown sizes"
+        return Finding(
+            check=NAME,
+            metric="data",
+            verdict=Grade.FAIL,
+            code="nccl-tests-wrong-data",
+            message=f"nccl-tests found wrong sums of all-reduce at {sizes} bytes. They name no GPU: see collectives.",
+            action=Remedy.CONTACT_VENDOR,
+        )
+    if not checked or said.get("exit"):
+        why = f"the program ended with {said['exit']}" if said.get("exit") else "the program did not check its results"
+        return judge.missing(NAME, "data", None, why)
+    message = f"nccl-tests found every result right, at {len(checked)} sizes."
+    return Finding(check=NAME, metric="data", verdict=Grade.PASS, code="nccl-tests-data-ok", message=message)
+
+
+CHECK = Check(
+    name=NAME,
+    title="nccl-tests",
+    proves="NVIDIA's own program finds the same right results and speed of all-reduce as ours.",
+    cannot="It runs only where somebody installed it, and does not name the GPU that is wrong.",
+    how=How.TOGETHER,
+    servings=(
+        Serving(
+            depth=1,
+            seconds=45,
+            worth=12,
+            what="all_reduce_perf from 8 KB to 8 GB",
+            params={"first": "8K", "last": "8G"},
+        ),
+    ),
+    ask=ask,
+    read=read,
+    least_gpus=2,
+    slices=False,
+)

@@ -1,0 +1,342 @@
+"""Full load for a while: steady, cool enough, and right while hot."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+from msgspec.structs import replace
+
+from gpukeeper.acceptance import answers, judge
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.model.acceptance import Finding, Gpu, Grade, Job, Measurement, Reading, Remedy, Values
+from gpukeeper.model.unknown import Unknown
+
+NAME = "stress"
+RISE = 0.20  # of the step time, from the first window to the last
+APART_WARN, APART_FAIL = 0.05, 0.10  # between the three thirds of the run
+LEAST_USE = 90.0  # percent
+LEAST_POWER = 0.75  # of the limit
+HOT = ((r".*\bA100\b.*", 80.0), (r".*\bH[12]00\b.*", 85.0))  # °C; other models: what their driver says of them
+DRAWS_ITS_LIMIT = re.compile(r".*\b(H200|H100 80GB HBM3)\b.*")  # models that this load brings to their power limit
+WARM_S = 3.0  # until the load is full
+THIRDS = 3
+LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less is better
+SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    return Job(probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds))
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, setting))
+    return (*findings, *_speeds(results, setting))
+
+
+def _of(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
+    yield _right(gpu, result)
+    speeds = answers.figures([window["tflops"] for window in result["windows"]])
+    yield _steady(gpu, speeds)
+    yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
+    if not setting.small:
+        yield from _sampled(setting.gpu(gpu), setting)
+
+
+def _right(gpu: str, result: Values) -> Finding:
+    """No confirmation: a result that was wrong once was wrong."""
+    wrong, verified = int(result["mismatches"]), int(result["verified"])
+    if not verified:
+        return judge.missing(NAME, "results", gpu, "no result was verified")
+    where = result.get("where") or []
+    first = f" The first in row {where[0]['row']}, column {where[0]['col']}." if where else ""
+    bad = f"{wrong} elements came out wrong under full load.{first} This GPU corrupts data. Take it out of use."
+    return _finding(
+        gpu,
+        "results",
+        Grade.FAIL if wrong else Grade.PASS,
+        "mismatch" if wrong else "results-ok",
+        bad if wrong else f"{verified:,} products under full load, every element right to the bit.",
+        Remedy.REPLACE_GPU if wrong else Remedy.NONE,
+        value=float(wrong),
+        unit="elements",
+        evidence={"where": where},
+    )
+
+
+def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
+    """Three runs in a row are three thirds of one: they must not differ by more than 5 %, or 10 %."""
+    if len(speeds) < THIRDS:
+        return judge.missing(
+            NAME, "steadiness", gpu, f"{len(speeds)} windows cannot be three runs; give it more seconds"
+        )
+    if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+        return judge.missing(NAME, "steadiness", gpu, "a window has no speed that could be compared")
+    size = len(speeds) // THIRDS
+    parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
+    apart = (max(parts) - min(parts)) / max(parts)
+    grade = Grade.FAIL if apart > APART_FAIL else Grade.WARN if apart > APART_WARN else Grade.PASS
+    told = ", ".join(f"{part:.4g}" for part in parts)
+    cause = "" if grade is Grade.PASS else " Look at its temperature, power and clock reasons in the timeline."
+    return _finding(
+        gpu,
+        "steadiness",
+        grade,
+        "steady-ok" if grade is Grade.PASS else "unsteady",
+        f"Speed in three parts of the run: {told} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
+        Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
+        value=apart,
+        unit="share",
+    )
+
+
+def _rise(gpu: str, first: float, last: float) -> Finding:
+    rise = last / first - 1
+    slow = not rise <= RISE
+    return _finding(
+        gpu,
+        "step_time",
+        Grade.FAIL if slow else Grade.PASS,
+        "slows-down" if slow else "step-time-ok",
+        f"A step took {first:.4g} ms at first and {last:.4g} ms at last, {rise:+.1%} (allowed {RISE:+.0%})."
+        + (" It does not keep its speed: look at cooling and power." if slow else ""),
+        Remedy.CONTACT_VENDOR if slow else Remedy.NONE,
+        value=rise,
+        unit="share",
+    )
+
+
+def _sampled(gpu: Gpu, setting: Setting) -> Iterable[Finding]:
+    """What the driver said meanwhile. The first seconds are left out: the load was not full yet."""
+    own = [one for one in setting.readings if one.uuid == gpu.uuid and one.check == NAME]
+    start = min((one.at for one in own), default=0.0) + WARM_S
+    loaded = [one for one in own if one.at >= start]
+    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], setting)
+    yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], setting)
+    if gpu.part_of is None:  # watts are those of the whole GPU
+        yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], setting)
+    yield from _clock(gpu, loaded)
+
+
+def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
+    if not use:
+        return _without_use(gpu, setting)
+    mean = fmean(use)
+    full = mean > LEAST_USE
+    return _finding(
+        gpu.uuid,
+        "use",
+        Grade.PASS if full else Grade.INCONCLUSIVE,
+        "use-ok" if full else "low-use",
+        f"The GPU was busy for {mean:.0f} % of the time (more than {LEAST_USE:.0f} % asked for)."
+        + ("" if full else " So it was not under full load: see what else runs on the machine, and test again."),
+        Remedy.NONE if full else Remedy.RETEST,
+        value=mean,
+        unit="percent",
+    )
+
+
+def _without_use(gpu: Gpu, setting: Setting) -> Finding:
+    """Drivers never say it of a slice: then nothing is missing."""
+    missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not say how busy the GPU was")
+    health = setting.before.get(gpu.uuid)
+    fact = health.states.get("utilisation") if health else None
+    if not isinstance(fact, Unknown) or not fact.by_design:
+        return missing
+    told = f"How busy it was is not told: {fact.why}."
+    return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
+
+
+def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
+    """Hot for good fails; hot for a moment warns."""
+    if not seen:
+        return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not say how warm the GPU was")
+    limit, why = hot_limit(gpu, setting)
+    if limit is None:
+        return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
+    lasting = median(seen[len(seen) // 2 :])
+    grade = Grade.FAIL if lasting >= limit else Grade.WARN if max(seen) >= limit else Grade.PASS
+    advice = "" if grade is Grade.PASS else " Check fans, airflow, filters and the room."
+    return _finding(
+        gpu.uuid,
+        "temperature",
+        grade,
+        "temperature-ok" if grade is Grade.PASS else "too-hot",
+        f"At most {max(seen):.0f} °C, {lasting:.0f} °C in the second half; it should stay below {limit:.0f} °C"
+        f" ({why}).{advice}",
+        Remedy.NONE if grade is Grade.PASS else Remedy.CONTACT_VENDOR,
+        value=max(seen),
+        unit="C",
+    )
+
+
+def hot_limit(gpu: Gpu, setting: Setting) -> tuple[float | None, str]:
+    """In °C, and whose word it is."""
+    name = gpu.name if isinstance(gpu.name, str) else ""
+    for pattern, limit in HOT:
+        if re.fullmatch(pattern, name):
+            return limit, "what is asked of this model"
+    health = setting.before.get(gpu.uuid)
+    slowdown = health.states.get("slowdown_c") if health else None
+    if isinstance(slowdown, int | float) and not isinstance(slowdown, bool) and slowdown > 0:
+        return float(slowdown), "where its driver slows it down"
+    return None, "no limit is known for this model"
+
+
+def _power(gpu: Gpu, watts: Sequence[float], setting: Setting) -> Finding:
+    if not watts:
+        return judge.missing(NAME, "power", gpu.uuid, "the driver did not say how much power the GPU drew")
+    health = setting.before.get(gpu.uuid)
+    limit = health.states.get("power_limit_w") if health else None
+    mean = fmean(watts)
+    if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
+        return _told(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is not known.")
+    share = mean / limit
+    good = share >= LEAST_POWER
+    known = isinstance(gpu.name, str) and DRAWS_ITS_LIMIT.fullmatch(gpu.name) is not None
+    advice = (
+        ""
+        if good
+        else " Something holds it back: look at clock reasons, locked clocks, and its power cables."
+        + ("" if known else " Not every model reaches its limit under this load, so this only warns.")
+    )
+    return _finding(
+        gpu.uuid,
+        "power",
+        Grade.PASS if good else Grade.FAIL if known else Grade.WARN,
+        "power-ok" if good else "low-power",
+        f"It drew {mean:.0f} W, {share:.0%} of its limit of {limit:.0f} W (at least {LEAST_POWER:.0%} asked for)."
+        f"{advice}",
+        Remedy.NONE if good else Remedy.CONTACT_VENDOR,
+        value=mean,
+        unit="W",
+    )
+
+
+def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
+    clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
+    if clocks:
+        yield _told(
+            gpu.uuid,
+            "clock",
+            fmean(clocks),
+            "MHz",
+            f"Its clock was {fmean(clocks):.0f} MHz on average, {min(clocks):.0f} to {max(clocks):.0f} MHz.",
+        )
+
+
+def _speeds(results: dict[str, Values], setting: Setting) -> Iterable[Finding]:
+    """Held against equals and the past. Alone and for the first time it is told, not judged: gemm judges speed."""
+    measured = [
+        Measurement(
+            check=NAME,
+            metric="speed",
+            gpu=gpu,
+            unit="TFLOP/s",
+            method=str(result.get("method", "")),
+            samples=_thirds(answers.figures([one.get("tflops") for one in result.get("windows") or ()])),
+        )
+        for gpu, result in results.items()
+    ]
+    for finding in judge.judge(measured, setting):
+        if finding.code.endswith("-no-yardstick"):
+            told = (
+                f"{finding.value:.4g} TFLOP/s under full load; told, not judged: there is nothing to hold it against."
+            )
+            yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
+        else:
+            yield finding
+
+
+def _thirds(speeds: Sequence[float]) -> tuple[float, ...]:
+    """Windows of a GPU that warms up are no repetitions; the later two thirds are nearly that."""
+    return tuple(speeds[len(speeds) // THIRDS :])
+
+
+def _told(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
+    return _finding(gpu, metric, Grade.SKIPPED, f"{metric}-told", message, Remedy.NONE, value=value, unit=unit)
+
+
+def _finding(
+    gpu: str,
+    metric: str,
+    grade: Grade,
+    what: str,
+    message: str,
+    action: Remedy,
+    *,
+    value: float,
+    unit: str,
+    evidence: Values | None = None,
+) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=metric,
+        gpu=gpu,
+        verdict=grade,
+        code=f"{NAME}-{what}",
+        message=message,
+        action=action,
+        value=value,
+        unit=unit,
+        method="stress",
+        samples=(value,),
+        lower_is_better=metric in LOWER,
+        confirm=grade is Grade.FAIL and metric != "results",
+        evidence=evidence or {},
+    )
+
+
+def _seconds(asked: object, usual: float) -> float:
+    return float(asked) if isinstance(asked, int | float) else usual
+
+
+_LOAD = {"n": 8192, "dtype": "bf16", "verify_every": 8}
+CHECK = Check(
+    name=NAME,
+    title="Stress",
+    proves="Under full load the GPU keeps its speed, stays below its temperature, draws the power it may, and every"
+    " result that was looked at is right to the last bit.",
+    cannot="A minute does not heat a whole rack, and one kind of load is not every load. One product in eight is"
+    " verified. The speed of whole numbers is not that of other data.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=11,
+            worth=50,
+            what="ten seconds",
+            params={**_LOAD, "seconds": 10.0},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=65,
+            worth=80,
+            what="a minute",
+            params={**_LOAD, "seconds": 60.0},
+            small=SMALL,
+        ),
+        Serving(
+            depth=2,
+            seconds=610,
+            worth=105,
+            what="ten minutes",
+            params={**_LOAD, "seconds": 600.0},
+            small=SMALL,
+        ),
+        Serving(
+            depth=3,
+            seconds=3620,
+            worth=115,
+            what="an hour; --set stress.seconds=86400 for a day",
+            params={**_LOAD, "seconds": 3600.0},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

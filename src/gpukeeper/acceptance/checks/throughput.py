@@ -1,0 +1,201 @@
+"""Training speed of a real model: of all GPUs together, of each by itself, and how well it scales.
+
+No table of training speeds is known that was measured rightly, so speeds are held against equal GPUs and earlier runs;
+a first run's are noted. What cannot be believed (more GPUs than one faster than possible) is inconclusive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance import answers, judge, ranks
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.model.errors import UsageError
+
+NAME = "throughput"
+MODELS = ("resnet50", "resnet18", "transformer")
+DATA = ("synthetic", "fashion_mnist", "cifar10", "cifar100", "imagenet")
+DEFAULTS = {"model": "resnet50", "data": "synthetic", "batch": 32, "classes": 1000, "rate": 0.01} | {
+    "warmup": 50,
+    "steps": 100,
+}
+SCALES = (8, 16, 32, 64)  # what the reference table has shares for; fewer GPUs are held to those of the next
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    problems = list(impossible(params))
+    if problems:
+        raise UsageError(f"throughput: {'; '.join(problems)}. Nothing was run.")
+    return Job(probe=NAME, params=params, deadline_s=240 + 10 * serving.seconds)
+
+
+def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+    wanted = {**DEFAULTS, **params}
+    if wanted["model"] not in MODELS:
+        yield f"there is no model {wanted['model']!r}, only {', '.join(MODELS)}"
+    if wanted["data"] not in DATA:
+        yield f"there is no data set {wanted['data']!r}, only {', '.join(DATA)}"
+    if wanted["data"] in DATA[1:] and not wanted.get("data_dir"):
+        yield f"{wanted['data']} needs data_dir, the folder it lies in; nothing is downloaded"
+    if wanted["model"] == "transformer" and wanted["data"] in DATA[1:]:
+        yield f"the transformer reads tokens and {wanted['data']} holds images; use a ResNet, or data synthetic"
+    for name, least in (("batch", 1), ("warmup", 1), ("steps", 2), ("classes", 2)):
+        if wanted[name] < least:
+            yield f"{name} {wanted[name]} is too few, give {least} or more"
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    return ranks.read(NAME, trial, setting, _read)
+
+
+def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    """The speed of all ranks stands in every rank's record: it is taken from one, never added up."""
+    said = results[0]
+    return (
+        *_samples(said, setting),
+        *_local(results, setting),
+        *_scaling(said, setting),
+        *_loss(results, setting),
+    )
+
+
+def _samples(said: Values, setting: Setting) -> tuple[Finding, ...]:
+    per_step = float(said["global_batch_size"])
+    rates = tuple(1e3 * per_step / one for one in _tens(answers.figures(said["step_ms"])))
+    asked = Measurement(
+        check=NAME,
+        metric="samples",
+        gpu=None,
+        unit="samples/s",
+        method=f"{said['method']}/n{said['world_size']}",
+        samples=rates,
+    )
+    evidence = {
+        key: value for key, value in said.items() if key not in ("step_ms", "local_step_ms", "rank", "local_rank")
+    }
+    return ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
+
+
+def _local(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    """Each GPU by itself, all at once: with the exchange of gradients all wait for the slowest."""
+    asked = [
+        Measurement(
+            check=NAME,
+            metric="step",
+            gpu=ranks.uuid(rank, setting),
+            unit="ms",
+            method=f"{result['method']}/local",
+            samples=_tens(answers.figures(result["local_step_ms"]), 4),
+            lower_is_better=True,
+        )
+        for rank, result in results.items()
+    ]
+    return ranks.noted(judge.judge(asked, setting))
+
+
+def _tens(steps: tuple[float, ...], size: int = 10) -> tuple[float, ...]:
+    """Means of a few steps: single ones jump with the loader and the clock of the GPU."""
+    return tuple(sum(steps[at : at + size]) / size for at in range(0, len(steps) - size + 1, size)) or steps
+
+
+def scale(world: int) -> int:
+    return next((most for most in SCALES if world <= most), SCALES[-1])
+
+
+def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
+    """What n GPUs do, as a share of n times one."""
+    world, alone = int(said["world_size"]), said.get("alone_samples_per_second")
+    if world < 2:
+        return ()
+    if not alone:
+        return (judge.missing(NAME, "scaling", None, "one GPU by itself was not measured; leave `alone` on"),)
+    share = float(said["throughput_samples_per_second"]) / (world * float(alone))
+    asked = Measurement(
+        check=NAME,
+        metric="scaling",
+        gpu=None,
+        unit="share",
+        method=f"{said['method']}/n{scale(world)}",
+        samples=(share,),
+    )
+    found = ranks.noted(judge.judge([asked], setting))
+    return tuple(_explained(one, said, setting) for one in found)
+
+
+def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
+    if setting.small:
+        words = (
+            f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. CPUs share their cores: not judged."
+        )
+        return msgspec.structs.replace(
+            finding,
+            verdict=Grade.SKIPPED,
+            code=judge.code_of(NAME, "noted"),
+            message=words,
+            action=Remedy.NONE,
+            confirm=False,
+        )
+    if finding.verdict not in (Grade.WARN, Grade.FAIL):
+        return finding
+    why = (
+        f" Exchanging gradients takes {float(said['nccl_overhead_ms']):.1f} of {float(said['avg_step_time_ms']):.1f} ms"
+        " of a step: see collectives and links, and whether the CPU keeps up."
+    )
+    return msgspec.structs.replace(finding, message=f"{finding.message}{why}")
+
+
+def _loss(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+    """Speed of nonsense is no speed."""
+    odd = [rank for rank, result in results.items() if not math.isfinite(float(result["loss"]))]
+    return tuple(
+        Finding(
+            check=NAME,
+            metric="loss",
+            gpu=ranks.uuid(rank, setting),
+            verdict=Grade.FAIL,
+            code=judge.code_of(NAME, "loss-not-a-number"),
+            message=f"The loss on {ranks.named([rank], setting)} is {results[rank]['loss']}. The same steps give"
+            " numbers on healthy GPUs: see exact and training.",
+            action=Remedy.CONTACT_VENDOR,
+            confirm=True,
+        )
+        for rank in odd
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Training speed",
+    proves="A real model trains as fast on each GPU as on its equals, as fast as before, and as well on all of them"
+    " together as on one.",
+    cannot="It does not know what a good machine should reach: a first run alone, on one GPU, is noted and not judged."
+    " Made-up data says nothing about storage and loaders.",
+    how=How.TOGETHER,
+    servings=(
+        Serving(
+            depth=1,
+            seconds=35,
+            worth=24,
+            what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 100 measured",
+            params=DEFAULTS,
+            small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
+        ),
+        Serving(
+            depth=2,
+            seconds=120,
+            worth=36,
+            what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 1,000 measured",
+            params={**DEFAULTS, "steps": 1000},
+            small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
+        ),
+    ),
+    ask=ask,
+    read=read,
+    slices=False,
+)

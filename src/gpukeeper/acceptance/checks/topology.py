@@ -1,0 +1,117 @@
+"""How the GPUs reach each other, and how they are cut into slices. Told, and compared between equal pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.checks.health import links_expected
+from gpukeeper.model.acceptance import Finding, Gpu, Grade, Remedy
+
+NAME = "topology"
+LINKED = "nvlink"
+NOT_KNOWN = "not known"  # as the driver's program says it
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    if setting.wish.device == "cpu" or not setting.gpus:
+        return (_finding(Grade.SKIPPED, "no-gpu", "there is no GPU"),)
+    found = [*_slices(setting), *_pairs(setting), *_near(setting)]
+    wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
+    return tuple(found) if wrong else (*found, _finding(Grade.PASS, "ok", _picture(setting)))
+
+
+def _slices(setting: Setting) -> Iterator[Finding]:
+    """Slices share their GPU: figures of the whole do not apply, and there is no P2P between them."""
+    parts = [gpu for gpu in setting.gpus if gpu.part_of is not None]
+    for whole in dict.fromkeys(gpu.part_of for gpu in parts):
+        mine = Counter(gpu.profile or "not known" for gpu in parts if gpu.part_of == whole)
+        cut = ", ".join(f"{count}× {profile}" for profile, count in sorted(mine.items()))
+        words = f"GPU {whole} is cut into slices ({cut}). Floors of a whole GPU do not apply to them"
+        yield _finding(Grade.SKIPPED, "sliced", words)
+    whole_ones = [gpu for gpu in setting.gpus if gpu.part_of is None]
+    if parts and whole_ones:
+        words = "some GPUs are cut into slices (MIG) and some are not. Cut all or none, unless you mean it"
+        yield _finding(Grade.WARN, "mixed-slices", words, Remedy.CHECK_CONFIG)
+
+
+def _pairs(setting: Setting) -> Iterator[Finding]:
+    """Where NVLink is expected, every pair has it; elsewhere the pairs of one model are told when they differ."""
+    unknown = [pair for pair in _of_equals(setting) if links_expected(pair[0]) and not _way(*pair, setting)]
+    if unknown:
+        names = ", ".join(f"{one.index} and {two.index}" for one, two in unknown[:4])
+        words = f"how GPUs reach each other could not be read for {len(unknown)} pairs (GPU {names}). Run it again; see"
+        yield _finding(Grade.INCONCLUSIVE, "not-known", f"{words} that nvidia-smi topo -m answers", Remedy.RETEST)
+    for one, two in _of_equals(setting):
+        way = _way(one, two, setting)
+        if way is None or way == LINKED or not links_expected(one):
+            continue
+        words = (
+            f"GPU {one.index} and GPU {two.index} reach each other over {way}, not over NVLink. See nvidia-smi topo -m,"
+        )
+        yield _finding(
+            Grade.FAIL,
+            "no-nvlink",
+            f"{words} the fabric manager and the boards' seating",
+            Remedy.RESEAT_OR_CABLE,
+            gpu=one.uuid,
+            other=two.uuid,
+        )
+
+
+def _of_equals(setting: Setting) -> Iterator[tuple[Gpu, Gpu]]:
+    for one, two in combinations([gpu for gpu in setting.gpus if gpu.part_of is None], 2):
+        if one.name == two.name:
+            yield one, two
+
+
+def _way(one: Gpu, two: Gpu, setting: Setting) -> str | None:
+    """None: not known."""
+    way = setting.machine.topology.get(one.uuid, {}).get(two.uuid)
+    return None if way == NOT_KNOWN else way
+
+
+def _near(setting: Setting) -> Iterator[Finding]:
+    """A GPU that is far from every CPU explains slow copies from the host."""
+    whole = [gpu for gpu in setting.gpus if gpu.part_of is None]
+    nodes = {gpu.uuid: gpu.facts.get("numa") for gpu in whole}
+    homeless = [gpu for gpu in whole if nodes[gpu.uuid] is None]
+    if homeless and len(homeless) < len(whole):
+        names = ", ".join(f"GPU {gpu.index}" for gpu in homeless)
+        words = f"{names} is not tied to a NUMA node, the others are. See the BIOS; copies from the host may be slow"
+        yield _finding(Grade.WARN, "no-numa", words, Remedy.CHECK_CONFIG)
+
+
+def _picture(setting: Setting) -> str:
+    ways = Counter(way for one, two in _of_equals(setting) if (way := _way(one, two, setting)))
+    if not ways:
+        return "one GPU, or nobody knows how they are connected"
+    return "pairs of GPUs: " + ", ".join(f"{count} over {way}" for way, count in ways.most_common())
+
+
+def _finding(
+    grade: Grade, code: str, words: str, remedy: Remedy = Remedy.NONE, *, gpu: str | None = None, other: str = ""
+) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=code.replace("-", "_"),
+        gpu=gpu,
+        verdict=grade,
+        code=f"{NAME}-{code}",
+        message=f"{words[:1].upper()}{words[1:]}.",
+        action=remedy,
+        evidence={"with": other} if other else {},
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Topology",
+    proves="Every pair of GPUs of a model is connected as that model should be, and how GPUs are cut is told.",
+    cannot="It reads what the driver says of the links; whether they carry data fast and truly is told by others.",
+    how=How.LOOK,
+    servings=(Serving(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
+    read=read,
+)

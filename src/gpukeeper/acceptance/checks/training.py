@@ -1,0 +1,211 @@
+"""Whether each GPU trains: the loss falls, twice alike to the last bit, and like its equals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpukeeper.acceptance import answers
+from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.judge import missing
+from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+
+NAME = "training"
+MIN_FALL = 0.30
+DEFAULTS = {"samples": 4000, "features": 128, "classes": 4, "rate": 3e-3, "batch": 64, "min_fall": MIN_FALL}
+SMALL = {"steps": 4, "width": 64, "sentences": 2}
+METHOD = "training/adamw/seed80"
+
+
+def ask(serving: Serving, setting: Setting) -> Job:
+    params = params_of(NAME, serving, setting)
+    refuse(NAME, impossible(params))
+    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+
+
+def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+    """Settings that no healthy GPU could pass with, or any would; refused before anything runs."""
+    if float(params.get("epochs", 2)) < 2:
+        yield f"epochs {params['epochs']} cannot show that the loss falls, give 2 or more"
+    if not 0 < float(params.get("min_fall", MIN_FALL)) < 1:
+        yield f"min_fall {params['min_fall']} is no share between 0 and 1; 0.3 asks for a loss that falls by 30 %"
+    if float(params.get("classes", 4)) < 2:
+        yield "one class cannot be learned, since its loss is zero from the start; give 2 or more"
+    if float(params.get("rate", 3e-3)) <= 0:
+        yield f"rate {params['rate']} learns nothing; 0.003 is usual"
+    yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
+
+
+def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    wanted = params_of(NAME, trial.serving, setting).get("min_fall", MIN_FALL)
+    least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
+    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
+    hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
+    votes = answers.against_majority(hashes, setting)
+    return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
+
+
+def _of(gpu: str, result: Values, least: float) -> Iterable[Finding]:
+    yield _loss(gpu, result["runs"], least)
+    yield _repeat(gpu, result)
+    yield from _not_finite(gpu, _transformer(result))
+
+
+def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
+    falls = answers.figures([run["fall"] for run in runs])
+    start, end = float(runs[0]["loss_start"]), float(runs[0]["loss_end"])
+    worst = min(falls) if all(math.isfinite(fall) for fall in falls) else math.nan
+    good = worst >= least  # false for not-a-number
+    told = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
+    bad = (
+        f"The loss went {told}; it should fall by {least:.0%}. The same steps converge on every healthy GPU: test"
+        " again, then take it out of use."
+    )
+    return Finding(
+        check=NAME,
+        metric="loss",
+        gpu=gpu,
+        verdict=Grade.PASS if good else Grade.FAIL,
+        code="training-loss-ok" if good else "training-loss-did-not-fall",
+        message=f"The loss fell by {worst:.0%}, {told}." if good else bad,
+        action=Remedy.NONE if good else Remedy.REPLACE_GPU,
+        value=worst if math.isfinite(worst) else None,
+        unit="share",
+        method=METHOD,
+        samples=tuple(fall for fall in falls if math.isfinite(fall)),
+        floor=least,
+        confirm=not good,
+    )
+
+
+def _not_finite(gpu: str, runs: list[Mapping[str, Any]]) -> Iterable[Finding]:
+    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Said only where it is so."""
+    losses = [float(run[name]) for run in runs for name in ("loss_start", "loss_end")]
+    if not all(math.isfinite(loss) for loss in losses):
+        yield Finding(
+            check=NAME,
+            metric="transformer",
+            gpu=gpu,
+            verdict=Grade.FAIL,
+            code="training-loss-not-finite",
+            message=f"The transformer's loss went from {losses[0]:.4g} to {losses[1]:.4g}. The same steps give a figure"
+            " on every healthy GPU: test again, then take it out of use.",
+            action=Remedy.REPLACE_GPU,
+            confirm=True,
+        )
+
+
+def _repeat(gpu: str, result: Values) -> Finding:
+    """No confirmation: two runs that differ are already two tries."""
+    runs, promised = result["runs"], result.get("deterministic")
+    if len(runs) < 2:
+        return missing(NAME, "repeat", gpu, "it trained only once, so nothing was compared; leave `twice` on")
+    if result["equal"] is True and promised is True:
+        message = (
+            f"Trained twice from one seed: losses, gradients and weights are equal to the bit ({runs[0]['hash']})."
+        )
+        return _verdict(gpu, "repeat", Grade.PASS, "training-repeat-ok", message, Remedy.NONE, _evidence(result))
+    if promised is not True:
+        why = f"equal bits are not promised here ({promised}), so two runs cannot be compared"
+        return missing(NAME, "repeat", gpu, why)
+    message = (
+        f"Trained twice from one seed with different results: {_first_difference(result)}. Deterministic kernels give"
+        " the same bits on a healthy GPU, so this one corrupts data. Take it out of use."
+    )
+    evidence = _evidence(result)
+    return _verdict(gpu, "repeat", Grade.FAIL, "training-not-deterministic", message, Remedy.REPLACE_GPU, evidence)
+
+
+def _first_difference(result: Values) -> str:
+    """Where the two runs part: the step says when it happened."""
+    for what, runs in (("classifier", result["runs"]), ("transformer", _transformer(result))):
+        if len(runs) < 2:
+            continue
+        pairs = zip(runs[0].get("loss_bits", ()), runs[1].get("loss_bits", ()), strict=False)
+        step = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
+        if step is not None:
+            return f"the {what}'s losses part at step {step}"
+        if runs[0].get("hash") != runs[1].get("hash"):
+            return f"the {what}'s weights differ ({runs[0].get('hash')}, {runs[1].get('hash')})"
+    return "their gradients differ"
+
+
+def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
+    if stand == "like":
+        message = f"Its weights after training equal those of the {n - 1} other GPUs of its model, to the bit."
+        return _verdict(gpu, "peers", Grade.PASS, "training-peers-ok", message, Remedy.NONE, _evidence(result))
+    if stand == "odd":
+        message = (
+            f"Its weights after training are not those that most of {n} equal GPUs have, from the same seed and steps."
+            " It corrupts data the same way each time. Take it out of use."
+        )
+        code, grade, action = "training-differs-from-peers", Grade.FAIL, Remedy.REPLACE_GPU
+    else:
+        message = (
+            f"The weights of {n} equal GPUs differ after the same training, and no majority says which one is wrong."
+            " Test them with a third one, or with exact and --within 30m."
+        )
+        code, grade, action = "training-split", Grade.WARN, Remedy.RETEST
+    return _verdict(gpu, "peers", grade, code, message, action, _evidence(result))
+
+
+def _said(result: Values) -> str | None:
+    """All hashes of a GPU that agrees with itself; one that does not has no say."""
+    if result.get("equal") is not True or result.get("deterministic") is not True or not result.get("runs"):
+        return None
+    return " ".join(str(runs[0].get("hash")) for runs in (result["runs"], _transformer(result)) if runs)
+
+
+def _transformer(result: Values) -> list[Mapping[str, Any]]:
+    return list(answers.mapping(result.get("transformer")).get("runs") or ())
+
+
+def _evidence(result: Values) -> dict[str, Any]:
+    return {"hashes": [run.get("hash") for run in (*result["runs"], *_transformer(result))]}
+
+
+def _verdict(
+    gpu: str, metric: str, grade: Grade, code: str, message: str, action: Remedy, evidence: dict[str, Any]
+) -> Finding:
+    return Finding(
+        check=NAME,
+        metric=metric,
+        gpu=gpu,
+        verdict=grade,
+        code=code,
+        message=message,
+        action=action,
+        method=METHOD,
+        evidence=evidence,
+    )
+
+
+CHECK = Check(
+    name=NAME,
+    title="Training, twice",
+    proves="A classifier learns (its loss falls by 30 %), a small transformer runs, and two runs from one seed are"
+    " equal to the last bit: on this GPU, and on all GPUs of its model.",
+    cannot="A falling loss alone proves little: corrupted weights often train on. A minute of training is no week.",
+    how=How.EACH,
+    servings=(
+        Serving(
+            depth=0,
+            seconds=6,
+            worth=60,
+            what="two epochs of the classifier and 30 steps of a transformer, twice",
+            params={**DEFAULTS, "epochs": 2, "steps": 30, "twice": True},
+            small=SMALL,
+        ),
+        Serving(
+            depth=1,
+            seconds=15,
+            worth=72,
+            what="three epochs of the classifier and 100 steps of a transformer, twice",
+            params={**DEFAULTS, "epochs": 3, "steps": 100, "twice": True},
+            small=SMALL,
+        ),
+    ),
+    ask=ask,
+    read=read,
+)

@@ -1,0 +1,122 @@
+"""Which checks fit into the time: the most telling per minute first, and what was left out is named. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpukeeper.acceptance.check import Check, How, Serving, Wish
+from gpukeeper.model.acceptance import Gpu, NotTested
+
+ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
+NOT_ASKED_FOR = "not among the checks asked for"
+START_S = 12.0  # programs that start, PyTorch that loads, the last look
+SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    check: Check
+    serving: Serving
+
+
+@dataclass(frozen=True)
+class Programme:
+    """What will run, in the catalog's order, and what will not."""
+
+    chosen: tuple[Chosen, ...]
+    left_out: tuple[NotTested, ...]
+
+    @property
+    def seconds(self) -> float:
+        return START_S + sum(one.serving.seconds for one in self.chosen)
+
+
+def choose(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> Programme:
+    fitting, left_out = _that_apply(checks, wish, gpus)
+    taken = _within(fitting, wish.within_s, everything=bool(wish.only))
+    chosen = tuple(Chosen(check, taken[check.name]) for check in fitting if check.name in taken)
+    return Programme(chosen, (*left_out, *_unserved(fitting, taken)))
+
+
+def _that_apply(checks: Sequence[Check], wish: Wish, gpus: Sequence[Gpu]) -> tuple[list[Check], list[NotTested]]:
+    fitting, left_out = [], []
+    for check in checks:
+        why = _why_not(check, wish, gpus)
+        if why is None:
+            fitting.append(check)
+        else:
+            left_out.append(NotTested(check=check.name, why=why))
+    return fitting, left_out
+
+
+def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
+    if check.name in ALWAYS:
+        return None
+    if check.name in wish.skip:
+        return "left out on request"
+    if wish.only and check.name not in wish.only:
+        return NOT_ASKED_FOR
+    if not gpus and check.how is not How.LOOK:
+        return "there is no GPU to run it on"
+    if 0 < len(gpus) < check.least_gpus:
+        return f"needs {check.least_gpus} GPUs, {len(gpus)} here"
+    if not check.slices and any(gpu.part_of is not None for gpu in gpus):
+        return "makes no sense on slices of a GPU"
+    return None
+
+
+def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dict[str, Serving]:
+    """First every check once, then deeper ones, each time the one that tells most per minute and still fits."""
+    offers = list(checks)
+    taken: dict[str, Serving] = {}
+    left = seconds - START_S
+    if everything:  # what was asked for by name runs, however long it takes; deeper only where there is time
+        taken = {check.name: check.servings[0] for check in offers}
+        left -= sum(one.seconds for one in taken.values())
+    while best := _best(offers, taken, left):
+        check, serving = best
+        left -= serving.seconds - _seconds(taken.get(check.name))
+        taken[check.name] = serving
+    return taken
+
+
+def _best(checks: Sequence[Check], taken: dict[str, Serving], left: float) -> tuple[Check, Serving] | None:
+    """A check that has not run at all goes first, in its smallest serving, before a deeper one of any other."""
+    found: list[tuple[bool, float, Check, Serving]] = []
+    for check in checks:
+        now = taken.get(check.name)
+        for serving in check.servings if now is not None else check.servings[:1]:
+            more, cost = serving.worth - _worth(now), serving.seconds - _seconds(now)
+            if more > 0 and cost <= left:
+                found.append((now is None, more / max(cost, 0.1), check, serving))
+    if not found:
+        return None
+    _, _, check, serving = max(found, key=lambda one: one[:2])
+    return check, serving
+
+
+def _unserved(checks: Sequence[Check], taken: dict[str, Serving]) -> Iterable[NotTested]:
+    for check in checks:
+        now = taken.get(check.name)
+        for serving in check.servings:
+            if now is None or serving.depth > now.depth:
+                what = serving.what if now is not None else ""
+                why, within = _no_time(checks, check, serving)
+                yield NotTested(check=check.name, what=what, why=why, within=within)
+
+
+def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> tuple[str, str]:
+    for words, seconds in SPANS:
+        then = _within(checks, seconds, everything=False).get(check.name)
+        if then is not None and then.depth >= serving.depth:
+            return f"takes about {serving.seconds:.0f} s; --within {words} runs it", words
+    return f"takes about {serving.seconds:.0f} s; ask for it by name: --check {check.name}", ""
+
+
+def _worth(serving: Serving | None) -> float:
+    return 0.0 if serving is None else serving.worth
+
+
+def _seconds(serving: Serving | None) -> float:
+    return 0.0 if serving is None else serving.seconds

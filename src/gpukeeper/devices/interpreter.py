@@ -1,0 +1,71 @@
+"""Which Python runs the probes: one that has PyTorch. It need not be ours. PyTorch is not imported to find out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpukeeper.model.unknown import Unknown
+
+VARIABLE = "GPUKEEPER_PYTHON"
+ON_PATH = ("python3", "python")
+LOOKING_S = 30.0  # an interpreter on a slow network disk
+_QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 9)"
+_NO_TORCH = 9
+GET_ONE = "pip install 'gpukeeper[accept]', or name an interpreter that has it with --python or GPUKEEPER_PYTHON"
+
+
+def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:
+    """The one that was asked for, and no other; else ours; else the first on PATH that has PyTorch. Or why none."""
+    named = wanted or variables.get(VARIABLE)
+    if named:
+        return _asked_for(named, "--python" if wanted else VARIABLE, variables.get("PATH"))
+    if importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    there = [_path_of(name, variables.get("PATH")) for name in ON_PATH]
+    for python in dict.fromkeys(filter(None, there)):
+        if why_not(python) is None:
+            return python
+    looked = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
+    return Unknown(f"No module named 'torch' in any of {looked}. Get it: {GET_ONE}.")
+
+
+def _asked_for(named: str, how: str, path: str | None) -> str | Unknown:
+    python = _path_of(named, path)
+    if python is None:
+        return Unknown(f"{how} names {named!r}, and there is no such program. Name a Python that has PyTorch.")
+    why = why_not(python)
+    return python if why is None else Unknown(f"{how} names {named!r}, and {why}. Get it: {GET_ONE}.")
+
+
+def _path_of(name: str, path: str | None) -> str | None:
+    """From wherever it is started. Links stay: an environment is known by the place of its link."""
+    found = shutil.which(name, path=path)
+    return None if found is None else str(Path(found).absolute())
+
+
+def why_not(python: str) -> str | None:
+    """None: it has PyTorch."""
+    try:
+        asked = subprocess.run(
+            (python, "-c", _QUESTION),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LOOKING_S,
+            check=False,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not start within {LOOKING_S:.0f} s"
+    except OSError as error:
+        return f"it cannot be started: {error.strerror}"
+    if asked.returncode == _NO_TORCH:
+        return "there is No module named 'torch' in it"
+    last = asked.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return None if asked.returncode == 0 else f"it is no Python that works: {''.join(last) or 'no word'}"

@@ -1,0 +1,119 @@
+"""`gpukeeper accept`: test the GPUs of this machine, judge them, write a report; reports of earlier runs.
+
+A group that is also a verb: without a word after it, it runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpukeeper.interfaces.cli import accept_reports
+from gpukeeper.interfaces.terminal import options as o
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Test the GPUs of this machine; list, show, compare and merge reports.",
+    subcommand_metavar="[list|show|compare|merge]",
+)
+app.command("list")(accept_reports.list_)
+app.command("show")(accept_reports.show)
+app.command("compare")(accept_reports.compare)
+app.command("merge")(accept_reports.merge)
+
+
+@app.callback()
+def accept(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="About a minute. The default.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The same as --within 30m.")] = False,
+    within: Annotated[
+        str | None, typer.Option("--within", metavar="SPAN", help="As much as fits into 5m, 30m, 4h, 24h, …")
+    ] = None,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option("--gpus", metavar="GPU,…", help="Only these: index, uuid or serial number. Default: all."),
+    ] = None,
+    expect: Annotated[
+        int | None, typer.Option("--expect", min=1, metavar="N", help="How many GPUs must be here; fewer is a FAIL.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cuda; cpu and simulated try everything out and accept no GPU.")
+    ] = "cuda",
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="With cpu or simulated: how many stand in for GPUs.")
+    ] = None,
+    check: Annotated[
+        list[str] | None, typer.Option("--check", metavar="CHECK,…", help="Only these checks: gpukeeper check list.")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK,…", help="Without these checks.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="CHECK.PARAM=VALUE", help="Another figure for a check: gpukeeper check show."),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", metavar="FILE", help="Your own floors and ceilings: YAML or JSON.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="EXE", help="The Python that has PyTorch. Default: one is found.")
+    ] = None,
+    report_dir: Annotated[
+        Path | None,
+        typer.Option("--report-dir", metavar="DIR", help="Where the report goes. Default: see accept list."),
+    ] = None,
+    report_name: Annotated[
+        str, typer.Option("--report-name", metavar="NAME", help="With --legacy: the name of its summary.")
+    ] = "summary.json",
+    keep: Annotated[bool, typer.Option("--keep", help="The report is never removed by age.")] = False,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="Also the files of the older kits, directly in --report-dir.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A WARN is exit code 4, too.")] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Plant faults and see that each is found. Tests no GPU.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every single finding, and what is left out.")
+    ] = False,
+    json: o.Json = False,
+) -> None:
+    """Test every GPU of this machine and judge it. Exit code 0 accepted, 4 failed, 5 could not be told."""
+    from gpukeeper.interfaces.cli.accept_run import Asked, run
+    from gpukeeper.interfaces.cli.accept_run import self_test as run_self_test
+    from gpukeeper.interfaces.cli.accept_settings import Flags
+
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
+    asked = Asked(
+        flags=Flags(quick, full, within, gpus or (), expect, device, ranks, check or (), skip or (), set_ or ()),
+        reference=reference,
+        python=python,
+        folder=report_dir,
+        summary=report_name,
+        keep=keep,
+        legacy=legacy,
+        strict=strict,
+        verbose=verbose,
+        json=json,
+    )
+    raise typer.Exit(run_self_test(asked) if self_test else run(asked))
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """`accept --keep list` would silently keep nothing."""
+    from gpukeeper.model.errors import UsageError
+
+    given = [
+        one.opts[0]
+        for one in context.command.params
+        if one.name is not None and str(getattr(context.get_parameter_source(one.name), "name", "")) == "COMMANDLINE"
+    ]
+    if given:
+        verb = context.invoked_subcommand
+        raise UsageError(
+            f"{', '.join(given)}: that belongs to a test run, not to {verb}. Its own options come after it: "
+            f"gpukeeper accept {verb} --help"
+        )

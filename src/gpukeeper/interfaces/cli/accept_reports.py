@@ -1,0 +1,218 @@
+"""`gpukeeper accept list|show|compare|merge`: reports of earlier runs. They change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.model.acceptance import Grade, Report
+    from gpukeeper.reports.merge import Fleet
+    from gpukeeper.reports.store import Entry, ReportFolder
+
+WORSE = 4
+From: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--report-dir", metavar="DIR", help="Where the reports are. Default: those of this ledger."),
+]
+Run: TypeAlias = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run of `accept list`, a unique beginning of it, or a path.")
+]
+
+
+def list_(report_dir: From = None, json: o.Json = False) -> None:
+    """The runs whose reports are here, newest first."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    folder = _folder(report_dir)
+    found = folder.list()
+    if json:
+        show.as_json("accept-list", {"folder": str(folder.path), "runs": found})
+        return
+    show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "because"))
+    if not found:
+        say(f"No reports in {folder.path}. Make one: gpukeeper accept")
+    else:
+        say(f"in {folder.path}")
+
+
+def show(
+    run: Run,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the page for a browser there instead.")
+    ] = None,
+    report_dir: From = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every single finding.")] = False,
+    json: o.Json = False,
+) -> None:
+    """The report of one run: findings, GPUs, what was not tested, the verdict."""
+    from gpukeeper.interfaces.terminal import acceptance as words
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.reports.html import page
+
+    folder = _folder(report_dir)
+    report = folder.load(run, samples=html is not None)
+    if html is not None:
+        _write(html, page(report))
+        return
+    if json:
+        shown.as_json("acceptance", words.document(report, str(folder.find(run))))
+        return
+    for line in words.finding_lines(report.findings, report, verbose=verbose):
+        words.to_stdout(line)
+    words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose)
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    exit_code: Annotated[
+        bool,
+        typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, a verdict is, or a GPU is gone."),
+    ] = False,
+    report_dir: From = None,
+    json: o.Json = False,
+) -> None:
+    """What changed from one run to another, and whether that is more than noise."""
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+    from gpukeeper.reports.compare import compare as compared
+    from gpukeeper.reports.compare import is_worse, text
+
+    folder = _folder(report_dir)
+    found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
+    with reader_may_leave():
+        if json:
+            shown.as_json("accept-compare", {"comparison": found})
+        else:
+            typer.echo(text(found), nl=False)
+    if exit_code and is_worse(found):
+        raise typer.Exit(WORSE)
+
+
+def merge(
+    reports: Annotated[
+        list[str], typer.Argument(metavar="REPORT…", help="report.json files, folders of runs, or folders of those.")
+    ],
+    expect_nodes: Annotated[
+        list[str] | None,
+        typer.Option("--expect-nodes", metavar="NODE,…", help="Nodes that must have a report; missing is no pass."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also a page for a browser.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also a line for each node.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Many nodes' reports as one: the worst verdict counts, and GPUs that stand out among all are named."""
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+    from gpukeeper.reports import fleet_page
+    from gpukeeper.reports import merge as merging
+
+    wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
+    fleet = merging.merge(_all(reports), wanted)
+    if html is not None:
+        _write(html, fleet_page.page(fleet))
+    if csv is not None:
+        _write(csv, merging.csv(fleet))
+    with reader_may_leave():
+        if json:
+            shown.as_json("accept-merge", {"fleet": fleet})
+        else:
+            _print_fleet(fleet)
+    raise typer.Exit(_code(fleet.verdict))
+
+
+def _print_fleet(fleet: Fleet) -> None:
+    from gpukeeper.interfaces.terminal import show as shown
+
+    rows = [
+        (one.verdict.value, one.node, "?" if one.gpus is None else str(one.gpus), one.run, one.reason)
+        for one in fleet.nodes
+    ]
+    rows += [("INCONCLUSIVE", name, "?", "-", "no report of this node was given") for name in fleet.missing]
+    shown.table(rows, head=("verdict", "node", "gpus", "run", "because"))
+    for figure in fleet.figures:
+        for one in figure.outliers:
+            name = f"{figure.check}.{figure.metric}"
+            typer.echo(
+                f"{one.verdict}  {one.node} GPU {one.index} ({one.gpu}): {name} {one.value:.4g} {figure.unit}, "
+                f"{one.drop:.1%} worse than the median {figure.median:.4g} of {figure.n}"
+            )
+    for words in (*fleet.replaced, *fleet.doubles, *(f"{name} was not expected." for name in fleet.unexpected)):
+        typer.echo(words)
+    typer.echo(f"\n{fleet.verdict}  {fleet.reason}")
+
+
+def _all(given: Sequence[str]) -> list[Report]:
+    """Every problem at once: a report that cannot be read must not make a fleet look better."""
+    from gpukeeper.model.errors import KeeperError, UsageError
+
+    found, problems = [], []
+    for words in given:
+        try:
+            found += list(_reports_at(words))
+        except KeeperError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise UsageError("\n".join([*problems, "Nothing was merged."]))
+    return found
+
+
+def _reports_at(words: str) -> Iterator[Report]:
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.reports import document
+    from gpukeeper.reports.store import ReportFolder, read
+
+    path = Path(words)
+    if path.is_file():
+        yield document.read_report(read(path), str(path))
+    elif (path / document.REPORT).is_file():
+        yield ReportFolder(path.parent).load(str(path), samples=False)
+    elif path.is_dir():
+        entries = ReportFolder(path).list()
+        broken = [f"{one.path}: {one.problem}" for one in entries if one.problem]
+        if broken or not entries:
+            raise UsageError("\n".join(broken) or f"There is no report in {path}.")
+        for one in entries:
+            yield ReportFolder(path).load(one.path, samples=False)
+    else:
+        raise UsageError(f"{path} is neither a report.json nor a folder of reports.")
+
+
+def _folder(report_dir: Path | None) -> ReportFolder:
+    from gpukeeper.ledger.paths import ledger_path, reports_folder
+    from gpukeeper.reports.store import ReportFolder
+
+    return ReportFolder(report_dir or reports_folder(ledger_path()))
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    if entry.problem or entry.verdict is None or entry.started is None:
+        return ("unreadable", entry.run, "?", "?", "?", "-", entry.problem)
+    mode = "" if entry.device == "cuda" else f" {entry.device}"
+    when = f"{entry.started:%Y-%m-%d %H:%M}Z"
+    kept = "kept" if entry.kept else "-"
+    return (entry.verdict.value, entry.run, entry.node, when, entry.profile + mode, kept, entry.reason)
+
+
+def _write(path: Path, text: str) -> None:
+    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.model.errors import UsageError
+
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path} could not be written: {error.strerror}.") from error
+    say(f"wrote {path}")
+
+
+def _code(verdict: Grade) -> int:
+    from gpukeeper.model.acceptance import Grade
+
+    return {Grade.PASS: 0, Grade.WARN: 0, Grade.FAIL: 4}.get(verdict, 5)

@@ -1,0 +1,293 @@
+"""A test run from the command line: what was asked for, the lease, the run, its report, its line in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
+from gpukeeper.interfaces.cli.accept_variables import Told, read_variables
+from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.ledger.paths import ledger_path, reports_folder
+from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.model.errors import KeeperError, UsageError
+
+if TYPE_CHECKING:
+    from gpukeeper.acceptance.check import Wish
+    from gpukeeper.acceptance.reference import Row
+    from gpukeeper.engine.accept import Order
+    from gpukeeper.interfaces.terminal.acceptance import Narrator
+    from gpukeeper.ledger.journal import SqliteLedger
+    from gpukeeper.model.acceptance import Gpu, Limits, Past
+
+FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
+OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
+LEASE = "acceptance"
+
+
+@dataclass
+class Asked:
+    """What was typed. Variables of the environment come in when it is understood."""
+
+    flags: Flags
+    reference: Path | None = None
+    python: str | None = None
+    folder: Path | None = None
+    summary: str = "summary.json"
+    keep: bool = False
+    legacy: bool = False
+    strict: bool = False
+    verbose: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Understood:
+    wish: Wish
+    rows: tuple[Row, ...]
+    told: Told
+
+
+def run(asked: Asked) -> int:
+    """The exit code. Everything that can be refused is refused before anything runs."""
+    from gpukeeper.interfaces.terminal import acceptance as words
+    from gpukeeper.ledger.journal import open_ledger
+    from gpukeeper.reports.document import encodable
+
+    understood = understand(asked, os.environ)
+    for one in understood.told.said:
+        say(f"understood: {one}")
+    echo = words.to_stderr if asked.json else words.to_stdout
+    narrator = words.Narrator(understood.wish, echo, verbose=asked.verbose)
+    ledger = open_ledger(ledger_path(), write=True)
+    try:
+        _must_be_writable(folder_of(asked))
+        report, logs = asyncio.run(_leased_run(asked, understood, ledger, narrator))
+        report = encodable(report)
+        folder, problems = _written(asked, report, logs)
+        problems += _recorded(ledger, report, folder)
+    finally:
+        ledger.close()
+    with words.reader_may_leave():
+        _tell(asked, report, folder)
+    problems += _pruned(asked, report) if folder else []
+    for problem in problems:
+        say(problem)
+    return exit_code(report, strict=asked.strict) or (PARTLY if problems else 0)
+
+
+def understand(asked: Asked, environ: Mapping[str, str]) -> Understood:
+    from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.config.own_reference import read_rows
+    from gpukeeper.reports.store import refuse_summary
+
+    refuse_summary(asked.summary)
+    told = read_variables(environ)
+    asked.verbose = asked.verbose or told.verbose
+    asked.python = asked.python or told.python
+    if asked.folder is None and told.report_dir:
+        asked.folder, asked.legacy = Path(told.report_dir), True  # whoever sets it reads the files of the older kits
+    rows = read_rows(asked.reference) if asked.reference is not None else ()
+    return Understood(wish_of(asked.flags, told, CHECKS), rows, told)
+
+
+def exit_code(report: Report, *, strict: bool) -> int:
+    if report.interrupted:
+        return INTERRUPTED
+    codes = {Grade.PASS: 0, Grade.WARN: FAILED if strict else 0, Grade.FAIL: FAILED}
+    return codes.get(report.verdict, INCONCLUSIVE)
+
+
+async def _leased_run(
+    asked: Asked, understood: Understood, ledger: SqliteLedger, narrator: Narrator
+) -> tuple[Report, Mapping[str, str]]:
+    """The report, and what the programs said on their way. One run at a time: two would slow each other."""
+    from gpukeeper.engine.accept import accept
+    from gpukeeper.wiring import node_name, open_bench
+
+    node = node_name()
+    async with ledger.lease(LEASE, node):
+        history = await _history(ledger, node)
+        bench = open_bench(understood.wish, python=asked.python, count=asked.flags.ranks)
+        stop = asyncio.Event()
+        drawing = asyncio.create_task(narrator.moving())
+        with _until_stopped(stop):
+            try:
+                order = _order(understood, bench.clock.now(), history, narrator)
+                return await accept(bench.workbench, order, bench.clock, stop), bench.logs()
+            finally:
+                await bench.workbench.close()
+                narrator.flush()
+                drawing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await drawing
+
+
+async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, ...]]:
+    from gpukeeper.engine.tested import history_of, ref_of
+
+    key = ref_of(node).key
+    memory = (await ledger.memories([key])).get(key)
+    return history_of(memory.tested if memory is not None else ())
+
+
+def _order(understood: Understood, now: datetime, history: Mapping[str, tuple[Past, ...]], narrator: Narrator) -> Order:
+    from gpukeeper import __version__
+    from gpukeeper.acceptance import reference
+    from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.engine.accept import Order
+
+    def limits(gpu: Gpu, check: str, metric: str, method: str) -> Limits:
+        return reference.limits(gpu, check, metric, method, own=understood.rows)
+
+    return Order(
+        run=run_name(now),
+        version=__version__,
+        wish=understood.wish,
+        checks=CHECKS,
+        limits=limits,
+        history=lambda gpus: history,
+        progress=narrator,
+    )
+
+
+def run_name(at: datetime) -> str:
+    """By time, so that names sort; and two runs of one second differ."""
+    return f"{at:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run with a report of what was seen; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        stop.set()
+        say("Interrupted: ending what runs, then the report of what was seen. Again: end at once.")
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def folder_of(asked: Asked) -> Path:
+    """Absolute: the ledger remembers it, and is read from other folders."""
+    return (asked.folder or reports_folder(ledger_path())).expanduser().absolute()
+
+
+def _must_be_writable(folder: Path) -> None:
+    """Before an hour of testing, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Reports cannot be written to {folder}: {error.strerror}. Nothing was run. Name a folder: --report-dir DIR"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"Reports cannot be written to {folder}: it may not be changed by you. Nothing was run. "
+            "Name a folder: --report-dir DIR"
+        )
+
+
+def _written(asked: Asked, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Where it is; and what did not go well, which takes nothing from the verdict."""
+    from gpukeeper.reports.store import ReportFolder
+
+    store = ReportFolder(folder_of(asked))
+    extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
+    try:
+        folder = store.write(report, keep=asked.keep, with_legacy=asked.legacy, summary=asked.summary, extra=extra)
+    except KeeperError as problem:
+        return "", [str(problem)]
+    return str(folder), _written_beside(asked, folder)
+
+
+def _written_beside(asked: Asked, folder: Path) -> list[str]:
+    """The older kits wrote into the folder itself, anew each time: whoever reads those files looks there."""
+    from gpukeeper.reports import legacy
+
+    if not asked.legacy or asked.folder is None:
+        return []
+    names = {asked.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
+    try:
+        for path in folder.iterdir():
+            if path.name in names or path.name.startswith("gpu_accept_"):
+                made = asked.folder / f".{path.name}.{secrets.token_hex(4)}"
+                made.write_bytes(path.read_bytes())
+                made.replace(asked.folder / path.name)
+        for result, skipped in legacy.SKIPPED.items():
+            # An earlier run's: a result beside the word that nothing ran would be taken for this run's.
+            old = result if (folder / skipped).exists() else skipped
+            (asked.folder / old).unlink(missing_ok=True)
+    except OSError as error:
+        return [f"The files of the older kits could not be written to {asked.folder}: {error.strerror}."]
+    return []
+
+
+def _pruned(asked: Asked, report: Report) -> list[str]:
+    """Last of all: whatever is wrong with old reports, this one is written, recorded and told."""
+    from gpukeeper.reports.store import ReportFolder
+
+    try:
+        removal = ReportFolder(folder_of(asked)).prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
+    except (KeeperError, OSError) as problem:
+        return [f"Old reports were not removed: {problem}"]
+    if removal.removed:
+        say(f"Removed {len(removal.removed)} reports that were older than 90 days; --keep keeps one.")
+    return []
+
+
+def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
+    """A simulation happened nowhere, so no ledger knows of it."""
+    from gpukeeper.engine.tested import line_of
+
+    if report.device == "simulated":
+        return []
+    try:
+        asyncio.run(ledger.append([line_of(report, folder)]))
+    except KeeperError as problem:
+        return [f"The run is not in the ledger, so later ones cannot be compared with it: {problem}"]
+    return []
+
+
+def _tell(asked: Asked, report: Report, folder: str) -> None:
+    from gpukeeper.interfaces.terminal import acceptance as words
+    from gpukeeper.interfaces.terminal import show
+
+    if asked.json:
+        show.as_json("acceptance", words.document(report, folder))
+    else:
+        words.ending(report, folder, words.to_stdout, verbose=asked.verbose)
+
+
+def self_test(asked: Asked) -> int:
+    """0 every planted fault was found and nothing else; 4 not so; 5 nothing could be planted on this machine itself."""
+    from gpukeeper.interfaces.terminal import acceptance as words
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.wiring import try_detectors
+
+    understand(asked, os.environ)
+    told = words.told_attempt(asked.json)
+    found = asyncio.run(try_detectors(python=asked.python, device=asked.flags.device, tell=told))
+    with words.reader_may_leave():
+        if asked.json:
+            show.as_json("self-test", {"verdict": found.verdict, "reason": found.reason, "attempts": found.attempts})
+        else:
+            show.table([words.attempt_row(one) for one in found.attempts], head=words.ATTEMPT_HEAD)
+            words.to_stdout(f"\n{found.verdict}  {found.reason}")
+    return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)

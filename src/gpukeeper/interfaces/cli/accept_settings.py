@@ -1,0 +1,222 @@
+"""From flags and variables to what is wished: every problem is told before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpukeeper.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpukeeper.acceptance.check import Check, Wish
+    from gpukeeper.interfaces.cli.accept_variables import Told
+
+DEVICES = ("cuda", "cpu", "simulated")
+QUICK_S = 60.0
+FULL = "30m"
+SHORTEST_S = 20.0  # programs have to start
+LARGEST_CPUS = 64
+MOST_GPUS = 1024  # in one machine; more is a slip of the finger
+NOTHING = "Nothing was run."
+
+
+@dataclass
+class Flags:
+    """As they were typed. None and empty: not typed."""
+
+    quick: bool = False
+    full: bool = False
+    within: str | None = None
+    gpus: Sequence[str] = ()
+    expect: int | None = None
+    device: str = "cuda"
+    ranks: int | None = None
+    check: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    set_: Sequence[str] = field(default_factory=tuple)
+
+
+def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
+    """Raises UsageError with every problem, a line each."""
+    from gpukeeper.acceptance.check import Wish
+
+    problems: list[str] = []
+    profile, within_s = _length(flags, told, problems)
+    names = [one.name for one in checks]
+    only, skip = _words(flags.check), _words(flags.skip)
+    _unknown_checks(only, skip, names, problems)
+    _device(flags, problems)
+    expected = told.expect if flags.expect is None else flags.expect
+    if expected is not None and not 1 <= expected <= MOST_GPUS:
+        problems.append(f"--expect {expected} is no number of GPUs in one machine (1 to {MOST_GPUS}).")
+    params = _params([*told.settings, *flags.set_], checks, problems)
+    if problems:
+        raise UsageError("\n".join([*problems, NOTHING]))
+    wish = Wish(
+        device=flags.device,
+        expected=expected,
+        gpus=tuple(_words(flags.gpus)),
+        within_s=within_s,
+        profile=profile,
+        only=tuple(only),
+        skip=tuple(skip),
+        params=params,
+    )
+    refuse_impossible(wish, checks)
+    return wish
+
+
+def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
+    """A check knows which of its figures can never pass: it is asked what it would run on a machine that is made up."""
+    from gpukeeper.acceptance.check import Setting
+    from gpukeeper.model.acceptance import Gpu, Limits, Machine
+
+    gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(max(wish.expected or 2, 2)))
+    machine = Machine(node="here", gpus=gpus)
+    setting = Setting(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Limits())
+    problems: dict[str, None] = {}
+    for check in checks:
+        if check.ask is None or check.name not in wish.params:
+            continue
+        for serving in check.servings:
+            try:
+                check.ask(serving, setting)
+            except (UsageError, ValueError) as problem:
+                words = str(problem).removesuffix(NOTHING).rstrip().removeprefix(f"{check.name}: ")
+                problems[f"--set {check.name}: {words}"] = None
+    if problems:
+        raise UsageError("\n".join([*problems, NOTHING]))
+
+
+def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:
+    from gpukeeper.config.units import read_span
+
+    asked = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
+    asked += ["--within"] if flags.within is not None else []
+    if len(asked) > 1:
+        problems.append(f"{' and '.join(asked)} contradict each other: give one of them.")
+    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else told.within)
+    if words is None:
+        return "quick", QUICK_S
+    try:
+        seconds = read_span(words).total_seconds()
+    except ValueError as problem:
+        problems.append(f"--within: {problem}")
+        return words, QUICK_S
+    if seconds < SHORTEST_S:
+        problems.append(f"--within {words} is too short for any check. Give it {SHORTEST_S:.0f}s or more.")
+    return words, seconds
+
+
+def _device(flags: Flags, problems: list[str]) -> None:
+    from gpukeeper.config.problems import did_you_mean
+
+    if flags.device not in DEVICES:
+        problems.append(f'--device "{flags.device}" is not known. {did_you_mean(flags.device, DEVICES)}')
+    if flags.ranks is not None and flags.device == "cuda":
+        problems.append("--ranks is for --device cpu and simulated: on GPUs there is one rank for each.")
+    if flags.ranks is not None and not 1 <= flags.ranks <= LARGEST_CPUS:
+        problems.append(f"--ranks {flags.ranks} is not between 1 and {LARGEST_CPUS}.")
+
+
+def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[str], problems: list[str]) -> None:
+    from gpukeeper.acceptance.suite import ALWAYS
+    from gpukeeper.config.problems import did_you_mean
+
+    if always := [one for one in skip if one in ALWAYS]:
+        problems.append(
+            f"--skip {', '.join(always)}: it always runs. It takes no time, and without it nobody knows whether all"
+            " GPUs are here and stayed well."
+        )
+    for flag, given in (("--check", only), ("--skip", skip)):
+        problems += [
+            f'{flag}: there is no check "{one}". {did_you_mean(one, names)} All of them: gpukeeper check list'
+            for one in given
+            if one not in names
+        ]
+    both = [one for one in only if one in skip]
+    if both:
+        problems.append(f"{', '.join(both)}: both asked for (--check) and left out (--skip).")
+
+
+def _params(words: Sequence[str], checks: Sequence[Check], problems: list[str]) -> dict[str, dict[str, Any]]:
+    """`check.param=value`, of the kind that its default is of. The last one counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in words:
+        try:
+            check, param, value = _setting(one, checks)
+        except ValueError as problem:
+            problems.append(f"--set {one}: {problem}")
+        else:
+            found.setdefault(check, {})[param] = value
+    return found
+
+
+def _setting(words: str, checks: Sequence[Check]) -> tuple[str, str, Any]:
+    from gpukeeper.config.problems import did_you_mean
+
+    key, equals, text = words.partition("=")
+    name, dot, param = key.partition(".")
+    if not (equals and dot and name and param):
+        raise ValueError("write it like training.epochs=3.")
+    check = next((one for one in checks if one.name == name), None)
+    if check is None:
+        raise ValueError(f'there is no check "{name}". {did_you_mean(name, [one.name for one in checks])}')
+    known = defaults_of(check)
+    if param not in known:
+        others = did_you_mean(param, sorted(known)) if known else "It has nothing to set."
+        raise ValueError(f'{name} has no "{param}". {others}')
+    return name, param, _value(text, known[param])
+
+
+def defaults_of(check: Check) -> dict[str, Any]:
+    """Everything that can be set, as in the deepest serving that has it."""
+    found: dict[str, Any] = {}
+    for serving in check.servings:
+        found |= {**serving.small, **serving.params}
+    return found
+
+
+def _value(text: str, default: object) -> Any:
+    """Read as the default is. Lists are written with commas: bf16,fp8."""
+    match default:
+        case bool():
+            if text.lower() not in ("true", "false"):
+                raise ValueError(f'"{text}" is neither true nor false.')
+            return text.lower() == "true"
+        case int() | float():
+            return _number(text)
+        case list() | tuple():
+            parts = [part for part in text.strip("[]").split(",") if part.strip()]
+            numbers = bool(default) and all(isinstance(one, int | float) for one in default)
+            return [_number(part) if numbers else part.strip().strip("\"'") for part in parts]
+        case None:
+            return _plain(text)
+        case Mapping():
+            raise ValueError("it is not one value and cannot be set here.")
+        case _:
+            return text
+
+
+def _number(text: str) -> int | float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f'"{text}" is no number.') from None
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{text} is negative or no number that can be used.")
+    return int(value) if value.is_integer() and "." not in text else value
+
+
+def _plain(text: str) -> Any:
+    """A default of none says nothing about the kind: a number if it looks like one."""
+    try:
+        return _number(text)
+    except ValueError:
+        return {"null": None, "none": None, "true": True, "false": False}.get(text.lower(), text)
+
+
+def _words(given: Sequence[str]) -> list[str]:
+    """Repeated, or with commas."""
+    return [word.strip() for one in given for word in one.split(",") if word.strip()]

@@ -1,0 +1,145 @@
+"""Variables of the older acceptance kits and of training launchers, read into the flags of `gpukeeper accept`.
+
+Flags win over variables. What was understood is said; what cannot be done is refused, never guessed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpukeeper.model.errors import UsageError
+
+LONGER = "5m"  # what QUICK=0 asked for: the older kit's full run took minutes
+YES = {"1", "true", "yes", "on"}
+NO = {"0", "false", "no", "off"}
+ADDRESS = ("MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "POD_NAMESPACE")
+
+
+@dataclass
+class Told:
+    """What the variables ask for. None: nothing."""
+
+    within: str | None = None
+    verbose: bool = False
+    report_dir: str | None = None
+    expect: int | None = None
+    python: str | None = None
+    settings: list[str] = field(default_factory=list)  # as --set writes them
+    said: list[str] = field(default_factory=list)  # a sentence each: what was understood
+
+
+def read_variables(environ: Mapping[str, str]) -> Told:
+    _refuse_several_nodes(environ)
+    told = Told(python=environ.get("GPUKEEPER_PYTHON") or None)
+    _length(environ, told)
+    _training(environ, told)
+    _expected(environ, told)
+    if _switch(environ, "VERBOSE"):
+        told.verbose = True
+        told.said.append("VERBOSE=1 is --verbose")
+    if folder := environ.get("REPORT_DIR"):
+        told.report_dir = folder
+        told.said.append(f"REPORT_DIR is --report-dir {folder}")
+    _launched(environ, told)
+    return told
+
+
+def _length(environ: Mapping[str, str], told: Told) -> None:
+    quick = _switch(environ, "QUICK")
+    if quick:
+        told.said.append("QUICK=1 is the default here")
+    elif quick is not None:
+        told.within = LONGER
+        told.said.append(f"QUICK=0 is --within {LONGER}")
+
+
+def _training(environ: Mapping[str, str], told: Told) -> None:
+    smoke = _switch(environ, "TRAIN_SMOKE")
+    epochs, steps = _count(environ, "EPOCHS"), _count(environ, "STEPS")
+    if epochs is not None:
+        if epochs < 2:
+            raise UsageError(
+                "EPOCHS=1 compares a loss with itself, so a training check could never pass. Nothing was run. "
+                "Unset EPOCHS, or set it to 2 or more."
+            )
+        told.settings += [f"training.epochs={epochs}", f"ddp.epochs={epochs}"]
+        told.said.append(f"EPOCHS={epochs} is --set training.epochs={epochs} --set ddp.epochs={epochs}")
+    if smoke:
+        told.within = LONGER
+        told.said.append(f"TRAIN_SMOKE=1 is --within {LONGER}, in which the check throughput runs")
+    if steps is not None and smoke:
+        told.settings.append(f"throughput.steps={steps}")
+        told.said.append(f"STEPS={steps} is --set throughput.steps={steps}")
+    elif steps is not None:
+        told.said.append(f"STEPS={steps} counts only with TRAIN_SMOKE=1, as it did before")
+
+
+def _expected(environ: Mapping[str, str], told: Told) -> None:
+    """Ours before the older kit's."""
+    for name in ("GPUKEEPER_EXPECT", "GPUS_PER_NODE"):
+        count = _count(environ, name)
+        if count is not None:
+            told.expect = count
+            told.said.append(f"{name}={count} is --expect {count}")
+            return
+
+
+def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
+    """A rank of a job that somebody else launched. Testing the node alone would look like a test of the job."""
+    world = _count(environ, "WORLD_SIZE", least=0) or 1
+    nodes = _nodes(environ.get("PET_NNODES", ""))
+    if world <= 1 and nodes <= 1:
+        return
+    names = [name for name in (*LAUNCHED, "PET_NNODES", *ADDRESS) if name in environ]
+    where = "; ".join(f"{name}={environ[name]}" for name in names)
+    here = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") and nodes <= 1
+    advice = (
+        "gpukeeper starts a rank for every GPU of this machine itself: start it once, without the launcher."
+        if here
+        else "Runs over several nodes come in a later version. Test each node alone first:"
+        f" env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
+    )
+    raise UsageError(f"This is one rank of a larger job ({where}). Nothing was run. {advice}")
+
+
+def _launched(environ: Mapping[str, str], told: Told) -> None:
+    """A job of one rank: its variables are understood and change nothing."""
+    names = [name for name in (*LAUNCHED, *ADDRESS) if environ.get(name)]
+    names += sorted(name for name in environ if name.startswith("PET_") and name not in names)
+    if names and environ.get("RANK", environ.get("PET_NNODES")) is not None:
+        told.said.append(f"{', '.join(names)}: a job of one node; its ranks are started here")
+    backend = environ.get("BACKEND", "").lower()
+    if backend and backend not in ("nccl", "gloo"):
+        raise UsageError(f"BACKEND={backend}: checks talk over nccl (GPUs) or gloo (--device cpu). Unset BACKEND.")
+    if backend:
+        told.said.append(f"BACKEND={backend}: nccl is used on GPUs and gloo with --device cpu, whatever it says")
+
+
+def _nodes(words: str) -> int:
+    """`4`, or `2:4` of an elastic job: the most."""
+    last = words.rpartition(":")[2]
+    if not words:
+        return 1
+    if not last.isdigit():
+        raise UsageError(f'PET_NNODES="{words}" is no number of nodes. Write it like 1 or 2:4, or unset it.')
+    return int(last)
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool | None:
+    words = environ.get(name)
+    if not words:
+        return None
+    if words.lower() not in YES | NO:
+        raise UsageError(f'{name}="{words}" is neither 1 nor 0. Nothing was run.')
+    return words.lower() in YES
+
+
+def _count(environ: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    words = environ.get(name, "")
+    if not words:
+        return None
+    if not words.isdigit() or int(words) < least:
+        raise UsageError(f'{name}="{words}" is no number from {least} on. Nothing was run. Set it right, or unset it.')
+    return int(words)

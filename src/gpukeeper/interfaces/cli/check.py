@@ -1,0 +1,110 @@
+"""`gpukeeper check`: which checks there are, what each proves and what it cannot. Runs nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.acceptance.check import Check
+
+DEPTHS = ("quick", "minutes", "half an hour", "hours")
+PAGE = "docs/reference/checks.md"
+app = typer.Typer(no_args_is_help=True, help="The checks of `gpukeeper accept`: list and show.")
+
+
+@app.command("list")
+def list_(json: o.Json = False) -> None:
+    """Every check in the order of running: how it runs, and how long each size of it takes."""
+    from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.interfaces.terminal import show
+
+    if json:
+        show.as_json("check-list", {"checks": [_facts(one) for one in CHECKS]})
+        return
+    rows = [(one.name, _how(one), *(_seconds(one, depth) for depth in range(len(DEPTHS))), one.title) for one in CHECKS]
+    show.table(rows, head=("check", "runs on", *DEPTHS, "what it is"))
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.")], json: o.Json = False
+) -> None:
+    """What a check proves, what it cannot, its sizes, and every figure that --set can change."""
+    from gpukeeper.acceptance import catalog
+    from gpukeeper.config.problems import did_you_mean
+    from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.model.errors import UsageError
+
+    check = catalog.find(name)
+    if check is None:
+        names = [one.name for one in catalog.CHECKS]
+        raise UsageError(f'there is no check "{name}". {did_you_mean(name, names)} All of them: gpukeeper check list')
+    if json:
+        shown.as_json("check-show", {"check": _facts(check)})
+        return
+    typer.echo(
+        f"{check.name}: {check.title}\n\nproves  {check.proves}\ncannot  {check.cannot}\nruns    {_how(check)}\n"
+    )
+    shown.table(
+        [(DEPTHS[one.depth], _length(one.seconds), f"{one.worth:g}", one.what) for one in check.servings],
+        head=("size", "takes", "worth", "what"),
+    )
+    settings = _defaults(check)
+    if settings:
+        typer.echo("")
+        shown.table([(f"{check.name}.{key}", *map(str, values)) for key, values in settings.items()], head=_SETTINGS)
+    typer.echo(f"\nAlone: gpukeeper accept --check {check.name}    More: {PAGE}#{check.name}")
+
+
+_SETTINGS = ("--set", *DEPTHS)
+
+
+def _how(check: Check) -> str:
+    words = {"look": "nothing: it looks", "each": "each GPU, all at once", "together": "all GPUs together"}[check.how]
+    return words + (f", {check.least_gpus} or more" if check.least_gpus > 1 else "")
+
+
+def _seconds(check: Check, depth: int) -> str:
+    return next((_length(one.seconds) for one in check.servings if one.depth == depth), "-")
+
+
+def _length(seconds: float) -> str:
+    from gpukeeper.model.durations import in_words
+
+    return in_words(timedelta(seconds=seconds))
+
+
+def _defaults(check: Check) -> dict[str, tuple[object, ...]]:
+    """Every figure that can be set, with what it is at each depth; what only a CPU is given says so."""
+    from gpukeeper.interfaces.cli.accept_settings import defaults_of
+
+    by_depth = {
+        one.depth: {**{key: f"{_shown(value)} (CPU)" for key, value in one.small.items()}, **one.params}
+        for one in check.servings
+    }
+    return {
+        key: tuple(_shown(by_depth.get(depth, {}).get(key, "-")) for depth in range(len(DEPTHS)))
+        for key in defaults_of(check)
+    }
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else "none" if value is None else str(value)
+
+
+def _facts(check: Check) -> dict[str, object]:
+    return {
+        "name": check.name,
+        "title": check.title,
+        "proves": check.proves,
+        "cannot": check.cannot,
+        "how": check.how.value,
+        "least_gpus": check.least_gpus,
+        "slices": check.slices,
+        "servings": check.servings,
+    }

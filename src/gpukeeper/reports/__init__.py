@@ -1,0 +1,1 @@
+"""Views of an acceptance report, and the folder that keeps them."""

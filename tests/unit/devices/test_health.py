@@ -1,0 +1,162 @@
+"""Asking the program that keeps the driver open. The programs here are small ones that answer, hang, babble or die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpukeeper.devices.health import Driver, GpuFacts, GpuLook, SliceFacts, SliceLook, gpus_of, health_of
+from gpukeeper.model.condition import Xid
+from gpukeeper.model.unknown import Unknown
+
+MINUTE = timedelta(minutes=1)
+NOW = datetime(2026, 3, 2, tzinfo=UTC)
+GPU = {"index": 0, "uuid": "GPU-0", "counters": {"pcie_replays": 3}, "states": {"mig": False, "advice": {"why": "no"}}}
+LOOK = json.dumps({"state": "answered", "gpus": [GPU]})
+READING = json.dumps({"state": "answered", "readings": [{"uuid": "GPU-0", "at": 7.5, "power_w": 88.0, "sm_mhz": None}]})
+ANSWERS = f"""
+import sys
+for line in sys.stdin:
+    print({{"look": {LOOK!r}, "readings": {READING!r}}}[line.strip()], flush=True)
+"""
+HANGS_ONCE = """
+import pathlib, sys, time
+seen = pathlib.Path({file!r})
+for line in sys.stdin:
+    if not seen.exists():
+        seen.touch()
+        time.sleep(600)
+    print({look!r}, flush=True)
+"""
+
+
+def driven(program: str, use: Callable[[Driver], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
+    async def run() -> Any:
+        driver = Driver((sys.executable, "-c", program), deadline)
+        try:
+            return await use(driver)
+        finally:
+            await driver.close()
+
+    return asyncio.run(run())
+
+
+def test_a_look_gives_values_and_unknowns() -> None:
+    (found,) = driven(ANSWERS, lambda driver: driver.look())
+    assert found.counters == {"pcie_replays": 3}
+    assert found.states == {"mig": False, "advice": Unknown("no")}
+
+
+def test_readings_keep_what_was_not_measured_apart_from_zero() -> None:
+    (found,) = driven(ANSWERS, lambda driver: driver.readings())
+    assert (found.at, found.power_w, found.sm_mhz, found.reasons) == (7.5, 88.0, None, None)
+
+
+def test_a_driver_that_is_stuck_is_given_up_and_the_next_look_begins_anew(tmp_path: Any) -> None:
+    async def twice(driver: Driver) -> tuple[Any, Any]:
+        return await driver.look(), await driver.look()
+
+    program = HANGS_ONCE.format(file=str(tmp_path / "seen"), look=LOOK)
+    first, second = driven(program, twice, timedelta(seconds=1))
+    assert isinstance(first, Unknown)
+    assert "did not answer within" in first.why
+    assert [one.uuid for one in second] == ["GPU-0"]
+
+
+def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
+    """An interrupted run: whoever asks next must not read the old answer."""
+
+    async def interrupted(driver: Driver) -> Any:
+        await driver.look()
+        asking = asyncio.ensure_future(driver.look())
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return await driver.readings()
+
+    (found,) = driven(ANSWERS, interrupted)
+    assert found.power_w == 88.0
+
+
+def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
+    for program, why in (
+        ("import sys; sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
+        ("import sys; sys.stdin.readline(); print('hello')", "gave no record"),
+        ('import sys; sys.stdin.readline(); print(\'{"state": "failed", "why": "GPU is lost"}\')', "GPU is lost"),
+    ):
+        found = driven(program, lambda driver: driver.look())
+        assert isinstance(found, Unknown)
+        assert why in found.why
+
+
+def test_after_a_failure_the_driver_is_opened_anew(tmp_path: Any) -> None:
+    """What was open when the driver was reloaded, or a GPU was lost, answers for ever with the same error."""
+    program = f"""
+import pathlib, sys
+seen = pathlib.Path({str(tmp_path / "seen")!r})
+words = {LOOK!r} if seen.exists() else '{{"state": "failed", "why": "GPU is lost"}}'
+seen.touch()
+for line in sys.stdin:
+    print(words, flush=True)
+"""
+
+    async def twice(driver: Driver) -> tuple[Any, Any]:
+        return await driver.look(), await driver.look()
+
+    first, second = driven(program, twice)
+    assert first == Unknown("GPU is lost")
+    assert [one.uuid for one in second] == ["GPU-0"]
+
+
+def test_without_a_driver_there_are_no_readings() -> None:
+    assert driven("raise SystemExit(1)", lambda driver: driver.readings()) == ()
+
+
+def test_slices_stand_in_the_place_of_the_gpu_that_is_cut() -> None:
+    """C1.10: a slice has its own memory and no serial number: its history is its own."""
+    part = SliceFacts(
+        uuid="MIG-1", name="NVIDIA H200 MIG 1g.18gb", gpu_instance=7, compute_instance=0, memory_mib=16_384
+    )
+    cut = GpuFacts(index=1, uuid="GPU-1", name="NVIDIA H200", serial="s1", sliced=True, slices=(part,))
+    gpus, silent = gpus_of((GpuFacts(index=0, uuid="GPU-0", serial="s0"), cut))
+    assert not silent
+    assert [(gpu.uuid, gpu.identity, gpu.part_of, gpu.profile) for gpu in gpus] == [
+        ("GPU-0", "s0", None, None),
+        ("MIG-1", "MIG-1", "GPU-1", "1g.18gb"),
+    ]
+    assert gpus[1].memory_mib == 16_384
+
+
+def test_gpus_that_cannot_be_tested_say_why() -> None:
+    gpus, silent = gpus_of(
+        (
+            GpuFacts(index=0, uuid=Unknown("GPU is lost")),
+            GpuFacts(index=1, uuid="GPU-1", sliced=True, slices=()),
+            GpuFacts(index=2, uuid="GPU-2", sliced=True, slices=Unknown("no permission")),
+        )
+    )
+    assert gpus == ()
+    assert ["lost" in silent[0], "has none" in silent[1], "no permission" in silent[2]] == [True] * 3
+
+
+def test_health_of_a_slice_is_that_of_its_gpu_with_its_own_memory() -> None:
+    part = SliceLook(uuid="MIG-1", states={"memory_used_mib": 5}, listed=(44,))
+    states = {"memory_used_mib": 900, "persistence": True}
+    looks = (
+        GpuLook(index=0, uuid="GPU-0", counters={"pcie_replays": 1}, states=states, listed=(4,), slices=(part,)),
+        GpuLook(index=1, uuid=Unknown("lost")),
+    )
+    found = health_of(looks, NOW, lambda uuid, listed, memory: listed, {"GPU-0": (Xid(48, "x"),)})
+    assert list(found) == ["MIG-1"]
+    one = found["MIG-1"]
+    assert one.states == {"memory_used_mib": 5, "persistence": True}
+    assert (one.counters, one.foreign, one.xids) == ({"pcie_replays": 1}, (44,), (Xid(48, "x"),))
+
+
+def test_a_gpu_without_an_address_has_unknown_xids() -> None:
+    found = health_of((GpuLook(index=0, uuid="GPU-0"),), NOW, lambda *_: (), {})
+    assert isinstance(found["GPU-0"].xids, Unknown)

@@ -1,0 +1,126 @@
+"""What the command line does with a finished run: exit codes, retention, and what does not go well at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpukeeper.interfaces.cli.accept_run import (
+    LEAST_KEPT,
+    Asked,
+    _history,
+    _pruned,
+    _recorded,
+    _written,
+    exit_code,
+    understand,
+)
+from gpukeeper.interfaces.cli.accept_settings import Flags
+from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.model.errors import UsageError
+from gpukeeper.reports.store import ReportFolder
+from tests.unit.engine.accept_bench import Bench, figure_check, run
+
+
+def report(**changes: object) -> Report:
+    found, _ = run(Bench(), [figure_check("gemm")])
+    return msgspec.structs.replace(found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "plain", "strict"),
+    [
+        (Grade.PASS, 0, 0),
+        (Grade.WARN, 0, 4),
+        (Grade.FAIL, 4, 4),
+        (Grade.INCONCLUSIVE, 5, 5),
+        (Grade.SKIPPED, 5, 5),
+    ],
+)
+def test_exit_codes(verdict: Grade, plain: int, strict: int) -> None:
+    """C2.1"""
+    one = report(verdict=verdict)
+    assert (exit_code(one, strict=False), exit_code(one, strict=True)) == (plain, strict)
+    assert exit_code(msgspec.structs.replace(one, interrupted=True), strict=False) == 130
+
+
+@pytest.mark.parametrize("name", ["foo/bar", "../x", "report.json", ""])
+def test_a_name_for_the_summary_that_cannot_be_written_is_refused_before_the_run(name: str) -> None:
+    with pytest.raises(UsageError, match="write a plain file name"):
+        understand(Asked(Flags(), summary=name), {})
+
+
+def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path) -> None:
+    """C4.6: host files had no retention."""
+    store, now = ReportFolder(tmp_path), report(run="now")
+    for number in range(LEAST_KEPT + 4):
+        age = timedelta(days=100 + number)
+        old = report(run=f"old-{number:02}", started=now.started - age, ended=now.ended - age)
+        store.write(old, keep=number == LEAST_KEPT + 3)
+    folder, problems = _written(Asked(Flags(), folder=tmp_path), now, {"ranks-1/torchrun": "words"})
+    assert not problems
+    assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
+    assert _pruned(Asked(Flags(), folder=tmp_path), now) == []
+    left = {entry.run for entry in store.list()}
+    assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
+
+
+def test_a_report_that_cannot_be_written_is_said_and_the_verdict_stays(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    folder, problems = _written(Asked(Flags(), folder=taken), report(), {})
+    assert folder == ""
+    assert "could not be written" in problems[0]
+
+
+def test_what_was_recorded_is_the_history_of_the_next_run(tmp_path: Path) -> None:
+    """C2.5: by serial number, of runs on GPUs only."""
+    ledger = open_ledger(tmp_path / "ledger.db", write=True)
+    try:
+        assert _recorded(ledger, report(run="r-1"), "/r") == []
+        assert _recorded(ledger, report(run="r-2", device="cpu"), "/r") == []
+        assert _recorded(ledger, report(run="r-3", device="simulated"), "/r") == []
+        history = asyncio.run(_history(ledger, "node-1"))
+        lines = asyncio.run(ledger.lines(types=("acceptance",)))
+    finally:
+        ledger.close()
+    assert {who: [one.run for one in runs] for who, runs in history.items()} == {"S0": ["r-1"], "S1": ["r-1"]}
+    assert len(lines) == 2
+
+
+def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "ledger.db", write=True).close()
+    ledger = open_ledger(tmp_path / "ledger.db", write=False)
+    try:
+        problems = _recorded(ledger, report(), "")
+    finally:
+        ledger.close()
+    assert len(problems) == 1
+    assert problems[0].startswith("The run is not in the ledger, so later ones cannot be compared with it: ")
+
+
+def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path) -> None:
+    """B4: after the ledger's line, and without taking anything from the verdict."""
+    taken = tmp_path / "file"
+    taken.write_text("")
+    (problem,) = _pruned(Asked(Flags(), folder=taken), report())
+    assert problem.startswith("Old reports were not removed: ")
+
+
+def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> None:
+    """A16: a result beside the word that nothing ran would be taken for this run's."""
+    ours = ["ddp_tests_result.json", "ddp_training_result.json", "results.json", "gpu_tests_skipped.json"]
+    for name in (*ours, "ddp_tests_result.json.bak", "notes_skipped.json"):
+        (tmp_path / name).write_text("old")
+    asked = Asked(Flags(), folder=tmp_path, legacy=True)
+    _, problems = _written(asked, report(), {})
+    assert not problems
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert not left & set(ours)
+    assert {"ddp_tests_skipped.json", "throughput_skipped.json", "gpu_tests_result.json"} <= left
+    assert {"ddp_tests_result.json.bak", "notes_skipped.json"} <= left

@@ -1,0 +1,84 @@
+"""Variables of older kits and of launchers are understood, said, or refused; never guessed. C1.9, C3.4"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpukeeper.interfaces.cli.accept_variables import LONGER, Told, read_variables
+from gpukeeper.model.errors import UsageError
+
+
+def test_nothing_set_asks_for_nothing() -> None:
+    assert read_variables({"PATH": "/bin", "POD_NAMESPACE": "lab", "QUICK": "", "EPOCHS": ""}) == Told()
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"QUICK": "1"}, Told(said=["QUICK=1 is the default here"])),
+        ({"QUICK": "0"}, Told(within=LONGER, said=["QUICK=0 is --within 5m"])),
+        ({"VERBOSE": "yes"}, Told(verbose=True, said=["VERBOSE=1 is --verbose"])),
+        ({"VERBOSE": "0"}, Told()),
+        ({"REPORT_DIR": "/r"}, Told(report_dir="/r", said=["REPORT_DIR is --report-dir /r"])),
+        ({"GPUS_PER_NODE": "8"}, Told(expect=8, said=["GPUS_PER_NODE=8 is --expect 8"])),
+        (
+            {"GPUKEEPER_EXPECT": "4", "GPUS_PER_NODE": "8"},
+            Told(expect=4, said=["GPUKEEPER_EXPECT=4 is --expect 4"]),
+        ),
+        ({"GPUKEEPER_PYTHON": "/p"}, Told(python="/p")),
+    ],
+)
+def test_each_of_the_older_kits_variables_is_a_flag(environ: dict[str, str], told: Told) -> None:
+    assert read_variables(environ) == told
+
+
+def test_epochs_and_steps_are_settings_of_checks() -> None:
+    told = read_variables({"EPOCHS": "3", "TRAIN_SMOKE": "1", "STEPS": "10"})
+    assert told.settings == ["training.epochs=3", "ddp.epochs=3", "throughput.steps=10"]
+    assert told.within == LONGER
+    assert len(told.said) == 3
+    alone = read_variables({"STEPS": "10"})
+    assert alone.settings == []
+    assert alone.said == ["STEPS=10 counts only with TRAIN_SMOKE=1, as it did before"]
+
+
+def test_one_epoch_is_refused() -> None:
+    """C1.4: the older kit's default compared a loss with itself."""
+    with pytest.raises(UsageError, match=r"EPOCHS=1 compares a loss with itself.*2 or more"):
+        read_variables({"EPOCHS": "1"})
+
+
+@pytest.mark.parametrize(
+    "environ", [{"QUICK": "maybe"}, {"EPOCHS": "two"}, {"GPUS_PER_NODE": "0"}, {"PET_NNODES": "x"}, {"BACKEND": "mpi"}]
+)
+def test_what_cannot_be_read_is_refused_by_name(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=next(iter(environ))):
+        read_variables(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "3", "WORLD_SIZE": "16", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"},
+        {"PET_NNODES": "2", "PET_MASTER_ADDR": "node-0"},
+        {"PET_NNODES": "1:4"},
+        {"WORLD_SIZE": "2", "K8S_MASTER_ADDR": "node-0"},
+    ],
+)
+def test_a_rank_of_a_larger_job_is_refused_with_the_way_to_test_one_node(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="one rank of a larger job") as refused:
+        read_variables(environ)
+    for name, value in environ.items():
+        assert f"{name}={value}" in str(refused.value)
+        assert f"-u {name}" in str(refused.value)
+
+
+def test_ranks_that_are_all_here_are_started_by_us() -> None:
+    with pytest.raises(UsageError, match="start it once, without the launcher"):
+        read_variables({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+
+
+def test_a_job_of_one_rank_changes_nothing_and_is_said() -> None:
+    told = read_variables({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "BACKEND": "nccl"})
+    assert told.said[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job of one node; its ranks are started here"
+    assert "nccl is used on GPUs" in told.said[1]
