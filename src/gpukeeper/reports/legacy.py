@@ -107,6 +107,17 @@ _TOGETHER = _COLLECTIVE | {"ddp"}
 _BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1}
 
 
+def is_ours(name: str, content: bytes) -> bool:
+    """Whether a file of that name was written by us or by an older kit: an object with documented fields and no others.
+    `results.json` is anybody's name, and nobody's other file may be replaced."""
+    fields = _SKIP_FIELDS if name in SKIPPED.values() else LEGACY_FIELDS.get(name, LEGACY_FIELDS[SUMMARY])
+    try:
+        found = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return bool(found) and found.keys() <= {field.partition(".")[0] for field in fields}
+
+
 def exit_code(report: Report) -> int:
     """For scripts of the older kits. 3 only when nothing but work over several GPUs failed; never 0 without a test."""
     if report.verdict in {Grade.PASS, Grade.WARN}:

@@ -55,17 +55,21 @@ def test_a_name_for_the_summary_that_cannot_be_written_is_refused_before_the_run
         understand(Asked(Flags(), summary=name), {})
 
 
-def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path) -> None:
-    """C4.6: host files had no retention."""
-    store, now = ReportFolder(tmp_path), report(run="now")
+def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4.6: host files had no retention. Where somebody named the folder, nothing is deleted."""
+    monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
+    store, now = ReportFolder(tmp_path / "reports"), report(run="now")
+    store.path.mkdir()
     for number in range(LEAST_KEPT + 4):
         age = timedelta(days=100 + number)
         old = report(run=f"old-{number:02}", started=now.started - age, ended=now.ended - age)
         store.write(old, keep=number == LEAST_KEPT + 3)
-    folder, problems = _written(Asked(Flags(), folder=tmp_path), now, {"ranks-1/torchrun": "words"})
+    folder, problems = _written(Asked(Flags()), now, {"ranks-1/torchrun": "words"})
     assert not problems
     assert Path(folder, "log-ranks-1-torchrun").read_text() == "words"
-    assert _pruned(Asked(Flags(), folder=tmp_path), now) == []
+    assert _pruned(Asked(Flags(), folder=store.path), now) == []
+    assert len(store.list()) == LEAST_KEPT + 5, "a folder that somebody named"
+    assert _pruned(Asked(Flags()), now) == []
     left = {entry.run for entry in store.list()}
     assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
 
@@ -104,23 +108,37 @@ def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert problems[0].startswith("The run is not in the ledger, so later ones cannot be compared with it: ")
 
 
-def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path) -> None:
-    """B4: after the ledger's line, and without taking anything from the verdict."""
-    taken = tmp_path / "file"
-    taken.write_text("")
-    (problem,) = _pruned(Asked(Flags(), folder=taken), report())
+def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the ledger's line, and without taking anything from the verdict."""
+    monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
+    (tmp_path / "reports").write_text("")
+    (problem,) = _pruned(Asked(Flags()), report())
     assert problem.startswith("Old reports were not removed: ")
 
 
 def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> None:
-    """A16: a result beside the word that nothing ran would be taken for this run's."""
-    ours = ["ddp_tests_result.json", "ddp_training_result.json", "results.json", "gpu_tests_skipped.json"]
-    for name in (*ours, "ddp_tests_result.json.bak", "notes_skipped.json"):
-        (tmp_path / name).write_text("old")
-    asked = Asked(Flags(), folder=tmp_path, legacy=True)
-    _, problems = _written(asked, report(), {})
+    """A result beside the word that nothing ran would be taken for this run's."""
+    ours = {
+        "ddp_tests_result.json": {"world": 8, "ok": True},
+        "results.json": {"model": "resnet50", "world_size": 8},
+        "gpu_tests_skipped.json": {"skipped": True, "reason": "no_gpu"},
+    }
+    for name, content in ours.items():
+        (tmp_path / name).write_bytes(msgspec.json.encode(content))
+    (tmp_path / "ddp_tests_result.json.bak").write_text("old")
+    _, problems = _written(Asked(Flags(), folder=tmp_path, legacy=True), report(), {})
     assert not problems
     left = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert not left & set(ours)
     assert {"ddp_tests_skipped.json", "throughput_skipped.json", "gpu_tests_result.json"} <= left
-    assert {"ddp_tests_result.json.bak", "notes_skipped.json"} <= left
+    assert "ddp_tests_result.json.bak" in left
+
+
+@pytest.mark.parametrize("content", [b'{"accuracy": 0.93}', b"old", b"{}", b"[]", b"\xff"])
+@pytest.mark.parametrize("name", ["results.json", "summary.json", "gpu_tests_result.json"])
+def test_a_file_of_somebody_else_is_neither_replaced_nor_deleted(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    _, problems = _written(Asked(Flags(), folder=tmp_path, legacy=True), report(), {})
+    assert (tmp_path / name).read_bytes() == content
+    assert problems == [f"In {tmp_path} these are no files of an acceptance run, and were left as they are: {name}."]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(f".{name}")]

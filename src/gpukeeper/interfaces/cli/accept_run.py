@@ -224,25 +224,59 @@ def _written_beside(asked: Asked, folder: Path) -> list[str]:
     if not asked.legacy or asked.folder is None:
         return []
     names = {asked.summary, *legacy.LEGACY_FIELDS, *legacy.SKIPPED.values()}
+    strange = []
     try:
-        for path in folder.iterdir():
+        for path in sorted(folder.iterdir()):
             if path.name in names or path.name.startswith("gpu_accept_"):
-                made = asked.folder / f".{path.name}.{secrets.token_hex(4)}"
-                made.write_bytes(path.read_bytes())
-                made.replace(asked.folder / path.name)
+                if _cleared(asked.folder / path.name):
+                    made = asked.folder / f".{path.name}.{secrets.token_hex(4)}"
+                    made.write_bytes(path.read_bytes())
+                    made.replace(asked.folder / path.name)
+                else:
+                    strange.append(path.name)
         for result, skipped in legacy.SKIPPED.items():
             # An earlier run's: a result beside the word that nothing ran would be taken for this run's.
             old = result if (folder / skipped).exists() else skipped
-            (asked.folder / old).unlink(missing_ok=True)
+            if not _cleared(asked.folder / old):
+                strange.append(old)
     except OSError as error:
         return [f"The files of the older kits could not be written to {asked.folder}: {error.strerror}."]
-    return []
+    said = (
+        f"In {asked.folder} these are no files of an acceptance run, and were left as they are: {', '.join(strange)}."
+    )
+    return [said] if strange else []
+
+
+def _cleared(path: Path) -> bool:
+    """Whether the name is free now. A file of an earlier run is deleted; anything else stays. It is moved aside before
+    it is read, so that what is deleted is what was read."""
+    from gpukeeper.reports import legacy
+    from gpukeeper.reports.store import read
+
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return True
+    name = legacy.HOST if path.name.startswith("gpu_accept_") else path.name
+    try:
+        ours = not aside.is_symlink() and legacy.is_ours(name, read(aside))
+    except KeeperError:
+        ours = False
+    if ours:
+        aside.unlink()
+    else:
+        aside.rename(path)
+    return ours
 
 
 def _pruned(asked: Asked, report: Report) -> list[str]:
-    """Last of all: whatever is wrong with old reports, this one is written, recorded and told."""
+    """Last of all: whatever is wrong with old reports, this one is written, recorded and told. Only in our own folder:
+    in one that somebody named nothing is deleted."""
     from gpukeeper.reports.store import ReportFolder
 
+    if asked.folder is not None:
+        return []
     try:
         removal = ReportFolder(folder_of(asked)).prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
     except (KeeperError, OSError) as problem:
