@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -37,7 +36,7 @@ from gpukeeper.platforms.docker import meter as docker_meter
 from gpukeeper.platforms.docker.adapter import DockerPlatform, DockerSettings
 from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, nothing_known
-from gpukeeper.platforms.host.connect import hostname
+from gpukeeper.platforms.host.connect import hostname, user_name
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
@@ -260,13 +259,6 @@ def reload_policy(session: Session, policy: Path | None) -> None:
                 one.follow(**_docker_settings(loaded))
             elif isinstance(one, HostPlatform | KubernetesPlatform | RayPlatform):
                 one.follow(loaded.policy)
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:

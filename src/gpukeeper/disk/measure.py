@@ -76,6 +76,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     fifos: int = 0
     devices: int = 0
     held_by: int | None = None  # a pid of `open_files` that has something of it open
+    uids: frozenset[int] = frozenset()  # owners of all its entries; with a problem, of those that were seen
     back: int | Unknown = Unknown("not measured")  # expected from removing it: nothing of what has a link elsewhere
 
 
@@ -221,5 +222,6 @@ def _result(tally: Tally, top: os.stat_result) -> Measured:
         fifos=tally.fifos,
         devices=tally.devices,
         held_by=tally.held_by,
+        uids=frozenset(tally.uids),
         back=tally.back() if unknown is None else unknown,
     )

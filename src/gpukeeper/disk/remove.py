@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import crew, kernel, measure, trash
+from gpukeeper.disk import crew, kernel, measure, rights, trash
 from gpukeeper.disk.erase import Eraser
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Taken, Trash
@@ -36,7 +36,7 @@ class Expected(msgspec.Struct, frozen=True):
 
     identity: Identity
     ctime_ns: int
-    uid: int | None = None  # its owner, where it matters
+    uid: int | None = None  # a person asks: every entry must be theirs, and its folder must let them remove it
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def remove(
         if not isinstance(taken, Taken):
             return taken
         act = _Act(bin_, taken, until, progress)
-        checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns)
+        checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns, expected.uid)
         try:
             return act.run(checks)
         except OSError as error:
@@ -173,6 +173,7 @@ class _Checks(msgspec.Struct, frozen=True):
     sockets: bool
     before: os.stat_result | None
     ctime_ns: int | None
+    uid: int | None = None
 
 
 class _Act:
@@ -314,8 +315,10 @@ def _as_expected(folder: int, name: str, expected: Expected) -> os.stat_result |
         return Refused(f"it was left where it is: {'something is mounted on it' if mounted else error.strerror}")
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
-    if expected.uid is not None and found.st_uid != expected.uid:
-        return Changed("it belongs to somebody else now")
+    if expected.uid is not None:
+        why = rights.why_not_removable(folder, found.st_uid, expected.uid)
+        if why is not None:
+            return Refused(f"it was left where it is: {why}")
     if found.st_ctime_ns > expected.ctime_ns:
         return Changed("it changed since it was looked at")
     return found
@@ -329,6 +332,8 @@ def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
         return Changed(LOCKED)
     if tally.problems:
         return Unknown(measure.in_short(tally.problems))
+    if checks.uid is not None and (why := rights.others_in(tally.uids, checks.uid)) is not None:
+        return Changed(why)
     if checks.ctime_ns is not None and tally.ctime_ns > checks.ctime_ns:
         return Changed("something in it changed since it was looked at")
     if tally.devices or ((tally.sockets or tally.fifos) and not checks.sockets):

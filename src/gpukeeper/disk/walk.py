@@ -32,6 +32,7 @@ PROBLEMS_KEPT = 100  # each is the same story for whoever decides: not measured
 
 _times = attrgetter("st_ctime_ns"), attrgetter("st_mtime_ns"), attrgetter("st_atime_ns")
 _blocks, _links, _inode, _mode = (attrgetter(name) for name in ("st_blocks", "st_nlink", "st_ino", "st_mode"))
+_owner = attrgetter("st_uid")
 _entry_inode = methodcaller("inode")
 
 
@@ -53,6 +54,7 @@ class Tally:
         self.newest_ns = self.ctime_ns = 0
         self.held_by: int | None = None
         self.problems: list[str] = []
+        self.uids: set[int] = set()  # owners of the entries
         self.links: dict[Identity, list[int]] = {}  # of files with several: links it has, links seen here, blocks
 
     def add(self, found: list[os.stat_result]) -> None:
@@ -61,6 +63,7 @@ class Tally:
             return
         self.entries += len(found)
         self.blocks += sum(map(_blocks, found))
+        self.uids.update(map(_owner, found))
         changed, modified, used = (max(map(time, found)) for time in _times)
         self.ctime_ns = max(self.ctime_ns, changed)
         self.newest_ns = max(self.newest_ns, changed, modified, used)
@@ -93,6 +96,7 @@ class Tally:
             "ctime_ns": self.ctime_ns,
             "held_by": self.held_by,
             "problems": self.problems,
+            "uids": sorted(self.uids),
             "links": [[*identity, *counted] for identity, counted in self.links.items()],
         }
 
@@ -101,6 +105,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + other[name])
         self.newest_ns, self.ctime_ns = max(self.newest_ns, other["newest_ns"]), max(self.ctime_ns, other["ctime_ns"])
         self.held_by = other["held_by"] if self.held_by is None else self.held_by
+        self.uids.update(other["uids"])
         for problem in other["problems"]:
             self.problem(problem)
         for device, inode, links, seen, blocks in other["links"]:

@@ -193,6 +193,7 @@ def _intent(step: Step, pass_id: int, now: datetime) -> Intended:
         running=decision.running,
         gpus=decision.gpus,
         since=decision.since,
+        owner_verified=decision.owner_verified,
     )
 
 
@@ -220,6 +221,7 @@ async def _close(
         gpus_back=gpus,
         gpu_hours=gpu_hours(gpus, decision.since, now),
         bytes_back=_bytes_back(decision.action, answer) if done else 0,
+        owner_verified=decision.owner_verified,
     )
     await keeper.ledger.append([line])
     return line

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.clockwatch import ClockWatch
+from gpukeeper.engine.confirm import Confirmations
 from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
 from gpukeeper.model.decision import Action, Guard
 from gpukeeper.model.event import GpuChecked
@@ -44,6 +45,11 @@ class Keeper:
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
     followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
+    answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
+    listed: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by place: the last whole list
+    finding: asyncio.Lock = field(default_factory=asyncio.Lock)  # one list at a time for all who ask
+    next_list: float = 0.0  # steady time before which no list is made for a request
+    confirmations: Confirmations = field(default_factory=Confirmations)
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
 
     def __post_init__(self) -> None:
@@ -61,6 +67,15 @@ class GpuCheck:
     ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
     like: dict[tuple[str, str], Ref] = field(default_factory=dict)  # by place: how other workloads there are asked for
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one look at a whole place listed."""
+
+    begun: float  # steady time
+    refs: tuple[Ref, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 @dataclass

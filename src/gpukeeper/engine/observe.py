@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.keeper import Demanded, Keeper
+from gpukeeper.engine.keeper import Demanded, Keeper, Listing
 from gpukeeper.engine.ports import Platform
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
@@ -120,12 +120,14 @@ async def survey(
     found.before = sum(map(_counts, before.values()))
     look = _Look(keeper, found, book, unsettled, narrow)
     pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
+    begun, refs = asyncio.get_running_loop().time(), list[Ref]()
     try:
         async for page in pages:
             found.unseen += page.unseen
             made = await look.decide(page.subjects)
             for subject in page.subjects:
                 before.pop(subject.ref.key, None)
+            refs += [one.ref for one in page.subjects] if keeper.answering else []
             if record is not None:
                 await record(found, made)
                 soon = keeper.clock.now() + 2 * book.policy.schedule.every
@@ -137,6 +139,9 @@ async def survey(
         found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
         return found
     keeper.counted[platform.name, platform.place] = (found.seen, found.running)
+    if keeper.answering:
+        unseen = tuple(f"{one.what}: {one.why}" for one in found.unseen)
+        keeper.listed[platform.name, platform.place] = Listing(begun, tuple(refs), unseen)
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)

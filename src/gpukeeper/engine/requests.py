@@ -10,24 +10,26 @@ import msgspec
 
 from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
+from gpukeeper.engine.confirm import LASTS, Asker, Pending
+from gpukeeper.engine.find import Found, find, look_at
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import holds_elsewhere, views
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.observe import holds_elsewhere
 from gpukeeper.engine.verify import evidence_of, settle
-from gpukeeper.lifecycle.decide import REQUEST
-from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
+from gpukeeper.lifecycle.decide import REQUEST, why_not_yet
+from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, whom_to_ask
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
-from gpukeeper.model.durations import in_words
-from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
+from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Event, Held, Paused, Released, Restored, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
-SAID = 2  # of what could not be seen
+LONGEST_REASON = 1000  # characters; each is written to the ledger and shown to everybody
+__all__ = ["Found", "Reply", "Request", "find", "fulfil"]
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
 
 
@@ -39,19 +41,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seconds: float | None = None
     reason: str = ""
     suspends: tuple[str, ...] = ()
-    attended: bool = False  # a person confirmed it on a terminal
+    confirm: bool = False  # ask before acting; mode plan always does
+    token: str = ""  # of the answer that asked: the person said yes
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """With a token nothing was done: `words` say what would be, and the same request with that token does it."""
+
     done: bool
     words: str
     exit_code: int = 0
+    token: str = ""
 
 
-async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> Reply:
-    """Do what was asked, with the rights of `who`. Every refusal is a sentence."""
+async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
+    """Do what was asked, with the rights of `who`, whose uid the kernel told. Every refusal is a sentence."""
     try:
-        words = await _fulfil(keeper, book, who, request)
+        words = await _fulfil(keeper, book, Asker(who, uid), request)
     except OverflowError:
         return Reply(done=False, words="that is longer than anybody can hold anything", exit_code=2)
     except KeeperError as problem:
@@ -59,7 +65,10 @@ async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> 
     return words if isinstance(words, Reply) else Reply(done=True, words=words)
 
 
-async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str | Reply:
+async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> str | Reply:
+    who = asker.name
+    if len(request.reason) > LONGEST_REASON:
+        raise UsageError(f"the reason is longer than {LONGEST_REASON} characters; nothing was done")
     match request.verb:
         case "hold":
             span = timedelta(seconds=request.seconds) if request.seconds is not None else None
@@ -70,9 +79,15 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
             return f"{ref.path} is held until {until}.{what}"
         case "release":
-            return f"{(await release(keeper, book, request.workload, who)).path} is no longer held."
+            ref, still = await release(keeper, book, request.workload, who)
+            if still:
+                return f"{ref.path} is no longer held by {who}. Still held by {', '.join(still)}: {whom_to_ask(book)}"
+            return f"{ref.path} is no longer held."
         case "stop" | "remove":
-            line = await act_now(keeper, book, request.workload, who, Action(request.verb), attended=request.attended)
+            answer = await _act(keeper, book, asker, request)
+            if isinstance(answer, Reply):
+                return answer
+            line = answer
             assert line.ref is not None
             words = f"{line.ref.path}: {line.result}: {line.reason}"
             done = line.result is Result.RECLAIMED
@@ -97,58 +112,6 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
 
-class Found(msgspec.Struct, frozen=True):
-    platform: Platform
-    view: View
-
-
-async def find(keeper: Keeper, book: Rulebook, words: str) -> Found:
-    """The one thing whose path ends with these words, as it is now."""
-    matches: list[Found] = []
-    silent: list[str] = []
-    for platform in keeper.platforms:
-        try:
-            matches += await _find_at(keeper, platform, book, words, silent)
-        except PlatformError as problem:
-            silent.append(str(problem))
-    # Whoever gives a thing the uid of another as its name must not keep that one from being named.
-    matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
-    if not matches:
-        matches = [one for platform in keeper.platforms for one in await _find_parts(keeper, platform, book, words)]
-    if not matches:
-        more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
-        unseen = f" Not everything could be seen: {'; '.join(silent[:SAID])}{more}." if silent else ""
-        raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
-    if len(matches) > 1:
-        paths = "\n  ".join(sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches))
-        raise UsageError(f'"{words}" fits {len(matches)} things; write more of the path, or the uid:\n  {paths}')
-    return matches[0]
-
-
-async def _find_at(keeper: Keeper, platform: Platform, book: Rulebook, words: str, silent: list[str]) -> list[Found]:
-    """`silent` gets what could not be listed."""
-    scope = book.policy.scope.get(platform.name)
-    if scope is None:
-        return []
-    fitting: list[Subject] = []
-    async for page in platform.observe(scope):
-        fitting += [one for one in page.subjects if one.ref.ends_with(words)]
-        silent += [f"{one.what}: {one.why}" for one in page.unseen]
-    joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
-    return [Found(platform, view) for view in joined]
-
-
-async def _find_parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
-    """What is part of a workload: to be explained, never acted on by itself."""
-    try:
-        refs = await platform.parts(words)
-    except PlatformError:
-        return []
-    looked = [await platform.look(ref) for ref in refs]
-    parts = [one for one in looked if isinstance(one, Subject)]
-    return [Found(platform, view) for view in await views(keeper, platform, parts, book, [], keeper.clock.now())]
-
-
 async def hold(
     keeper: Keeper,
     book: Rulebook,
@@ -169,35 +132,55 @@ async def hold(
     return subject.ref, granted
 
 
-async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> Ref:
+async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, list[str]]:
+    """Ends holds; and whose holds are left. Who is only claimed to be the owner ends their own alone."""
     found = await find(keeper, book, words)
-    _allow(found.view, book, who)
-    line = Released(at=keeper.clock.now(), ref=found.view.subject.ref, owner=_owner(found.view), by=who)
+    _allow(may_touch(found.view, book, who))
+    now, ref = keeper.clock.now(), found.view.subject.ref
+    own = may_act(found.view, book, who) is not None
+    line = Released(at=now, ref=ref, owner=_owner(found.view), by=who, own=own)
     await keeper.ledger.append([line])
-    return found.view.subject.ref
+    others = {hold.by for hold in found.view.memory.holds if hold.until > now and hold.by != who}
+    return ref, sorted(others) if own else []
+
+
+async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Closed | Reply:
+    """Stop or remove. Without a confirmation only where nobody wants one: in mode enforce, unattended."""
+    action, now = Action(request.verb), keeper.clock.now()
+    if request.token:
+        pending = keeper.confirmations.take(request.token, asker, action, now)
+        if pending is None:
+            raise UsageError(
+                f"this confirmation is not known, was used already, or is older than {in_words(LASTS)}; "
+                "nothing was done. Ask again"
+            )
+        return await _act_on(keeper, book, asker, await _confirmed(keeper, book, pending), action)
+    found = await find(keeper, book, request.workload, acting=True)
+    if not request.confirm and book.policy.mode is Mode.ENFORCE:
+        return await _act_on(keeper, book, asker, found, action)
+    _may_be_done(keeper, book, asker, found, action)
+    token = keeper.confirmations.ask(asker, found.view.subject.seen, action, now)
+    return Reply(done=False, words=_described(found.view, action), exit_code=UsageError.exit_code, token=token)
+
+
+async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> Found:
+    """What the person was shown, if a fresh look still gives that."""
+    ref = pending.seen.ref
+    found = await look_at(keeper, book, ref)
+    if found is None or found.view.subject.seen.incarnation != pending.seen.incarnation:
+        raise UsageError(f"{ref.path} is not what it was when you were asked; nothing was done. Ask again")
+    return found
 
 
 async def act_now(
-    keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, attended: bool = False
+    keeper: Keeper, book: Rulebook, words: str, who: str, action: Action, *, uid: int | None = None
 ) -> Closed:
     """Stop or remove one thing because its owner or an admin asks. Same evidence, condition and outcome as a pass."""
-    if not attended and book.policy.mode is Mode.PLAN:
-        raise UsageError(
-            "mode is plan, and only mode: enforce acts unattended. Nothing was done; confirm on a terminal"
-        )
-    found = await find(keeper, book, words)
-    _allow(found.view, book, who)
-    if isinstance(found.view.subject.root, str):
-        whole = found.view.subject.root
-        raise UsageError(f"{found.view.subject.ref.path} is part of {whole}, and only that can be acted on as a whole")
-    if action not in found.platform.guards:
-        raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
-    # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.
-    own = {who, KEEP_ALIVE} if found.view.subject.owner == who or is_admin(book, who) else {who}
-    held = next((h for h in found.view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
-    if held is not None:
-        path = found.view.subject.ref.path
-        raise UsageError(f"{path} is held by {held.by} ({held.reason or 'no reason given'}); release it first")
+    return await _act_on(keeper, book, Asker(who, uid), await find(keeper, book, words, acting=True), action)
+
+
+async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> Closed:
+    _may_be_done(keeper, book, asker, found, action)
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
         paused = await keeper.ledger.paused()
         if paused is not None:
@@ -207,8 +190,58 @@ async def act_now(
         if any(i.ref and i.ref.key == ref.key for i in await keeper.ledger.open_intents(ref.platform, ref.place)):
             raise UsageError(f"an earlier step on {ref.path} is not settled yet; nothing was done. Try again soon")
         pass_id = await keeper.ledger.next_pass()
-        step = Step(f"{pass_id}.1", _asked(found.view, book, who, action))
+        bound = None if is_admin(book, asker.name) else asker.uid
+        step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound)
         return await take(keeper, found.platform, step, book, pass_id)
+
+
+def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> None:
+    """Raises UsageError: not by this person, not on this thing, or not now."""
+    view, who = found.view, asker.name
+    subject, path = view.subject, view.subject.ref.path
+    _allow(may_act(view, book, who))
+    if isinstance(subject.root, str):
+        raise UsageError(f"{path} is part of {subject.root}, and only that can be acted on as a whole")
+    if action not in found.platform.guards:
+        raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
+    # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.
+    own = {who, KEEP_ALIVE}
+    held = next((h for h in view.memory.holds if h.by not in own and h.until > keeper.clock.now()), None)
+    if held is not None:
+        raise UsageError(f"{path} is held by {held.by} ({held.reason or 'no reason given'}); release it first")
+    if subject.shape is Shape.TREE and not is_admin(book, who):
+        _may_lose_tree(keeper, book, asker, view)
+
+
+def _may_lose_tree(keeper: Keeper, book: Rulebook, asker: Asker, view: View) -> None:
+    """An ordinary user may have removed what they could remove themselves: a tree in which everything is theirs. Files
+    belong to a uid, whatever name it has. The act looks once more, when nobody can reach the tree any more."""
+    path, uids = view.subject.ref.path, view.subject.uids
+    if asker.uid is None or uids is None:
+        raise UsageError(f"whose files are in {path} is not established; nothing was done. {whom_to_ask(book)}")
+    if uids != {asker.uid}:
+        named = ", ".join(str(uid) for uid in sorted(uids - {asker.uid})[:3])
+        raise UsageError(
+            f"not everything in {path} belongs to {asker.name} (uid {asker.uid}): entries of uid {named}; "
+            f"nothing was done. {whom_to_ask(book)}"
+        )
+    why = why_not_yet(view, book.settings(view.subject), keeper.clock.now())
+    if why is not None:
+        raise UsageError(f"{path}: {why}. Nothing was done. {whom_to_ask(book)}")
+
+
+def _described(view: View, action: Action) -> str:
+    """What would be done, to exactly what."""
+    subject = view.subject
+    facts = [f"owner {subject.owner if isinstance(subject.owner, str) else 'not known'}"]
+    if subject.shape is not Shape.TREE:
+        facts.append(f"{subject.state.why if isinstance(subject.state, Unknown) else subject.state}")
+    if isinstance(subject.devices, Unknown) or subject.devices:
+        facts.append("GPUs not known" if isinstance(subject.devices, Unknown) else f"{len(subject.devices)} GPUs")
+    if not isinstance(subject.size, Unknown) and subject.size:
+        facts.append(size_in_words(subject.size))
+    lost = f". Lost with it: {', '.join(subject.loses)}" if isinstance(subject.loses, tuple) and subject.loses else ""
+    return f"{action} {subject.ref.path} ({subject.ref.uid}; {', '.join(facts)}){lost}"
 
 
 async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
@@ -252,8 +285,14 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
         raise UsageError(f'gpukeeper reclaimed nothing called "{words}". See: gpukeeper ledger list --type outcome')
     last = done[-1]
     ref = done[-1].ref
-    if not is_admin(book, who) and last.owner != who:
-        raise UsageError(f"{ref.path} belongs to {last.owner or 'nobody known'}; {who} may not restore it")
+    if not is_admin(book, who):
+        if last.owner != who:
+            raise UsageError(f"{ref.path} belongs to {last.owner or 'nobody known'}; {who} may not restore it")
+        if not last.owner_verified:
+            raise UsageError(
+                f"that {ref.path} belongs to {who} was only claimed, or not recorded as verified; "
+                f"nothing was restored. {whom_to_ask(book)}"
+            )
     platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
     if platform is None:
         raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
@@ -284,6 +323,7 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
         grace=timedelta() if isinstance(limits, Unknown) else limits.stop_grace,
         running=subject.state in (State.RUNNING, State.PAUSED),
         owner=_owner(view),
+        owner_verified=subject.owner_verified,
         gpus=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
     )
 
@@ -305,8 +345,7 @@ def _owner(view: View) -> str | None:
     return view.subject.owner if isinstance(view.subject.owner, str) else None
 
 
-def _allow(view: View, book: Rulebook, who: str) -> None:
-    refused = may_touch(view, book, who)
+def _allow(refused: NotAllowed | None) -> None:
     if refused is not None:
         raise UsageError(refused.why)
 

@@ -124,4 +124,5 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
         gpus_back=gpus,
         gpu_hours=gpu_hours(gpus, intent.since, now),
         bytes_back=size,
+        owner_verified=intent.owner_verified,
     )

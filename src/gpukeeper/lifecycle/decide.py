@@ -132,12 +132,25 @@ def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str |
         return "it was started anew since the plan was made"
     if planned.rule == REQUEST:
         # A person asked for it. No rule has to be due, but it must still be ours to act on.
-        standing = target.ask(fresh, book.settings(fresh.subject), now)
-        return None if standing.verdict is Verdict.SILENT else standing.reason
+        settings = book.settings(fresh.subject)
+        standing = target.ask(fresh, settings, now)
+        if standing.verdict is not Verdict.SILENT:
+            return standing.reason
+        return None if step.uid is None else why_not_yet(fresh, settings, now)
     again = decide(fresh, book, now)
     if (again.rule, again.action, again.stage) != (planned.rule, planned.action, planned.stage):
         return again.reason if again.action is Action.KEEP else f"now {again.action} by {again.rule}: {again.reason}"
     return None
+
+
+def why_not_yet(view: View, settings: Settings, now: datetime) -> str | None:
+    """Why a tree does not go when its owner asks. An ordinary user may skip the mode and the threshold of the policy,
+    and not its roots, ages and conditions. None: nothing is against it, or it is no tree."""
+    if view.subject.shape is not Shape.TREE:
+        return None
+    rule = temporary_tree if view.subject.category is Category.TEMPORARY else leftover_tree
+    answer = rule.on_request(view, settings, now)
+    return None if answer.verdict is Verdict.DUE else f"the policy does not let it go yet: {answer.reason}"
 
 
 def _weightier(best: Answer, answer: Answer) -> Answer:
@@ -172,4 +185,5 @@ def _decision(
         begins,
         _RANKS[subject.category],
         subject.disk_name if answer.pressed else "",
+        subject.owner_verified,
     )

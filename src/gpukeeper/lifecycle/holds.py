@@ -26,8 +26,25 @@ def is_admin(book: Rulebook, who: str) -> bool:
     return who in book.policy.admins
 
 
+def whom_to_ask(book: Rulebook) -> str:
+    return f"Ask an admin: {', '.join(book.policy.admins)}"
+
+
+def may_act(view: View, book: Rulebook, who: str) -> NotAllowed | None:
+    """To stop or remove it: who is verified to be the owner, or an admin. A claim is not enough: a label that anybody
+    can write, also into an image that others use, must not give anybody power over their work."""
+    refused = may_touch(view, book, who)
+    if refused is not None or is_admin(book, who) or view.subject.owner_verified:
+        return refused
+    why = f" ({'; '.join(view.subject.evidence[:2])})" if view.subject.evidence else ""
+    return NotAllowed(
+        f"that {view.subject.ref.path} belongs to {who} is only claimed{why}. Who is only claimed to be the owner may "
+        f"hold it, and not stop or remove it; nothing was done. {whom_to_ask(book)}"
+    )
+
+
 def may_touch(view: View, book: Rulebook, who: str) -> NotAllowed | None:
-    """One's own workloads, or any for an admin."""
+    """To hold or release: one's own workloads, claimed ones included, or any for an admin."""
     owner = view.subject.owner
     if is_admin(book, who) or owner == who:
         return None

@@ -178,9 +178,11 @@ def _continues(old: Hold, new: Hold) -> bool:
 
 
 def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
-    """A user's release ends users' holds; an admin's hold is ended by whoever took it."""
+    """A user's release ends users' holds, or only their own; an admin's hold is ended by whoever took it."""
     return tuple(
-        h if h.until <= line.at or (h.admin and h.by != line.by) else msgspec.structs.replace(h, until=line.at)
+        h
+        if h.until <= line.at or ((h.admin or line.own) and h.by != line.by)
+        else msgspec.structs.replace(h, until=line.at)
         for h in memory.holds
     )
 

@@ -119,11 +119,16 @@ class Decision(msgspec.Struct, frozen=True):
     begins: Hold | None = None
     rank: int = 0  # of a tree: what is cheaper to lose goes first
     disk: str = ""  # of a tree that is due only because a disk is too full: that disk
+    owner_verified: bool = False  # False: the owner is only claimed
 
 
 class Step(msgspec.Struct, frozen=True):
+    """`uid`: it was asked for by this person, who may have done at most what they could do themselves. None: a rule
+    or an admin decided it."""
+
     id: str
     decision: Decision
+    uid: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):

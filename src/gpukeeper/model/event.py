@@ -66,7 +66,7 @@ class Held(Line, frozen=True, tag="hold"):
 
 
 class Released(Line, frozen=True, tag="release"):
-    pass
+    own: bool = False  # True: only the holds of `by` end
 
 
 class Intended(Line, frozen=True, tag="intent"):
@@ -81,6 +81,7 @@ class Intended(Line, frozen=True, tag="intent"):
     running: bool = False
     gpus: int | Unknown = 0
     since: datetime | None = None
+    owner_verified: bool = False
 
 
 class Captured(Line, frozen=True, tag="evidence"):
@@ -99,6 +100,7 @@ class Closed(Line, frozen=True, tag="outcome"):
     gpus_back: int | Unknown = 0
     gpu_hours: float | Unknown = 0.0  # held from the beginning of the condition until it was seen to be over
     bytes_back: int | Unknown = 0
+    owner_verified: bool = False  # False: the owner is only claimed, or the line is older than this field
 
 
 class Passed(Line, frozen=True, tag="pass"):

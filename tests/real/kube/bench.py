@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
@@ -87,8 +89,13 @@ class Bench:
         """One pass that acts."""
         return self.run(reclaim(self.keeper, self.platform, self.book, **more))
 
-    def ask(self, who: str, verb: str, workload: str, **more: Any) -> Reply:
-        return self.run(fulfil(self.keeper, self.book, who, Request(verb=verb, workload=workload, **more)))
+    def ask(self, who: str, verb: str, workload: str, *, attended: bool = False, **more: Any) -> Reply:
+        """`attended`: a person says yes to what would be done."""
+        asked = Request(verb=verb, workload=workload, confirm=attended, **more)
+        reply = self.run(fulfil(self.keeper, self.book, who, asked))
+        if not attended or not reply.token:
+            return reply
+        return self.run(fulfil(self.keeper, self.book, who, msgspec.structs.replace(asked, token=reply.token)))
 
     def decisions(self) -> dict[str, Decision]:
         """By kind and name ("trainjob/run"), without doing anything."""

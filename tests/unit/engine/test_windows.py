@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.engine import requests
@@ -194,14 +195,15 @@ async def test_somebody_elses_hold_stands_against_a_request(b: Bench) -> None:
     assert b.world.find(thing.ref) is thing
 
 
-@pytest.mark.parametrize("attended", [False, True])
-def test_in_mode_plan_a_request_needs_a_person(attended: bool) -> None:
-    @virtual
-    async def story(b: Bench) -> None:
-        thing = b.ended("old")
-        b.set_policy(mode=Mode.PLAN)
-        asked = requests.Request(verb="remove", workload="old", attended=attended)
-        assert (await requests.fulfil(b.keeper, b.book, "ann", asked)).done is attended
-        assert (b.world.find(thing.ref) is None) is attended
-
-    story()
+@virtual
+async def test_in_mode_plan_a_request_needs_a_person(b: Bench) -> None:
+    """Who is shown exactly what would be done; the yes counts once."""
+    thing = b.ended("old")
+    b.set_policy(mode=Mode.PLAN)
+    asked = requests.Request(verb="remove", workload="old")
+    shown = await requests.fulfil(b.keeper, b.book, "ann", asked)
+    assert (shown.done, b.world.find(thing.ref)) == (False, thing)
+    assert shown.words.startswith(f"remove docker/node-3/old ({thing.ref.uid}; owner ann")
+    yes = msgspec.structs.replace(asked, token=shown.token)
+    assert (await requests.fulfil(b.keeper, b.book, "ann", yes)).done
+    assert b.world.find(thing.ref) is None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import typer
@@ -16,16 +19,19 @@ from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, ledger_path, socket_path
 from gpukeeper.model.errors import KeeperError, UsageError
 
 SECONDS = 180.0  # a stop may take its grace and the looks afterwards
+Agreed: TypeAlias = Callable[[str], bool]  # gets what would be done
+_GONE = Reply(done=False, words="the daemon ended before it was done; nothing was done. Ask again", exit_code=1)
 
 
-def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
+def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = None, **asked: Any) -> None:
+    """`agreed`: asks the person whether that is to be done. None: nobody is asked."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 
-    request = Request(verb=verb, **asked)
+    request = Request(verb=verb, confirm=agreed is not None, **asked)
     show.progress_line(f"{verb} {request.workload} …".replace("  ", " "))  # a stop gives its programs time to save
     try:
-        reply = _through_daemon(request) or _directly(request, policy)
+        reply = requested(request, policy, agreed)
     finally:
         show.progress_line("")
     if not reply.done:
@@ -36,6 +42,27 @@ def ask(verb: str, *, policy: Path | None, json: bool, **asked: Any) -> None:
         typer.echo(plain(reply.words))
 
 
+def requested(request: Request, policy: Path | None, agreed: Agreed | None) -> Reply:
+    """Asks for it. Where that is answered with what would be done, the person is shown that; with a yes it is asked for
+    once more with the token of that answer."""
+    reply = _through_daemon(request)
+    if reply is None:
+        return _directly(request, policy, agreed)
+    if not reply.token:
+        return reply
+    return _through_daemon(_answered(request, reply, agreed)) or _GONE
+
+
+def _answered(request: Request, reply: Reply, agreed: Agreed | None) -> Request:
+    if agreed is None:
+        raise UsageError(
+            "mode is plan, and only mode: enforce acts unattended. Nothing was done; confirm on a terminal"
+        )
+    if not agreed(reply.words):
+        raise typer.Exit(1)
+    return msgspec.structs.replace(request, token=reply.token)
+
+
 def _through_daemon(request: Request) -> Reply | None:
     """None when no daemon listens."""
     if len(os.fsencode(socket_path())) > LONGEST_SOCKET_PATH:
@@ -44,8 +71,7 @@ def _through_daemon(request: Request) -> Reply | None:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(socket_path()))
-            connection.sendall(msgspec.json.encode(request) + b"\n")
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            answer = _exchanged(connection, msgspec.json.encode(request) + b"\n")
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
     except PermissionError as error:
@@ -58,14 +84,34 @@ def _through_daemon(request: Request) -> Reply | None:
         raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
 
 
-def _directly(request: Request, policy: Path | None) -> Reply:
+def _exchanged(connection: socket.socket, words: bytes) -> bytes:
+    """A daemon that has too much to do answers and closes before it reads; that answer counts."""
+    answer = b""
+    try:
+        with suppress(BrokenPipeError):
+            connection.sendall(words)
+        while part := connection.recv(65536):
+            answer += part
+    except ConnectionResetError:
+        if not answer:
+            raise
+    return answer
+
+
+def _directly(request: Request, policy: Path | None, agreed: Agreed | None = None) -> Reply:
     from gpukeeper.interfaces.terminal.session import opened, say, say_out_of_reach
 
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
             # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
             say(f"No daemon runs here, so this counts only for passes that use your own ledger, {ledger_path()}.")
-        reply = asyncio.run(fulfil(session.keeper, session.book, session.user, request))
+
+        async def story() -> Reply:
+            one = partial(fulfil, session.keeper, session.book, session.user, uid=os.getuid())
+            reply = await one(request)
+            return await one(_answered(request, reply, agreed)) if reply.token else reply
+
+        reply = asyncio.run(story())
         if not reply.done and reply.exit_code == UsageError.exit_code:  # what was asked for may be out of reach
             say_out_of_reach(session)
         return reply

@@ -114,17 +114,17 @@ def _question(found: Found, owner: str | None) -> str:
 
 
 def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:
-    """By uid: exactly what was shown, whatever carries its name by now."""
+    """By uid: exactly what was shown, whatever carries its name by now. The whole list was confirmed, so each is."""
     from gpukeeper.engine.requests import Reply, Request
-    from gpukeeper.interfaces.cli.ask import _directly, _through_daemon
+    from gpukeeper.interfaces.cli.ask import requested
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import KeeperError
 
     if not quiet:
         show.progress_line(f"stopping {subject.ref.path}")
-    request = Request(verb="stop", workload=subject.ref.uid, attended=attended)
+    request = Request(verb="stop", workload=subject.ref.uid, confirm=attended)
     try:
-        return _through_daemon(request) or _directly(request, policy)
+        return requested(request, policy, (lambda words: True) if attended else None)
     except KeeperError as problem:  # the others must be stopped all the same
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 

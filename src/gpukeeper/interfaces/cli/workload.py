@@ -100,13 +100,18 @@ def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
     from gpukeeper.interfaces.cli.ask import ask
-    from gpukeeper.interfaces.terminal.session import confirmed
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import confirmed, say
     from gpukeeper.model.errors import UsageError
 
     if not yes and not sys.stdin.isatty():
         raise UsageError(
             f"{verb} asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes"
         )
-    if not yes and not confirmed(f"{verb.capitalize()} {workload} now?"):
-        raise typer.Exit(1)
-    ask(verb, policy=policy, json=json, workload=workload, attended=not yes)
+
+    def agreed(words: str) -> bool:
+        show.progress_line("")
+        say(f"Will {words}.")
+        return confirmed(f"{verb.capitalize()} it now?")
+
+    ask(verb, policy=policy, json=json, agreed=None if yes else agreed, workload=workload)

@@ -29,7 +29,7 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session), telling.opened:
+    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session, say), telling.opened:
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")

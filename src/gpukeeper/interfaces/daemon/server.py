@@ -1,52 +1,182 @@
-"""The unix socket of `serve`. One JSON request a connection; the kernel says who asks (SO_PEERCRED)."""
+"""The unix socket of `serve`. One JSON request a connection; the kernel says who asks (SO_PEERCRED).
+
+Everybody may connect, so nothing here may be used up by one user: connections are counted by uid, requests must arrive
+and replies must be taken soon, and few requests are worked on at once (see `crowd`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import pwd
+import resource
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
-from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.wiring import Session, user_name
+from gpukeeper.platforms.host.connect import user_name
+from gpukeeper.wiring import Session
 
 LARGEST = 64 * 1024
-PATIENCE = 10.0  # seconds for a request to arrive
+PATIENCE = 5.0  # seconds for a request to arrive, and for its reply to be taken
+BACKLOG = 128
+BREATH = 0.001  # seconds after a refusal: a storm of connections must not keep the loop busy
+AGAIN = 1.0  # seconds until the next try after accepting failed
+QUIET = 60.0  # seconds between two complaints about that
+NAMES = timedelta(seconds=5)
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+Say = Callable[[str], None]
 
 
 @asynccontextmanager
-async def listening(path: Path, session: Session) -> AsyncIterator[None]:
+async def listening(path: Path, session: Session, say: Say = lambda words: None) -> AsyncIterator[None]:
     """Listens while the block runs. Everybody may connect; rights are decided per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a socket. Name a shorter one with GPUKEEPER_SOCKET.")
     path.parent.mkdir(parents=True, exist_ok=True)
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
+    session.keeper.answering = True
+    server = Server(session, Crowd(Limits().within(raise_descriptors())), say)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+        listener.bind(str(path))
+        _open_to_everyone(path)
+        listener.listen(BACKLOG)
+        accepting = asyncio.create_task(server.accept(listener))
+        try:
+            yield
+        finally:
+            _forget(path)
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            await server.close()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reply = await _answer(reader, writer, session.keeper, session.book)
-        with contextlib.suppress(ConnectionError):
-            writer.write(msgspec.json.encode(reply))
-            await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, path=path, limit=LARGEST)
-    _open_to_everyone(path)
-    try:
-        yield
-    finally:
-        server.close()
-        _forget(path)
+class Server:
+    def __init__(self, session: Session, crowd: Crowd, say: Say) -> None:
+        self._session, self._crowd, self._say = session, crowd, say
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._admins: Sequence[str] = ()
+        self._complained = float("-inf")
+
+    async def accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._know_admins()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                words = f"connections to the socket cannot be accepted ({error.strerror}); trying again"
+                self._complain(words)
+                await asyncio.sleep(AGAIN)
+                continue
+            connection.setblocking(False)
+            uid = _peer_uid(connection)
+            why = self._crowd.why_not(uid)
+            if why is not None:
+                _refuse(connection, why)
+                await asyncio.sleep(BREATH)
+                continue
+            self._crowd.enter(uid)
+            task = asyncio.create_task(self._serve(connection, uid))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """What is under way is interrupted: an open intent is looked at first by the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, connection: socket.socket, uid: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            reply = await self._answer(connection, uid)
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(loop.sock_sendall(connection, msgspec.json.encode(reply)), PATIENCE)
+        finally:
+            connection.close()
+            self._crowd.leave(uid)
+
+    async def _answer(self, connection: socket.socket, uid: int) -> Reply:
+        try:
+            line = await asyncio.wait_for(_line(connection), PATIENCE)
+            request = msgspec.json.decode(line, type=Request)
+        except (TimeoutError, ValueError, OSError) as problem:
+            why = str(problem) or f"nothing arrived within {PATIENCE:g} s"
+            return Reply(done=False, words=f"that is not a request: {why}", exit_code=2)
+        async with self._crowd.turn(uid):
+            try:
+                who = await in_thread(lambda: user_name(uid), NAMES)
+            except TimeoutError:
+                return Reply(done=False, words=f"uid {uid} could not be looked up in time; try again", exit_code=1)
+            try:
+                return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
+            except Exception as bug:  # of one request: passes go on, and the same request again fills no log
+                self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
+                return Reply(done=False, words=f"this is a bug in gpukeeper: {bug!r}", exit_code=1)
+
+    async def _know_admins(self) -> None:
+        """The uids behind the names in the policy; asked for when those change."""
+        names = self._session.book.policy.admins
+        if names == self._admins:
+            return
+        self._admins = names
+        found = {0, os.geteuid()}
+        with contextlib.suppress(TimeoutError):  # then only root has the reserved share
+            found |= await in_thread(lambda: _uids(names), NAMES)
+        self._crowd.admins = frozenset(found)
+
+    def _complain(self, words: str) -> None:
+        """Now and then: whoever causes it may do so a thousand times a second."""
+        now = asyncio.get_running_loop().time()
+        if now - self._complained >= QUIET:
+            self._complained = now
+            self._say(words)
+
+
+async def _line(connection: socket.socket) -> bytes:
+    """Up to a line break or the end."""
+    loop, words = asyncio.get_running_loop(), b""
+    while b"\n" not in words and (part := await loop.sock_recv(connection, LARGEST)):
+        words += part
+        if len(words) > LARGEST:
+            raise ValueError(f"it is longer than {LARGEST:,} bytes")
+    return words.partition(b"\n")[0]
+
+
+def _refuse(connection: socket.socket, why: str) -> None:
+    """One line, if it can be sent at once."""
+    reply = Reply(done=False, words=f"{why}; nothing was done. Try again in a few seconds", exit_code=1)
+    with connection, contextlib.suppress(OSError):
+        connection.send(msgspec.json.encode(reply))
+
+
+def raise_descriptors() -> int:
+    """As many as are allowed; how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 2**20
+
+
+def _uids(names: Sequence[str]) -> set[int]:
+    found = set()
+    for name in names:
+        with contextlib.suppress(KeyError):
+            found.add(pwd.getpwnam(name).pw_uid)
+    return found
 
 
 def _forget(path: Path) -> None:
@@ -59,19 +189,8 @@ def _open_to_everyone(path: Path) -> None:
     path.chmod(0o666)
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keeper: Keeper, book: Rulebook) -> Reply:
-    who = user_name(_peer_uid(writer))
-    try:
-        line = await asyncio.wait_for(reader.readline(), PATIENCE)
-        request = msgspec.json.decode(line, type=Request)
-    except (TimeoutError, ValueError, ConnectionError) as problem:
-        return Reply(done=False, words=f"that is not a request: {problem}", exit_code=2)
-    return await fulfil(keeper, book, who, request)
-
-
-def _peer_uid(writer: asyncio.StreamWriter) -> int:
-    peer = writer.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+def _peer_uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])
 
 

@@ -52,6 +52,11 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used, pressed=pressed)
 
 
+def on_request(view: View, settings: Settings, now: datetime) -> Answer:
+    """When its owner asks: nothing is skipped."""
+    return ask(view, settings, now)
+
+
 def _allowed(older_than: timedelta, under_pressure: timedelta | None) -> timedelta:
     return older_than if under_pressure is None else min(older_than, under_pressure)
 

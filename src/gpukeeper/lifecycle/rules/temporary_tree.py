@@ -38,6 +38,14 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
 
 
+def on_request(view: View, settings: Settings, now: datetime) -> Answer:
+    """When its owner asks: everything but the size of all such trees together."""
+    named = named_by(settings.policy, view.subject)
+    if named is None:
+        return _NOT_NAMED
+    return not_free(NAME, view.subject) or _by_age(view.subject, named, named.above, view.pressure, now)
+
+
 def named_by(policy: Policy, subject: Subject) -> Temporary | None:
     """The entry that names it: a direct child of the root, by pattern. Anything else is not ours to delete."""
     root, name = posixpath.split(subject.ref.name)

@@ -106,7 +106,9 @@ def _uid_of(name: str) -> int | None:
 
 
 def _name_of(uid: int) -> str | None:
+    """A name that is this uid's alone: a second uid with the same name is somebody else."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name
+        return name if pwd.getpwnam(name).pw_uid == uid else None
     except (KeyError, OverflowError):
         return None

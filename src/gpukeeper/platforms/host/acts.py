@@ -17,6 +17,7 @@ from gpukeeper.platforms.host.mentions import Mentioned
 from gpukeeper.platforms.host.resolve import opened
 from gpukeeper.platforms.host.roots import Entry
 
+UNFINISHED = Refused("an interrupted removal has taken it; the next pass finishes that, and nothing was done")
 UNDER_WAY = Refused("an earlier removal of it hangs, perhaps in a disk that does not answer; nothing more was done")
 
 
@@ -25,7 +26,10 @@ class Removals:
         self._scan, self._patience, self._mentioned = scan, patience, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
 
-    async def remove(self, fresh: Subject, named: Named) -> Accepted | Changed | Refused | Unknown:
+    async def remove(
+        self, fresh: Subject, named: Named, uid: int | None = None
+    ) -> Accepted | Changed | Refused | Unknown:
+        """`uid`: of the person who asks for it, if that is not an admin."""
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
         if identity is None or change is None:
             return errors.NOT_MEASURED
@@ -38,7 +42,7 @@ class Removals:
 
         def work() -> Accepted | Changed | Refused:
             try:
-                return self._remove(Expected(identity, change), named, time.monotonic() + deadline.total_seconds())
+                return self._remove(Expected(identity, change, uid), named, time.monotonic() + deadline.total_seconds())
             finally:
                 self._under_way.discard(fresh.ref.uid)
 
@@ -53,6 +57,8 @@ class Removals:
         entry = roots.find(named.roots, *expected.identity)
         if entry is None:
             return Changed("it is gone already")
+        if expected.uid is not None and not isinstance(entry, Unknown) and entry.taken is not None:
+            return UNFINISHED
         if isinstance(entry, Unknown):
             return Changed(entry.why)
         kept = roots.why_kept(entry, named.roots, named.untouched(), roots.links_in(entry.folder))

@@ -152,7 +152,7 @@ class HostPlatform:
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
             return errors.LOOKS_ONLY
-        return await self._removals.remove(fresh, self._trees.named)
+        return await self._removals.remove(fresh, self._trees.named, step.uid)
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine

@@ -36,8 +36,12 @@ def hostname() -> str:
 
 
 def user_name(uid: int) -> str:
-    """The number itself when nobody has it any more: `ls` does the same."""
+    """A name that is this uid's alone. Otherwise "uid 1234": somebody may be called 1234, and a second uid may have
+    the same name; neither must be taken for this one."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name
+        if pwd.getpwnam(name).pw_uid == uid:
+            return name
     except KeyError:
-        return str(uid)
+        pass
+    return f"uid {uid}"

@@ -193,6 +193,7 @@ def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
         last_used=measured.newest,
         in_use=tree.in_use,
         category=tree.category,
+        uids=None if tree.category is Category.UNFINISHED or measured.problems else measured.uids,
         kept=tree.kept,
         disk=tree.disk,
         findings=tree.findings,

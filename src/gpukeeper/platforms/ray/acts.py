@@ -26,6 +26,7 @@ from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
 Answer = Accepted | Changed | Refused | Unknown
+NOT_THEIRS = Refused("whose files are in it was not established, so only an admin may ask for it; nothing was done")
 NOT_MEASURED = Refused("it was not measured whole, so nothing was done")
 
 
@@ -36,7 +37,9 @@ class Act:
         """`works`: what runs on that node by the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
+    def remove(self, spot: Spot, fresh: Subject, wants: Wants, uid: int | None = None) -> Answer:
+        if uid is not None and fresh.uids is None:
+            return NOT_THEIRS
         trash.sweep(spot.folder.fd)
         if fresh.category is Category.UNFINISHED or spot.taken is not None:
             return self._finish(spot, fresh)
@@ -44,7 +47,7 @@ class Act:
             return Changed(f"it is a {spot.kind} now")
         if spot.kind == translate.LOGS:
             return self._remove_logs(spot, fresh, wants)
-        exactly = expected(fresh)
+        exactly = expected(fresh, uid)
         if exactly is None:
             return NOT_MEASURED
         needed = self._visit.holds(exactly.identity)

@@ -190,7 +190,7 @@ class RayPlatform:
 
         def work() -> Accepted | Changed | Refused | Unknown:
             try:
-                return self._looks.remove(fresh, node, here.everyone, wants, self._patience.removal)
+                return self._looks.remove(fresh, node, here.everyone, wants, self._patience.removal, step.uid)
             except FileNotFoundError:
                 return Changed(reach.GONE)
             finally:

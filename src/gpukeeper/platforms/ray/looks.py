@@ -71,8 +71,15 @@ class Looks:
         return Evidence(files) if files else NothingToCapture("its logs are empty, or it has none")
 
     def remove(
-        self, fresh: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+        self,
+        fresh: Subject,
+        node: Node,
+        everyone: tuple[Process, ...],
+        wants: Wants,
+        patience: timedelta,
+        uid: int | None = None,
     ) -> Accepted | Changed | Refused | Unknown:
+        """`uid`: of the person who asks for it, if that is not an admin."""
         with (
             self._visit(node, everyone, wants, patience) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
@@ -82,7 +89,7 @@ class Looks:
             if isinstance(spot, Unknown):
                 return Changed(spot.why)
             act = Act(visit, self._scan, self._everyone, self._works)
-            return act.remove(spot, fresh, wants)
+            return act.remove(spot, fresh, wants, uid)
 
     def _visit(
         self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta

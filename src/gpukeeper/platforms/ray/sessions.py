@@ -113,6 +113,7 @@ def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) 
         root=folder.path,
         findings=state.findings,
         kept=visit.holds(session.identity),
+        uids=visit.uids(state.measured),
     )
 
 

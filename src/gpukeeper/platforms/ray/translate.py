@@ -102,8 +102,10 @@ def tree_subject(
     disk: Disk | None = None,
     root: str = "",
     findings: tuple[str, ...] = (),
+    uids: frozenset[int] | None = None,
 ) -> Subject:
-    """`keeps`: who uses it, a sentence. `kept`: why it stays anyway."""
+    """`keeps`: who uses it, a sentence. `kept`: why it stays anyway. `uids`: owners of its entries, if those are users
+    of this machine."""
     newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
     return Subject(
@@ -118,6 +120,7 @@ def tree_subject(
         in_use=in_use,
         kept=kept,
         category=category,
+        uids=uids,
         disk=disk,
         findings=findings,
         labels=labels,

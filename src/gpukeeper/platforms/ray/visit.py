@@ -122,6 +122,10 @@ class Visit:
         """Names of people are this machine's; a container has its own, which nobody here knows."""
         return user_name(uid) if self.node.is_machine or uid == 0 else f"uid {uid}"
 
+    def uids(self, found: Measured) -> frozenset[int] | None:
+        """Owners of its entries, where people of this machine can reach them at all."""
+        return found.uids if self.node.is_machine and not found.problems else None
+
     def in_use(self, folder: Folder, name: str, found: Measured, used: Below) -> tuple[bool | Unknown, str | None]:
         """And by whom."""
         user = open_files.user_of(name, found, used)
@@ -199,10 +203,10 @@ def seen_from_here(folder: Folder, used: OpenFiles) -> OpenFiles:
     return msgspec.structs.replace(used, hidden=None)
 
 
-def expected(fresh: Subject) -> Expected | None:
-    """What a removal must find. None: it was not measured, so nothing may be done."""
+def expected(fresh: Subject, uid: int | None) -> Expected | None:
+    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the person who asks."""
     identity, ctime = translate.identity_in(fresh.ref.uid), translate.ctime_in(fresh.seen.incarnation)
-    return None if identity is None or ctime is None else Expected(identity, ctime)
+    return None if identity is None or ctime is None else Expected(identity, ctime, uid)
 
 
 def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:

@@ -259,7 +259,7 @@ def test_a_gpu_and_the_process_that_holds_it_are_shown(proc: Path) -> None:
     found = subjects(gpu_host(proc))
     assert list(found) == ["gpu-0", "python-20"]
     holder = found["python-20"]
-    assert (holder.ref.kind, holder.devices, holder.owner) == ("process", ("GPU-a",), "4242")
+    assert (holder.ref.kind, holder.devices, holder.owner) == ("process", ("GPU-a",), "uid 4242")
     assert holder.started == NOW - timedelta(seconds=120)
     assert unseen(gpu_host(proc)) == {}
 
@@ -385,7 +385,7 @@ def test_a_hanging_inventory_is_unseen(proc: Path) -> None:
 def test_the_place_is_this_machine() -> None:
     assert hostname() == socket.gethostname()
     assert user_name(0) == "root"
-    assert user_name(3_999_999_999) == "3999999999"
+    assert user_name(3_999_999_999) == "uid 3999999999"
 
 
 @pytest.mark.parametrize("work", ["actor Trainer is alive", Unknown("its dashboard does not answer"), None])

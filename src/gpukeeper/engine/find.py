@@ -1,0 +1,152 @@
+"""Finding the one thing that a person names.
+
+A daemon that answers many people does not list the world for each of them: a name is looked up in the list of its last
+pass, and then only that one thing is looked at. What is not in that list, and what is to be acted on by its name, is
+listed anew, for all who ask at that moment together and with pauses, so that passes go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from gpukeeper.engine.keeper import Keeper, Listing
+from gpukeeper.engine.observe import views
+from gpukeeper.engine.ports import Platform
+from gpukeeper.lifecycle.rules.target import in_scope
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import View
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Subject
+
+SAID = 2  # of what could not be seen
+FRESH = 5.0  # seconds; a list that is not older answers for the world as it is now
+PAUSE = 1.0  # seconds between two lists made for requests, at least; else twice as long as the last one took
+MOST_PATHS = 20  # in a sentence
+
+
+class Found(msgspec.Struct, frozen=True):
+    platform: Platform
+    view: View
+
+
+async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> Found:
+    """The one thing whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
+    if not keeper.answering:
+        matches, silent = await _observed(keeper, book, words)
+        return await _only_one(keeper, book, words, matches, silent)
+    refs = _listed(keeper, book, words)
+    by_uid = len(refs) == 1 and refs[0].uid == words
+    if len(refs) == 1 and (by_uid or not acting):
+        looked = await _looked_at(keeper, book, refs)
+        if looked:
+            return looked[0]
+    return await _listed_anew(keeper, book, words)
+
+
+async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> Found | None:
+    """That very thing as it is now. None: it is not there, or cannot be looked at."""
+    looked = await _looked_at(keeper, book, [ref])
+    return looked[0] if looked else None
+
+
+async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> Found:
+    steady = asyncio.get_running_loop().time
+    asked = steady()
+    async with keeper.finding:
+        if all(one.begun >= asked - FRESH for one in _listings(keeper, book)):
+            silent = [why for one in _listings(keeper, book) for why in one.unseen]
+            matches = await _looked_at(keeper, book, _listed(keeper, book, words))
+        else:
+            await asyncio.sleep(max(keeper.next_list - steady(), 0.0))
+            begun = steady()
+            matches, silent = await _observed(keeper, book, words)
+            keeper.next_list = steady() + max(PAUSE, 2 * (steady() - begun))
+    return await _only_one(keeper, book, words, matches, silent)
+
+
+async def _only_one(keeper: Keeper, book: Rulebook, words: str, matches: list[Found], silent: list[str]) -> Found:
+    # Whoever gives a thing the uid of another as its name must not keep that one from being named.
+    matches = [one for one in matches if one.view.subject.ref.uid == words] or matches
+    if not matches:
+        matches = [one for platform in keeper.platforms for one in await _parts(keeper, platform, book, words)]
+    if not matches:
+        more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
+        unseen = f" Not everything could be seen: {'; '.join(silent[:SAID])}{more}." if silent else ""
+        raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
+    if len(matches) > 1:
+        paths = sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches)
+        more = f"\n  and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
+        told = "\n  ".join(paths[:MOST_PATHS]) + more
+        raise UsageError(f'"{words}" fits {len(matches)} things; write more of the path, or the uid:\n  {told}')
+    return matches[0]
+
+
+async def _observed(keeper: Keeper, book: Rulebook, words: str) -> tuple[list[Found], list[str]]:
+    """What fits among everything there is now; and what could not be listed."""
+    matches: list[Found] = []
+    silent: list[str] = []
+    for platform in keeper.platforms:
+        try:
+            matches += await _observed_at(keeper, platform, book, words, silent)
+        except PlatformError as problem:
+            silent.append(str(problem))
+    return matches, silent
+
+
+async def _observed_at(
+    keeper: Keeper, platform: Platform, book: Rulebook, words: str, silent: list[str]
+) -> list[Found]:
+    scope = book.policy.scope.get(platform.name)
+    if scope is None:
+        return []
+    begun = asyncio.get_running_loop().time()
+    fitting: list[Subject] = []
+    refs: list[Ref] = []
+    unseen: list[str] = []
+    async for page in platform.observe(scope):
+        fitting += [one for one in page.subjects if one.ref.ends_with(words)]
+        refs += [one.ref for one in page.subjects] if keeper.answering else []
+        unseen += [f"{one.what}: {one.why}" for one in page.unseen]
+    if keeper.answering:
+        keeper.listed[platform.name, platform.place] = Listing(begun, tuple(refs), tuple(unseen))
+    silent += unseen
+    joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
+    return [Found(platform, view) for view in joined]
+
+
+async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
+    """What is part of a workload: to be explained, never acted on by itself."""
+    try:
+        refs = await platform.parts(words)
+    except PlatformError:
+        return []
+    looked = [await platform.look(ref) for ref in refs]
+    parts = [one for one in looked if isinstance(one, Subject)]
+    return [Found(platform, view) for view in await views(keeper, platform, parts, book, [], keeper.clock.now())]
+
+
+def _listings(keeper: Keeper, book: Rulebook) -> list[Listing]:
+    """Of every place that the policy covers; one that was never listed is as old as can be."""
+    never = Listing(float("-inf"))
+    return [keeper.listed.get((p.name, p.place), never) for p in keeper.platforms if p.name in book.policy.scope]
+
+
+def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
+    refs = [ref for one in _listings(keeper, book) for ref in one.refs if ref.ends_with(words)]
+    refs = [ref for ref in refs if in_scope(book.policy, ref)]
+    return [ref for ref in refs if ref.uid == words] or refs
+
+
+async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[Found]:
+    found = []
+    for ref in refs[:MOST_PATHS]:
+        platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
+        looked = None if platform is None else await platform.look(ref)
+        if platform is not None and isinstance(looked, Subject):
+            (view,) = await views(keeper, platform, [looked], book, [], keeper.clock.now())
+            found.append(Found(platform, view))
+    return found

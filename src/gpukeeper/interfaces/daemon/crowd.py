@@ -1,0 +1,103 @@
+"""Who may come in, and whose turn it is: limits of connections and of requests worked on at once, by uid.
+
+Nobody can keep others out: each user has few connections and one request at work at a time, users take turns, and a
+share is reserved for admins, so that `pause` gets through whatever others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Limits:
+    connections: int = 96  # of ordinary users together
+    each: int = 8  # of one of them
+    reserved: int = 32  # of admins, beside all others
+    at_work: int = 8  # requests of ordinary users that are worked on at once; one of each
+    admins_at_work: int = 4
+
+    def within(self, descriptors: int) -> Limits:
+        """Where few descriptors are allowed, most are for the passes."""
+        most = max(descriptors // 4, 8)
+        if self.connections + self.reserved <= most:
+            return self
+        return Limits(most * 3 // 4, min(self.each, most // 4), most // 4, self.at_work, self.admins_at_work)
+
+
+@dataclass
+class Crowd:
+    limits: Limits = field(default_factory=Limits)
+    admins: Collection[int] = frozenset({0})  # uids
+    inside: Counter[int] = field(default_factory=Counter)  # by uid: open connections
+    working: Counter[int] = field(default_factory=Counter)  # by uid: requests that are worked on
+    waiting: dict[int, deque[asyncio.Future[None]]] = field(default_factory=dict)  # by uid, whose turn is first first
+
+    def why_not(self, uid: int) -> str | None:
+        """Why one more connection of that user is not let in; None: it may."""
+        if uid in self.admins:
+            full = sum(self.inside[one] for one in self.inside if one in self.admins) >= self.limits.reserved
+            return "too many requests of admins at once" if full else None
+        if self.inside[uid] >= self.limits.each:
+            return f"too many requests of uid {uid} at once"
+        others = sum(count for one, count in self.inside.items() if one not in self.admins)
+        return "too many requests at once" if others >= self.limits.connections else None
+
+    def enter(self, uid: int) -> None:
+        self.inside[uid] += 1
+
+    def leave(self, uid: int) -> None:
+        self.inside[uid] -= 1
+        if not self.inside[uid]:
+            del self.inside[uid]
+
+    @asynccontextmanager
+    async def turn(self, uid: int) -> AsyncIterator[None]:
+        """Waits until this user's request may be worked on."""
+        turn = asyncio.get_running_loop().create_future()
+        self.waiting.setdefault(uid, deque()).append(turn)
+        self._next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._done(uid)
+            elif turn in self.waiting.get(uid, ()):
+                self.waiting[uid].remove(turn)
+            raise
+        try:
+            yield
+        finally:
+            self._done(uid)
+
+    def _done(self, uid: int) -> None:
+        self.working[uid] -= 1
+        if not self.working[uid]:
+            del self.working[uid]
+        self._next()
+
+    def _next(self) -> None:
+        """Starts what may start. Who was served goes to the end of the line."""
+        for uid in list(self.waiting):
+            queue = self.waiting[uid]
+            while queue and queue[0].done():
+                queue.popleft()  # cancelled
+            if not queue:
+                del self.waiting[uid]
+            elif self._may_work(uid):
+                del self.waiting[uid]
+                self.working[uid] += 1
+                queue.popleft().set_result(None)
+                if queue:
+                    self.waiting[uid] = queue
+
+    def _may_work(self, uid: int) -> bool:
+        if uid in self.admins:
+            at_work = sum(count for one, count in self.working.items() if one in self.admins)
+            return at_work < self.limits.admins_at_work
+        others = sum(count for one, count in self.working.items() if one not in self.admins)
+        return not self.working[uid] and others < self.limits.at_work

@@ -1,0 +1,166 @@
+"""Attacks by an ordinary user on the socket of a real `gpukeeper serve` that runs as root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import require
+from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
+
+OTHER = 65533  # somebody else
+TREES = """
+temporary: [{root: ROOT, names: ["tmp*"], above: 1TB, older_than: AGE, under_pressure: 0s}]
+schedule: {every: 1s}
+"""
+# Sends one line and prints the answer, with the rights that it was started with.
+ASK = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(sys.stdin.buffer.read())
+sys.stdout.write(s.makefile().read())
+"""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everybody can reach, as /tmp is."""
+    require("root", can_be_nobody() and sees_everybody())
+    folder = Path(tempfile.mkdtemp(prefix="gpukeeper-attack-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Attacked(Host):
+    """A daemon of root, and an ordinary user who asks it for things."""
+
+    def __init__(self, folder: Path, policy: str, mode: str = "plan") -> None:
+        self.mode = mode
+        super().__init__(folder, policy)
+        self.root.chmod(0o1777)
+        self.socket = folder / "socket"
+
+    def write_policy(self, policy: str) -> None:
+        super().write_policy(policy)
+        self.policy.write_text(self.policy.read_text().replace("mode: enforce", f"mode: {self.mode}"))
+
+    def mine(self, name: str) -> Path:
+        """A tree of the attacker."""
+        path = self.tree(name)
+        for one in (path, *path.rglob("*")):
+            os.chown(one, NOBODY, NOBODY)
+        return path
+
+    @contextmanager
+    def serving(self) -> Iterator[subprocess.Popen[str]]:
+        child = self.start("serve", before=("env", f"GPUKEEPER_SOCKET={self.socket}"))
+        try:
+            until(self.socket.exists, "it listens")
+            until(lambda: self.lines("pass") != [], "a first pass")
+            yield child
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.communicate(timeout=60)
+
+    def ask(self, *, as_root: bool = False, **request: Any) -> dict[str, Any]:
+        command = [*(() if as_root else AS_NOBODY), sys.executable, "-c", ASK, str(self.socket)]
+        line = json.dumps(request) + "\n"
+        done = subprocess.run(command, input=line, capture_output=True, text=True, check=True, timeout=120)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def remove(self, path: Path, **more: Any) -> dict[str, Any]:
+        """As the client does it for a person who says yes to everything."""
+        asked = self.ask(verb="remove", workload=str(path), **more)
+        token = asked.get("token")
+        return self.ask(verb="remove", workload=str(path), token=token) if token else asked
+
+
+@pytest.fixture
+def attacked(public: Path) -> Attacked:
+    return Attacked(public, TREES.replace("AGE", "0s"))
+
+
+def test_a_confirmation_cannot_be_claimed(attacked: Attacked) -> None:
+    path = attacked.mine("tmp-mine")
+    with attacked.serving():
+        answer = attacked.ask(verb="remove", workload=str(path), attended=True)
+        assert (answer["done"], path.exists()) == (False, True), answer
+        assert "not a request" in answer["words"]
+        for forged in ("x" * 32, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"):
+            answer = attacked.ask(verb="remove", workload=str(path), token=forged)
+            assert (answer["done"], path.exists()) == (False, True), answer
+    assert attacked.lines("intent") == []
+
+
+def test_a_tree_with_somebody_elses_folder_in_it_is_not_removed(attacked: Attacked) -> None:
+    """The top is the attacker's, so a check of the top alone would let it go. `rm -rf` as that user fails."""
+    path = attacked.mine("tmp-mixed")
+    theirs = path / "below" / "theirs"
+    theirs.mkdir()
+    (theirs / "results").write_text("a week of work")
+    for one in (theirs, theirs / "results"):
+        os.chown(one, OTHER, OTHER)
+    tried = subprocess.run([*AS_NOBODY, "rm", "-rf", str(path)], capture_output=True, check=False)
+    assert tried.returncode != 0
+    with attacked.serving():
+        for claim in ({}, {"attended": True}, {"confirm": True}):
+            answer = attacked.remove(path, **claim)
+            assert not answer["done"], answer
+    assert (theirs / "results").read_text() == "a week of work"
+    assert attacked.lines("outcome") == []
+
+
+def test_a_tree_in_a_folder_that_the_user_may_not_write_to_is_not_removed(attacked: Attacked) -> None:
+    path = attacked.mine("tmp-mine")
+    attacked.root.chmod(0o755)
+    with attacked.serving():
+        answer = attacked.remove(path)
+    assert (answer["done"], path.exists()) == (False, True), answer
+    assert "may not write to its folder" in answer["words"]
+
+
+def test_the_ages_of_the_policy_apply_to_a_users_request(public: Path) -> None:
+    attacked = Attacked(public, TREES.replace("AGE", "1h"))
+    path = attacked.mine("tmp-young")
+    with attacked.serving():
+        answer = attacked.remove(path)
+    assert (answer["done"], path.exists()) == (False, True), answer
+    assert "allowed 1h" in answer["words"]
+
+
+def test_ones_own_tree_goes_after_a_confirmation_and_a_token_works_once(attacked: Attacked) -> None:
+    first, second = attacked.mine("tmp-one"), attacked.mine("tmp-two")
+    with attacked.serving():
+        asked = attacked.ask(verb="remove", workload=str(first))
+        assert (asked["done"], first.exists()) == (False, True)
+        assert str(first) in asked["words"]
+        stolen = attacked.ask(as_root=True, verb="remove", workload=str(first), token=asked["token"])
+        assert (stolen["done"], first.exists()) == (False, True), stolen
+        done = attacked.ask(verb="remove", workload=str(second), token=asked["token"])
+        assert (done["done"], first.exists(), second.exists()) == (True, False, True), done
+        again = attacked.ask(verb="remove", workload=str(second), token=asked["token"])
+        assert (again["done"], second.exists()) == (False, True), again
+
+
+def test_what_changed_since_the_question_is_left_alone(attacked: Attacked) -> None:
+    path = attacked.mine("tmp-mine")
+    with attacked.serving():
+        asked = attacked.ask(verb="remove", workload=str(path))
+        (path / "below" / "new").write_text("from somebody else, written after the question")
+        answer = attacked.ask(verb="remove", workload=str(path), token=asked["token"])
+    assert (answer["done"], path.exists()) == (False, True), answer
+    assert "not what it was when you were asked" in answer["words"]
