@@ -81,6 +81,30 @@ def test_an_owner_that_came_with_the_image_is_nobodys_word(docker: DockerBed) ->
     assert found.class_ == "unknown"
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_who_publishes_an_image_has_no_power_over_what_others_start_from_it(docker: DockerBed, trusted: bool) -> None:
+    """Even where the policy trusts the label: it came with the image, so nobody who starts containers wrote it."""
+    label = "owner" if trusted else "ds01.user"
+    image = with_labels(docker, f"trap-{trusted}".lower(), f"{label}={SOMEBODY_ELSE}")
+    docker.run("victim", image=image, gpus=[0], cmd=programs.trapping_shell())
+    bench = Bench(docker)
+    found = bench.subject("victim")
+    assert (found.owner, found.owner_verified) == (SOMEBODY_ELSE, False)
+    for verb in ("stop", "remove"):
+        reply = bench.ask(SOMEBODY_ELSE, verb, "victim")
+        assert not reply.done
+        assert "is only claimed" in reply.words
+        assert "Ask an admin: root" in reply.words
+    assert docker.state("victim") == "running"
+    assert bench.ask(SOMEBODY_ELSE, "hold", "victim").done
+    assert bench.ask("root", "hold", "victim").done
+    assert "Still held by root" in bench.ask(SOMEBODY_ELSE, "release", "victim").words
+    assert bench.ask("root", "release", "victim").done
+    assert bench.ask("root", "stop", "victim").done
+    assert not bench.ask(SOMEBODY_ELSE, "restore", "victim").done
+    assert docker.state("victim") == "exited"
+
+
 def test_a_label_that_asks_to_be_left_alone_asks_until_an_admin_answers(docker: DockerBed) -> None:
     labels = {**MINE, "ds01.monitoring": "true"}
     ended(docker, "exporter", gpus=[0], labels=labels)

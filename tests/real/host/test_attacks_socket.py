@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -164,3 +165,67 @@ def test_what_changed_since_the_question_is_left_alone(attacked: Attacked) -> No
         answer = attacked.ask(verb="remove", workload=str(path), token=asked["token"])
     assert (answer["done"], path.exists()) == (False, True), answer
     assert "not what it was when you were asked" in answer["words"]
+
+
+# Using it up
+
+# Opens so many connections, sends what it is told on each, prints the answers it got at once, and holds on to them.
+FLOOD = """
+import socket, sys
+held = []
+for _ in range(int(sys.argv[2])):
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(5)
+    try:
+        s.connect(sys.argv[1])
+        s.sendall(sys.argv[3].encode())
+    except OSError:
+        pass
+    held.append(s)
+print("held", flush=True)
+answers = []
+for s in held:
+    try:
+        answers.append(s.recv(65536).decode())
+    except OSError:
+        pass
+print(sum("too many requests" in one for one in answers), flush=True)
+sys.stdin.read()
+"""
+REQUEST = json.dumps({"verb": "hold", "workload": "no-such-thing", "seconds": 60}) + "\n"
+
+
+@contextmanager
+def flooding(attacked: Attacked, connections: int, words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [*AS_NOBODY, sys.executable, "-c", FLOOD, str(attacked.socket), str(connections), words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.stdin.close()
+
+
+@pytest.mark.parametrize("words", ["", REQUEST], ids=["idle", "requests"])
+def test_a_flood_of_connections_does_not_stop_passes_nor_an_admin(attacked: Attacked, words: str) -> None:
+    with attacked.serving() as daemon:
+        limit = min(1000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 50)
+        with flooding(attacked, limit, words) as flood:
+            assert attacked.ask(as_root=True, verb="pause", reason="under attack")["done"]
+            passes = len(attacked.lines("pass"))
+            until(lambda: len(attacked.lines("pass")) > passes + 1, "passes go on")
+            assert attacked.ask(as_root=True, verb="resume")["done"]
+            assert flood.stdout is not None
+            refused = int(flood.stdout.readline())
+            assert refused > limit // 2
+        daemon.send_signal(signal.SIGTERM)
+        _, said = daemon.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert said.count("\n") < 20, said
+
+
+def test_after_a_flood_the_same_user_is_served_again(attacked: Attacked) -> None:
+    path = attacked.mine("tmp-mine")
+    with attacked.serving():
+        with flooding(attacked, 50, ""):
+            assert "too many requests of uid" in attacked.ask(verb="hold", workload=str(path), seconds=60)["words"]
+        until(lambda: bool(attacked.ask(verb="hold", workload=str(path), seconds=60)["done"]), "served again")

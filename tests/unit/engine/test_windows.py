@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-import pytest
 
 from gpukeeper.engine import requests
 from gpukeeper.engine.loop import MISSING_FOR

@@ -1,7 +1,8 @@
 """Whose container is it? Every hint is kept as evidence, each with its trust; conflicts are said. Pure.
 
-A label is a claim: whoever may start containers can write one. It counts when something else agrees with it, or when
-the policy says that only a wrapper can set it. A folder on this machine that belongs to somebody is better evidence.
+A label is a claim: whoever may start containers can write one, and so can whoever makes an image that others use. It
+counts when something else agrees with it, or when the policy says that only a wrapper can set it and it did not come
+with the image. A folder on this machine that belongs to somebody is better evidence.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import PurePosixPath
+from types import MappingProxyType
 
 import msgspec
 
@@ -88,12 +90,23 @@ def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tupl
     return names, {uid for text in numbers if (uid := _number(text)) is not None}
 
 
-def owned(container: Inspected, people: People, trusted_labels: Sequence[str] = ()) -> Owned:
-    hints = list(_hints(container, people, trusted_labels))
+def owned(
+    container: Inspected,
+    people: People,
+    trusted_labels: Sequence[str] = (),
+    image_labels: Mapping[str, str] | Unknown = MappingProxyType({}),
+) -> Owned:
+    """`image_labels`: those that came with its image. Whoever made the image wrote them, not who started it."""
+    own = {} if isinstance(image_labels, Unknown) else dict(container.labels.items() - image_labels.items())
+    hints = list(_hints(container, people, trusted_labels, own))
     evidence = tuple(hint.says for hint in hints)
     findings = [hint.says for hint in hints if hint.who is None]
     known = [hint for hint in hints if hint.who is not None]
     sure = _surest(known)
+    # Whether a trusted label came with the image. What runs has an image; of what ended it may be gone for good.
+    unsure = isinstance(image_labels, Unknown) and not container.labels.keys().isdisjoint(trusted_labels)
+    if unsure and container.state.running and (sure is None or sure.trust is not Trust.GOOD):
+        return Owned(image_labels, False, evidence, tuple(findings))
     if sure is not None:
         others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
         if others:
@@ -108,7 +121,7 @@ def owned(container: Inspected, people: People, trusted_labels: Sequence[str] = 
     if claim is None:
         return Owned(None, False, evidence, tuple(findings))
     findings.append(f"its owner is only claimed: {claim.says}; nothing else agrees")
-    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=True)
+    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=not unsure)
 
 
 def _surest(known: Sequence[Hint]) -> Hint | None:
@@ -130,11 +143,14 @@ def _says(known: Iterable[Hint], others: Iterable[str | None]) -> str:
     return "; ".join(hint.says for hint in known if hint.who in wanted)
 
 
-def _hints(container: Inspected, people: People, trusted_labels: Sequence[str]) -> Iterable[Hint]:
+def _hints(
+    container: Inspected, people: People, trusted_labels: Sequence[str], own: Mapping[str, str]
+) -> Iterable[Hint]:
+    """`own`: labels that did not come with the image; only of those the policy's trust means anything."""
     labels = container.labels
     for key in (*trusted_labels, *(one for one in OWNER_LABELS if one not in trusted_labels)):
         if key in labels:
-            yield _label(key, labels[key], people, key in trusted_labels)
+            yield _label(key, labels[key], people, key in trusted_labels and key in own)
     for path in folders_of(container):
         uid = people.folders.get(path)
         if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:

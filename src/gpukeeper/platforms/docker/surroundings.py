@@ -105,13 +105,15 @@ class Surroundings:
         devices = devices_of(container, asks, held, around.gpus)
         nothing = devices == () and not asks
         uids = tuple(sorted({holder.uid for holder in mine}))
+        wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
+        inherited = await self._inherited(container) if wanted else {}
         people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
         return Facts(
             asks=asks,
             devices=devices,
             slices=slices_among(devices, around.gpus),
-            owned=owned(container, people, self._trusted),
-            image_labels=await self._inherited(container) if TTL in container.labels or not nothing else {},
+            owned=owned(container, people, self._trusted, inherited),
+            image_labels=inherited,
             stopped_at=self._records.stopped_at(container.id),
             keep_alive=None if nothing else await self._kept_alive(container),
         )

@@ -16,9 +16,9 @@ HOME = {"/home/ann/x": 1001, "/home/bob/y": 1002, "/srv/data": None}
 
 
 def whose(*, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any) -> Owned:
-    processes = parts.pop("processes", ())
+    processes, image_labels = parts.pop("processes", ()), parts.pop("image_labels", {})
     people = People({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
-    return owned(container(**parts), people, trusted)
+    return owned(container(**parts), people, trusted, image_labels)
 
 
 def bind(*paths: str) -> list[dict[str, str]]:
@@ -39,6 +39,23 @@ def test_a_label_alone_is_only_a_claim(label: str) -> None:
 def test_a_label_that_only_the_wrapper_can_set_is_believed() -> None:
     found = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",))
     assert (found.owner, found.verified, found.findings) == ("ann", True, ())
+
+
+@pytest.mark.parametrize("label", ["ds01.user", "site.owner"])
+def test_a_trusted_label_that_came_with_the_image_is_only_a_claim(label: str) -> None:
+    """Whoever publishes an image would else own everything that others start from it."""
+    found = whose(labels={label: "bob"}, trusted=(label,), image_labels={label: "bob"})
+    assert (found.owner, found.verified, found.only_claimed) == ("bob", False, True)
+    set_anew = whose(labels={label: "ann"}, trusted=(label,), image_labels={label: "bob"})
+    assert (set_anew.owner, set_anew.verified) == ("ann", True)
+
+
+def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing_gets_stricter() -> None:
+    silent = Unknown("its image cannot be looked at")
+    running = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": True})
+    assert (running.owner, running.verified) == (silent, False)
+    ended = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": False})
+    assert (ended.owner, ended.verified, ended.only_claimed) == ("ann", False, False)
 
 
 def test_a_label_counts_with_a_sign_beside_it() -> None:

@@ -1,0 +1,74 @@
+"""Who is let in and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
+
+ADMIN, ANN, BOB, EVE = 0, 1001, 1002, 1003
+SMALL = Limits(connections=4, each=3, reserved=2, at_work=2, admins_at_work=1)
+
+
+def test_one_user_cannot_take_all_connections_and_nobody_takes_those_of_admins() -> None:
+    crowd = Crowd(SMALL)
+    for uid in (ANN, ANN, ANN):
+        assert crowd.why_not(uid) is None
+        crowd.enter(uid)
+    assert crowd.why_not(ANN) == "too many requests of uid 1001 at once"
+    crowd.enter(BOB)
+    assert crowd.why_not(EVE) == "too many requests at once"
+    for _ in range(2):
+        assert crowd.why_not(ADMIN) is None
+        crowd.enter(ADMIN)
+    assert crowd.why_not(ADMIN) == "too many requests of admins at once"
+    crowd.leave(ANN)
+    assert crowd.why_not(EVE) is None
+
+
+def test_where_few_descriptors_are_allowed_most_stay_for_passes() -> None:
+    assert Limits().within(1024) == Limits()
+    few = Limits().within(64)
+    assert few.connections + few.reserved <= 16
+    assert min(few.connections, few.each, few.reserved) >= 1
+
+
+async def _started(crowd: Crowd, uid: int, order: list[int], go_on: asyncio.Event) -> None:
+    async with crowd.turn(uid):
+        order.append(uid)
+        await go_on.wait()
+
+
+def test_users_take_turns_and_have_one_request_at_work() -> None:
+    async def story() -> None:
+        crowd, order, go_on = Crowd(SMALL), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(_started(crowd, uid, order, go_on)) for uid in (ANN, ANN, ANN, BOB, EVE, ADMIN)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == [ANN, BOB, ADMIN]
+        go_on.set()
+        await asyncio.gather(*tasks)
+        assert order.index(EVE) < len(order) - 1, "the last of ann's comes after eve's only"
+        assert (crowd.working, crowd.waiting) == ({}, {})
+
+    asyncio.run(story())
+
+
+def test_who_goes_away_while_waiting_keeps_no_place() -> None:
+    async def story() -> None:
+        crowd, order, go_on = Crowd(SMALL), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(_started(crowd, ANN, order, go_on)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for task in tasks[:2]:
+            task.cancel()
+        for task in tasks[:2]:
+            with suppress(asyncio.CancelledError):
+                await task
+        go_on.set()
+        await tasks[2]
+        assert order == [ANN, ANN]
+        assert (crowd.working, crowd.waiting) == ({}, {})
+
+    asyncio.run(story())
