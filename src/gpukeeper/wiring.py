@@ -26,8 +26,9 @@ from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import evidence_folder, ledger_path
 from gpukeeper.ledger.signals import SqliteSignals, open_signals
+from gpukeeper.ledger.trust import make_private
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.errors import UsageError
+from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import Terminals
@@ -103,6 +104,8 @@ def open_session(
     """`write`: the ledger will be written. `only` narrows to one platform, or one place of it."""
     clock = SystemClock()
     loaded = load_policy(policy, environ=environ)
+    if write:
+        _trust(loaded)
     gpus = LocalGpus()
     platforms, reaches = _platforms(loaded, clock, environ, gpus)
     # Of all platforms: however narrow the look, what is acted on is measured again first.
@@ -252,6 +255,7 @@ def _simulated_place(faults: Mapping[str, Any]) -> Place:
 def reload_policy(session: Session, policy: Path | None) -> None:
     """A changed policy file counts from the next pass on; a broken one stops acting (PolicyError)."""
     loaded = load_policy(policy)
+    _trust(loaded)
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
         for one in session.keeper.platforms:
@@ -259,6 +263,17 @@ def reload_policy(session: Session, policy: Path | None) -> None:
                 one.follow(**_docker_settings(loaded))
             elif isinstance(one, HostPlatform | KubernetesPlatform | RayPlatform):
                 one.follow(loaded.policy)
+
+
+def _trust(loaded: Loaded) -> None:
+    """Who acts, acts only by what nobody else can change. Who only looks is told."""
+    if loaded.untrusted:
+        raise PolicyError([f"{one}. Nothing acts by a policy that others can change." for one in loaded.untrusted])
+    if loaded.policy.capture.to:
+        try:
+            make_private(Path(loaded.policy.capture.to))
+        except LedgerError as problem:
+            raise PolicyError([f"{loaded.source}: capture.to: {problem}"]) from problem
 
 
 def discover(environ: Mapping[str, str] = os.environ) -> list[Reach]:

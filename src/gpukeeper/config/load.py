@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpukeeper.config import document, problems
@@ -16,6 +16,7 @@ from gpukeeper.config.presets import without_a_file
 from gpukeeper.config.problems import Problem
 from gpukeeper.config.sections import PLATFORMS, PolicyFile
 from gpukeeper.config.validation import validated
+from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
@@ -31,6 +32,7 @@ class Loaded:
     origins: Mapping[problems.Path, str] = field(default_factory=dict)  # a path not in it is built-in
     exemption_origins: tuple[str, ...] = ()  # one for each of policy.exemptions
     warnings: tuple[str, ...] = ()
+    untrusted: tuple[str, ...] = ()  # who else could change it; nothing acts by it then
 
     def origin(self, path: problems.Path) -> str:
         """Of a value; of one that is written as a mapping, that of its first part."""
@@ -68,7 +70,11 @@ def load_file(path: Path) -> Loaded:
         raise PolicyError([f"{path}: cannot be read: {error.strerror}. Name another with --policy."]) from error
     except UnicodeDecodeError as error:
         raise PolicyError([f"{path}: is not UTF-8 text. Save it as UTF-8."]) from error
-    return load_text(text, str(path), path.parent)
+    loaded = load_text(text, str(path), path.parent)
+    files = [path] + ([path.parent / loaded.file.exemptions_from] if loaded.file.exemptions_from else [])
+    untrusted = tuple(f"{file}: {why}" for file in files if (why := why_untrusted(file)) is not None)
+    warnings = tuple(f"{one}. Until then nothing acts by it: apply, serve and requests refuse it." for one in untrusted)
+    return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 
 
 def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Loaded:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from gpukeeper.ledger.schema import APPLICATION_ID, MIGRATIONS
+from gpukeeper.ledger.trust import check, make_private
 from gpukeeper.model.errors import LedgerError
 
 BUSY_SECONDS = 10
@@ -28,7 +30,7 @@ _NO_SHM = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.S
 def open_for_writing(path: Path, synchronous: str = "FULL") -> sqlite3.Connection:
     """`synchronous=FULL`: what was committed survives a power cut. NORMAL may lose the last commits, never the file."""
     assert synchronous in {"FULL", "NORMAL"}
-    _make_folder(path)
+    make_private(path.parent)
     with _alone(path.parent), translated(path):
         _make_file(path)
         connection = _connect(path, "rw")
@@ -47,6 +49,7 @@ def open_for_writing(path: Path, synchronous: str = "FULL") -> sqlite3.Connectio
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A file that is missing or empty reads as an empty ledger; it is not created."""
+    check(path.parent)
     with translated(path):
         if not _has_content(path):
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -107,21 +110,10 @@ def damage(connection: sqlite3.Connection) -> list[str]:
     return [] if found == ["ok"] else found
 
 
-def _make_folder(path: Path) -> None:
-    root = os.geteuid() == 0
-    try:
-        path.parent.mkdir(mode=0o750 if root else 0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(
-            f"The folder {path.parent} for the ledger cannot be made: {error.strerror or error}. Nothing was changed. "
-            f"Make it yourself, or {_ELSEWHERE}."
-        ) from error
-
-
 def _make_file(path: Path) -> None:
     # Made here and not by SQLite, so that the mode does not depend on the umask; -wal and -shm follow it.
     if not _has_content(path) and not path.exists():
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640 if os.geteuid() == 0 else 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 @contextmanager
@@ -130,10 +122,26 @@ def _alone(folder: Path) -> Iterator[None]:
     with translated(folder):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd, folder)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, folder: Path) -> None:
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise LedgerError(
+                    f"Another program has had a lock on the folder {folder} for {BUSY_SECONDS} s. Nothing was changed. "
+                    f"Which one: fuser -v {folder}. End it, or {_ELSEWHERE}."
+                ) from None
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -29,7 +29,7 @@ class Lease:
 
 
 def take_lease(folder: Path, platform: str, place: str) -> Lease:
-    folder.mkdir(mode=0o750 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(folder / lease_name(platform, place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.interfaces.daemon.crowd import Limits
 from tests.engines import require
 from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 
@@ -27,11 +28,14 @@ schedule: {every: 1s}
 """
 # Sends one line and prints the answer, with the rights that it was started with.
 ASK = """
-import socket, sys
+import contextlib, socket, sys
 s = socket.socket(socket.AF_UNIX)
 s.connect(sys.argv[1])
-s.sendall(sys.stdin.buffer.read())
-sys.stdout.write(s.makefile().read())
+with contextlib.suppress(BrokenPipeError):  # refused before it was read
+    s.sendall(sys.stdin.buffer.read())
+with contextlib.suppress(ConnectionResetError):
+    while part := s.recv(65536):
+        sys.stdout.write(part.decode())
 """
 
 
@@ -189,9 +193,11 @@ for s in held:
         answers.append(s.recv(65536).decode())
     except OSError:
         pass
-print(sum("too many requests" in one for one in answers), flush=True)
+refused = sum("too many requests" in one for one in answers)
+print(refused, sum(map(bool, answers)) - refused, flush=True)
 sys.stdin.read()
 """
+EACH = Limits().each
 REQUEST = json.dumps({"verb": "hold", "workload": "no-such-thing", "seconds": 60}) + "\n"
 
 
@@ -202,7 +208,7 @@ def flooding(attacked: Attacked, connections: int, words: str) -> Iterator[subpr
     with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]
         assert child.stdout.readline() == "held\n"
         yield child
-        child.stdin.close()
+        child.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("words", ["", REQUEST], ids=["idle", "requests"])
@@ -215,8 +221,9 @@ def test_a_flood_of_connections_does_not_stop_passes_nor_an_admin(attacked: Atta
             until(lambda: len(attacked.lines("pass")) > passes + 1, "passes go on")
             assert attacked.ask(as_root=True, verb="resume")["done"]
             assert flood.stdout is not None
-            refused = int(flood.stdout.readline())
-            assert refused > limit // 2
+            refused, served = map(int, flood.stdout.readline().split())
+            assert refused > 0
+            assert words or served <= EACH  # whoever sends nothing keeps few others waiting
         daemon.send_signal(signal.SIGTERM)
         _, said = daemon.communicate(timeout=60)
     assert "Traceback" not in said

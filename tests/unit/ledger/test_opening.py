@@ -23,9 +23,8 @@ from tests.unit.ledger.examples import NOW, intended, noticed, run
 def test_a_missing_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "ledger.db"
     open_ledger(path, write=True).close()
-    root = os.geteuid() == 0
-    assert path.parent.stat().st_mode & 0o777 == (0o750 if root else 0o700)
-    assert path.stat().st_mode & 0o777 == (0o640 if root else 0o600)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_file_says_whose_it_is_and_survives_power_cuts(tmp_path: Path) -> None:

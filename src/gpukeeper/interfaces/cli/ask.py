@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -69,8 +70,10 @@ def _through_daemon(request: Request) -> Reply | None:
         return None  # nobody can listen there
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(SECONDS)
+            # Blocking until there is room in its queue; a socket with a timeout of Python's would be refused at once.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SECONDS), 0))
             connection.connect(str(socket_path()))
+            connection.settimeout(SECONDS)
             answer = _exchanged(connection, msgspec.json.encode(request) + b"\n")
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None

@@ -24,6 +24,7 @@ from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
+from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring import Session
@@ -44,7 +45,10 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
     """Listens while the block runs. Everybody may connect; rights are decided per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a socket. Name a shorter one with GPUKEEPER_SOCKET.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    why = why_untrusted(path.parent, holds_entry=True)
+    if why is not None:
+        raise KeeperError(f"Others could put a socket of their own in the place of {path}: {why}. Nothing was done.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     session.keeper.answering = True
     server = Server(session, Crowd(Limits().within(raise_descriptors())), say)

@@ -104,9 +104,10 @@ def owned(
     known = [hint for hint in hints if hint.who is not None]
     sure = _surest(known)
     # Whether a trusted label came with the image. What runs has an image; of what ended it may be gone for good.
-    unsure = isinstance(image_labels, Unknown) and not container.labels.keys().isdisjoint(trusted_labels)
-    if unsure and container.state.running and (sure is None or sure.trust is not Trust.GOOD):
-        return Owned(image_labels, False, evidence, tuple(findings))
+    trusts = not container.labels.keys().isdisjoint(trusted_labels)
+    unsure = image_labels if isinstance(image_labels, Unknown) and trusts else None
+    if unsure is not None and container.state.running and (sure is None or sure.trust is not Trust.GOOD):
+        return Owned(unsure, False, evidence, tuple(findings))
     if sure is not None:
         others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
         if others:
@@ -121,7 +122,7 @@ def owned(
     if claim is None:
         return Owned(None, False, evidence, tuple(findings))
     findings.append(f"its owner is only claimed: {claim.says}; nothing else agrees")
-    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=not unsure)
+    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
 
 
 def _surest(known: Sequence[Hint]) -> Hint | None:

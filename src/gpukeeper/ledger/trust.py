@@ -1,0 +1,121 @@
+"""Whether others could change what gpukeeper obeys: its policy, its state, the folder of its socket. Looks only.
+
+As ssh does with its files: each must belong to root or to us, nobody else may write to it, and the same holds for every
+folder and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shlex
+import stat
+from pathlib import Path
+
+from gpukeeper.model.errors import LedgerError
+
+LINKS = 40  # as many as the kernel follows
+_OTHERS, _GROUP = 0o002, 0o020
+
+
+def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
+    """Who else could change it, and the command that fixes that. None: nobody, or it is not there.
+
+    `holds_entry`: it is a folder in which we make an entry of our own; a sticky one will do."""
+    at, left, links = Path("/"), _steps(path.absolute()), 0
+    try:
+        while left:
+            step = left.pop()
+            if step == "..":
+                at = at.parent
+                continue
+            here = at / step
+            found = here.lstat()
+            why = _problem(here, found, sticky_will_do=bool(left) or holds_entry)
+            if why is not None:
+                return why
+            if stat.S_ISLNK(found.st_mode):
+                links += 1
+                if links > LINKS:
+                    return None  # nobody can open it either
+                target = here.readlink()
+                at = Path("/") if target.is_absolute() else at
+                left += _steps(target)
+            else:
+                at = here
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # opening it will say so
+    return None
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder for us alone, or checks that it is. Raises LedgerError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise LedgerError(
+            f"The folder {folder} for the ledger cannot be made: {error.strerror or error}. Nothing was changed. "
+            "Make it yourself, or use another folder with GPUKEEPER_STATE."
+        ) from error
+    check(folder)
+    if not found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        return  # of a volume that root prepared for us we cannot change the mode
+    if not found.st_mode & 0o007 and _is_our_group(found.st_gid):
+        folder.chmod(0o700)  # as earlier versions made it
+        return
+    raise LedgerError(
+        f"The folder {folder} is open to others (mode {found.st_mode & 0o777:04o}): they could read what is in it and "
+        f"lock it for ever. Nothing was done. Close it: chmod 700 {shlex.quote(str(folder))}"
+    )
+
+
+def check(folder: Path) -> None:
+    """Of state that is there. Raises LedgerError."""
+    why = why_untrusted(folder)
+    if why is not None:
+        raise LedgerError(f"The state in {folder} is not trusted: {why}. Nothing was done.")
+
+
+def _steps(path: Path) -> list[str]:
+    """The next one last."""
+    return [step for step in reversed(path.parts) if step != "/"]
+
+
+def _problem(here: Path, found: os.stat_result, *, sticky_will_do: bool) -> str | None:
+    quoted = shlex.quote(str(here))
+    if found.st_uid not in {0, os.geteuid()}:
+        link = "-h " if stat.S_ISLNK(found.st_mode) else ""
+        return f"{here} belongs to {_name(found.st_uid)}. Fix: chown {link}{_name(os.geteuid())} {quoted}"
+    if stat.S_ISLNK(found.st_mode):
+        return None
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX and sticky_will_do
+    by_group = found.st_mode & _GROUP and not _is_our_group(found.st_gid)
+    if not (found.st_mode & _OTHERS or by_group) or sticky or _is_read_only(here):
+        return None
+    return f"{here} may be written to by others (mode {found.st_mode & 0o7777:04o}). Fix: chmod go-w {quoted}"
+
+
+def _is_our_group(gid: int) -> bool:
+    """A group that has nobody but us in it, as many systems give one to each user."""
+    if gid != os.getegid():
+        return False
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return True
+    me = _name(os.geteuid())
+    return group.gr_name == me and set(group.gr_mem) <= {me}
+
+
+def _is_read_only(here: Path) -> bool:
+    """What is mounted read-only, as the policy of a pod is, nobody can write to, whatever its mode says."""
+    return bool(os.statvfs(here).f_flag & os.ST_RDONLY)
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
