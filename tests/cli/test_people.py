@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from gpukeeper.model.subject import State
-from tests.cli.fleet import Fleet, ago
+from tests.cli.fleet import POLICY, Fleet, ago
 
 NOBODY = 65534
 
@@ -58,6 +59,38 @@ def test_a_stop_that_nobody_can_confirm_is_not_done(fleet: Fleet) -> None:
     assert (ran.code, ran.out) == (2, "")
     assert "nobody can answer here. Nothing was done" in ran.err
     assert fleet.lines("intent") == []
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["daemon", "alone"])
+def test_on_a_terminal_one_is_shown_what_goes_and_a_no_is_a_no(fleet: Fleet, served: bool) -> None:
+    """In mode plan too: a person confirms, and the daemon gives the question."""
+    fleet.write_policy(POLICY.replace("enforce", "plan"))
+    fleet.ended("old", days=2)
+    with daemon(fleet) if served else nullcontext():
+        if served:
+            wait_for(lambda: fleet.lines("pass"))  # a pass under way would hold the lease
+        scripted = fleet.run("workload", "remove", "old", "--yes")
+        assert (scripted.code, fleet.names()) == (2, {"old"})
+        assert "only mode: enforce acts unattended" in scripted.err
+        code, said = _answered(fleet, "n")
+        assert (code, fleet.names()) == (1, {"old"}), said
+        assert "Will remove docker/node-1/old (" in said
+        code, said = _answered(fleet, "y")
+        assert (code, fleet.names()) == (0, set()), said
+
+
+def _answered(fleet: Fleet, answer: str) -> tuple[int, str]:
+    screen, device = pty.openpty()
+    try:
+        os.write(screen, f"{answer}\n".encode())
+        command = [sys.executable, "-m", "gpukeeper", "workload", "remove", "old"]
+        done = subprocess.run(
+            command, env=fleet.env(), stdin=device, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+    finally:
+        os.close(screen)
+        os.close(device)
 
 
 def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:

@@ -235,9 +235,11 @@ def _described(view: View, action: Action) -> str:
     subject = view.subject
     facts = [f"owner {subject.owner if isinstance(subject.owner, str) else 'not known'}"]
     if subject.shape is not Shape.TREE:
-        facts.append(f"{subject.state.why if isinstance(subject.state, Unknown) else subject.state}")
-    if isinstance(subject.devices, Unknown) or subject.devices:
-        facts.append("GPUs not known" if isinstance(subject.devices, Unknown) else f"{len(subject.devices)} GPUs")
+        facts.append("state not known" if isinstance(subject.state, Unknown) else str(subject.state))
+    if isinstance(subject.devices, Unknown):
+        facts.append("GPUs not known")
+    elif subject.devices:
+        facts.append(f"{len(subject.devices)} GPU{'s' if len(subject.devices) > 1 else ''}")
     if not isinstance(subject.size, Unknown) and subject.size:
         facts.append(size_in_words(subject.size))
     lost = f". Lost with it: {', '.join(subject.loses)}" if isinstance(subject.loses, tuple) and subject.loses else ""
