@@ -48,6 +48,7 @@ class Keeper:
     answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
     listed: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by place: the last whole list
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)  # one list at a time for all who ask
+    turned_away: set[tuple[str, str]] = field(default_factory=set)  # places whose pass waits for a request to end
     next_list: float = 0.0  # steady time before which no list is made for a request
     confirmations: Confirmations = field(default_factory=Confirmations)
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked

@@ -151,12 +151,14 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
     try:
         report = await reclaim(w.keeper, platform, book, act=act, only=only)
     except LeaseHeld:
+        w.keeper.turned_away.add((platform.name, platform.place))
         agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
         await _complain(w, f"the pass on {place} did not happen: {problem}")
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
+    w.keeper.turned_away.discard((platform.name, platform.place))
     if only is None:
         w.wall[place] = now  # only a look at everything that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()

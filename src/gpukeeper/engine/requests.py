@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
+PASS_WAITED_FOR = 60  # seconds
 LONGEST_REASON = 1000  # characters; each is written to the ledger and shown to everybody
 __all__ = ["Found", "Reply", "Request", "find", "fulfil"]
 GPU_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,99}")
@@ -138,6 +140,9 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     _allow(may_touch(found.view, book, who))
     now, ref = keeper.clock.now(), found.view.subject.ref
     own = may_act(found.view, book, who) is not None
+    held = [h.by for h in found.view.memory.holds if h.until > now and not ((own or h.admin) and h.by != who)]
+    if not held:
+        raise UsageError(f"no hold on {ref.path} that was taken by command is {who}'s to end; nothing was changed")
     line = Released(at=now, ref=ref, owner=_owner(found.view), by=who, own=own)
     await keeper.ledger.append([line])
     others = {hold.by for hold in found.view.memory.holds if hold.until > now and hold.by != who}
@@ -181,6 +186,8 @@ async def act_now(
 
 async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> Closed:
     _may_be_done(keeper, book, asker, found, action)
+    if not is_admin(book, asker.name):
+        await _let_pass(keeper, found)
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
         paused = await keeper.ledger.paused()
         if paused is not None:
@@ -193,6 +200,16 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, ac
         bound = None if is_admin(book, asker.name) else asker.uid
         step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound)
         return await take(keeper, found.platform, step, book, pass_id)
+
+
+async def _let_pass(keeper: Keeper, found: Found) -> None:
+    """A pass that another request kept waiting comes first: many requests must not keep passes away."""
+    platform = found.platform
+    for _ in range(PASS_WAITED_FOR):
+        if (platform.name, platform.place) not in keeper.turned_away:
+            return
+        await asyncio.sleep(1)
+    raise UsageError(f"a pass on {platform.name}/{platform.place} comes first; nothing was done. Try again soon")
 
 
 def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> None:

@@ -253,3 +253,26 @@ async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
     b.running("train", devices=("GPU-1",))
     await asyncio.sleep(60)
     assert "fits 2 things" in (await ask(b, "stop", "train")).words
+
+
+@virtual
+async def test_a_pass_that_was_turned_away_comes_before_the_next_request(b: Bench) -> None:
+    """An admin does not wait."""
+    b.running("train"), b.running("eval")
+    b.keeper.turned_away.add(("docker", "node-3"))
+    assert (await ask(b, "stop", "eval", "root", 0)).done
+    waiting = asyncio.create_task(ask(b, "stop", "train"))
+    await asyncio.sleep(10)
+    assert not waiting.done()
+    b.keeper.turned_away.clear()
+    assert (await waiting).done
+    b.keeper.turned_away.add(("docker", "node-3"))
+    assert "comes first; nothing was done" in (await ask(b, "remove", "train")).words
+
+
+@virtual
+async def test_a_release_without_a_hold_writes_nothing(b: Bench) -> None:
+    b.ended("eval")
+    reply = await ask(b, "release", "eval")
+    assert (reply.done, b.ledger.lines) == (False, [])
+    assert "nothing was changed" in reply.words

@@ -72,3 +72,12 @@ def test_who_goes_away_while_waiting_keeps_no_place() -> None:
         assert (crowd.working, crowd.waiting) == ({}, {})
 
     asyncio.run(story())
+
+
+def test_after_a_burst_requests_of_one_user_come_slowly_and_those_of_others_do_not() -> None:
+    crowd = Crowd(Limits(burst=3, pause=2.0))
+    assert [crowd.wait(ANN, 100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 2.0, 4.0]
+    assert crowd.wait(BOB, 100.0) == 0.0
+    assert [crowd.wait(ADMIN, 100.0) for _ in range(9)] == [0.0] * 9
+    assert crowd.wait(ANN, 200.0) == 0.0
+    assert set(crowd.asked) == {ANN}, "who has been quiet is forgotten"

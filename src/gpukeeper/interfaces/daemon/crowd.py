@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,15 @@ class Limits:
     reserved: int = 32  # of admins, beside all others
     at_work: int = 8  # requests of ordinary users that are worked on at once; one of each
     admins_at_work: int = 4
+    burst: int = 20  # requests of one ordinary user without a pause
+    pause: float = 2.0  # seconds between two of them after that: each may write to the ledger
 
     def within(self, descriptors: int) -> Limits:
         """Where few descriptors are allowed, most are for the passes."""
         most = max(descriptors // 4, 8)
         if self.connections + self.reserved <= most:
             return self
-        return Limits(most * 3 // 4, min(self.each, most // 4), most // 4, self.at_work, self.admins_at_work)
+        return replace(self, connections=most * 3 // 4, each=min(self.each, most // 4), reserved=most // 4)
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Crowd:
     admins: Collection[int] = frozenset({0})  # uids
     inside: Counter[int] = field(default_factory=Counter)  # by uid: open connections
     working: Counter[int] = field(default_factory=Counter)  # by uid: requests that are worked on
+    asked: dict[int, float] = field(default_factory=dict)  # by uid: when its burst is whole again, steady time
     waiting: dict[int, deque[asyncio.Future[None]]] = field(default_factory=dict)  # by uid, whose turn is first first
 
     def why_not(self, uid: int) -> str | None:
@@ -54,6 +57,15 @@ class Crowd:
         self.inside[uid] -= 1
         if not self.inside[uid]:
             del self.inside[uid]
+
+    def wait(self, uid: int, now: float) -> float:
+        """Seconds until the next request of that user is worked on; counts it."""
+        if uid in self.admins:
+            return 0.0
+        self.asked = {one: whole for one, whole in self.asked.items() if whole > now}
+        whole = max(self.asked.get(uid, now), now) + self.limits.pause
+        self.asked[uid] = whole
+        return max(whole - now - self.limits.burst * self.limits.pause, 0.0)
 
     @asynccontextmanager
     async def turn(self, uid: int) -> AsyncIterator[None]:

@@ -120,6 +120,7 @@ class Server:
             why = str(problem) or f"nothing arrived within {PATIENCE:g} s"
             return Reply(done=False, words=f"that is not a request: {why}", exit_code=2)
         async with self._crowd.turn(uid):
+            await asyncio.sleep(self._crowd.wait(uid, asyncio.get_running_loop().time()))
             try:
                 who = await in_thread(lambda: user_name(uid), NAMES)
             except TimeoutError:
