@@ -59,9 +59,11 @@ def test_a_folder_in_somebodys_home_says_whose_it_is(docker: DockerBed) -> None:
     people = [one for one in people if Path(one.pw_dir).stat().st_uid == one.pw_uid and one.pw_dir != "/"]
     if not people:
         pytest.skip("nobody with a home of their own is on this machine")
-    docker.run("mine", gpus=[0], binds=[f"{people[0].pw_dir}:/home:ro"], labels={"ds01.user": SOMEBODY_ELSE})
-    found = Bench(docker).subject("mine")
-    assert (found.owner, found.owner_verified) == (people[0].pw_name, True)
+    docker.run("mine", gpus=[0], binds=[f"{people[0].pw_dir}:/home"], labels={"ds01.user": SOMEBODY_ELSE})
+    docker.run("reads", gpus=[1], binds=[f"{people[0].pw_dir}:/home:ro"])
+    found = Bench(docker).subjects()
+    assert (found["mine"].owner, found["mine"].owner_verified) == (people[0].pw_name, True)
+    assert (found["reads"].owner, found["reads"].owner_verified) == (people[0].pw_name, False)
 
 
 def test_labels_that_came_with_the_image_make_no_dev_container(docker: DockerBed) -> None:

@@ -72,12 +72,14 @@ def folders_of(container: Inspected) -> tuple[str, ...]:
     return tuple(here)[:MOST_FOLDERS]
 
 
-def _bind_sources(container: Inspected) -> list[str]:
-    return [mount.source for mount in container.mounts or () if mount.type == "bind"]
+def _is_mounted(path: str, container: Inspected, *, writable: bool) -> bool:
+    """Whether what a label names is what is really mounted."""
+    binds = [mount for mount in container.mounts or () if mount.type == "bind" and (mount.writable or not writable)]
+    return any(_overlap(path, mount.source) for mount in binds)
 
 
 def _overlap(path: str, source: str) -> bool:
-    """One lies in the other: what a label names is what is really mounted."""
+    """One lies in the other."""
     return PurePosixPath(path).is_relative_to(source) or PurePosixPath(source).is_relative_to(path)
 
 
@@ -155,8 +157,12 @@ def _hints(
     for path in folders_of(container):
         uid = people.folders.get(path)
         if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:
-            mounted = any(_overlap(path, source) for source in _bind_sources(container))
-            trust, how = (Trust.GOOD, "") if mounted else (Trust.WEAK, ", which only a label names")
+            # Many read what somebody shares from their home; that makes nobody the owner of others' work.
+            trust, how = Trust.WEAK, ", which only a label names"
+            if _is_mounted(path, container, writable=True):
+                trust, how = Trust.GOOD, ""
+            elif _is_mounted(path, container, writable=False):
+                how = ", and it may only be read"
             yield Hint(people.by_uid[uid], trust, f"{_shown(path)} belongs to {people.by_uid[uid]}{how}")
     named = _NAMED.fullmatch(container.plain_name)
     if named and (number := _number(named.group(1))) is not None:

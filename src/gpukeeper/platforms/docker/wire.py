@@ -73,6 +73,7 @@ class Mount(Part, frozen=True):
     name: str = ""
     source: str = ""
     destination: str = ""
+    writable: bool = msgspec.field(default=True, name="RW")
 
 
 class Config(Part, frozen=True):

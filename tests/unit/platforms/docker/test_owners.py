@@ -58,6 +58,16 @@ def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing
     assert (ended.owner, ended.verified, ended.only_claimed) == ("ann", False, False)
 
 
+def test_a_folder_that_is_only_read_makes_nobody_the_verified_owner() -> None:
+    """Whoever shares a dataset from their home would else own everything that reads it."""
+    read = [{**mount, "RW": False} for mount in bind("/home/ann/x")]
+    found = whose(mounts=read)
+    assert (found.owner, found.verified) == ("ann", False)
+    assert found.evidence == ("/home/ann/x belongs to ann, and it may only be read",)
+    both = whose(mounts=[*read, *bind("/home/bob/y")])
+    assert (both.owner, both.verified) == ("bob", True)
+
+
 def test_a_label_counts_with_a_sign_beside_it() -> None:
     """C12.1"""
     found = whose(labels={"aime.mlc.USER": "ann"}, config={"User": "1001:1001"})
