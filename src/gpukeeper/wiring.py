@@ -266,7 +266,7 @@ def reload_policy(session: Session, policy: Path | None) -> None:
 
 
 def _trust(loaded: Loaded) -> None:
-    """Who acts, acts only by what nobody else can change. Who only looks is told."""
+    """Refuses to act by a policy that other users can change. Commands that only look print a warning instead."""
     if loaded.untrusted:
         raise PolicyError([f"{one}. Nothing acts by a policy that others can change." for one in loaded.untrusted])
     if loaded.policy.capture.to:

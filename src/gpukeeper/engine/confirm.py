@@ -20,7 +20,7 @@ MOST = 1024
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """Who asks. `uid` is what the kernel says; None: nobody said it."""
+    """The user who asks. `uid` comes from the kernel; None: not known."""
 
     name: str
     uid: int | None = None

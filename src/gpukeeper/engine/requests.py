@@ -57,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
-    """Do what was asked, with the rights of `who`, whose uid the kernel told. Every refusal is a sentence."""
+    """Do what was asked, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""
     try:
         words = await _fulfil(keeper, book, Asker(who, uid), request)
     except OverflowError:
@@ -150,7 +150,7 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
 
 
 async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Closed | Reply:
-    """Stop or remove. Without a confirmation only where nobody wants one: in mode enforce, unattended."""
+    """Stop or remove. Without a confirmation only in mode enforce, and only if the request does not ask for one."""
     action, now = Action(request.verb), keeper.clock.now()
     if request.token:
         pending = keeper.confirmations.take(request.token, asker, action, now)
@@ -232,7 +232,7 @@ def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, act
 
 def _may_lose_tree(keeper: Keeper, book: Rulebook, asker: Asker, view: View) -> None:
     """An ordinary user may have removed what they could remove themselves: a tree in which everything is theirs. Files
-    belong to a uid, whatever name it has. The act looks once more, when nobody can reach the tree any more."""
+    belong to a uid, whatever name it has. The act checks again after the tree was moved out of reach."""
     path, uids = view.subject.ref.path, view.subject.uids
     if asker.uid is None or uids is None:
         raise UsageError(f"whose files are in {path} is not established; nothing was done. {whom_to_ask(book)}")

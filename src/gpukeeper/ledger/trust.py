@@ -1,7 +1,7 @@
 """Whether others could change what gpukeeper obeys: its policy, its state, the folder of its socket. Looks only.
 
-As ssh does with its files: each must belong to root or to us, nobody else may write to it, and the same holds for every
-folder and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.
+As ssh does with its files: each must belong to root or to us and be writable by no other user, and so must every folder
+and link on the way to it. A folder that everybody may write to is no danger where it is sticky, as /tmp is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS, _GROUP = 0o002, 0o020
 
 
 def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
-    """Who else could change it, and the command that fixes that. None: nobody, or it is not there.
+    """Why another user could change it, and the command that fixes that. None: it is trusted, or does not exist.
 
     `holds_entry`: it is a folder in which we make an entry of our own; a sticky one will do."""
     at, left, links = Path("/"), _steps(path.absolute()), 0
@@ -38,7 +38,7 @@ def why_untrusted(path: Path, *, holds_entry: bool = False) -> str | None:
             if stat.S_ISLNK(found.st_mode):
                 links += 1
                 if links > LINKS:
-                    return None  # nobody can open it either
+                    return None  # it cannot be opened either
                 target = here.readlink()
                 at = Path("/") if target.is_absolute() else at
                 left += _steps(target)
@@ -98,7 +98,7 @@ def _problem(here: Path, found: os.stat_result, *, sticky_will_do: bool) -> str 
 
 
 def _is_our_group(gid: int) -> bool:
-    """A group that has nobody but us in it, as many systems give one to each user."""
+    """A private group: our user is its only member."""
     if gid != os.getegid():
         return False
     try:
@@ -110,7 +110,7 @@ def _is_our_group(gid: int) -> bool:
 
 
 def _is_read_only(here: Path) -> bool:
-    """What is mounted read-only, as the policy of a pod is, nobody can write to, whatever its mode says."""
+    """On a read-only mount, such as the policy of a pod, the mode does not matter."""
     return bool(os.statvfs(here).f_flag & os.ST_RDONLY)
 
 

@@ -85,7 +85,7 @@ def test_an_owner_that_came_with_the_image_is_nobodys_word(docker: DockerBed) ->
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_who_publishes_an_image_has_no_power_over_what_others_start_from_it(docker: DockerBed, trusted: bool) -> None:
-    """Even where the policy trusts the label: it came with the image, so nobody who starts containers wrote it."""
+    """Even where the policy trusts the label: it was inherited from the image, not set at the start."""
     label = "owner" if trusted else "ds01.user"
     image = with_labels(docker, f"trap-{trusted}".lower(), f"{label}={SOMEBODY_ELSE}")
     docker.run("victim", image=image, gpus=[0], cmd=programs.trapping_shell())

@@ -173,7 +173,7 @@ def test_what_changed_since_the_question_is_left_alone(attacked: Attacked) -> No
 
 # Using it up
 
-# Opens so many connections, sends what it is told on each, prints the answers it got at once, and holds on to them.
+# Opens N connections, sends the given text on each, counts the answers and keeps the connections open.
 FLOOD = """
 import socket, sys
 held = []
@@ -223,7 +223,7 @@ def test_a_flood_of_connections_does_not_stop_passes_nor_an_admin(attacked: Atta
             assert flood.stdout is not None
             refused, served = map(int, flood.stdout.readline().split())
             assert refused > 0
-            assert words or served <= EACH  # whoever sends nothing keeps few others waiting
+            assert words or served <= EACH  # idle connections are limited per user
         daemon.send_signal(signal.SIGTERM)
         _, said = daemon.communicate(timeout=60)
     assert "Traceback" not in said

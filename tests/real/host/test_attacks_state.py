@@ -31,7 +31,7 @@ def host(public: Path) -> Host:
 def test_a_policy_that_others_may_write_is_not_obeyed(host: Host) -> None:
     path = host.tree("tmp-old")
     host.policy.chmod(0o666)
-    # Whoever may write it has the trees below every folder of the machine removed.
+    # With write access to the policy a user could have any tree on the machine removed.
     subprocess.run([*AS_NOBODY, "sh", "-c", f"echo '# mine' >> {host.policy}"], check=True)
     ran = host.apply()
     assert (ran.code, path.exists()) == (10, True), ran

@@ -25,7 +25,7 @@ _GONE = Reply(done=False, words="the daemon ended before it was done; nothing wa
 
 
 def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = None, **asked: Any) -> None:
-    """`agreed`: asks the person whether that is to be done. None: nobody is asked."""
+    """`agreed`: asks the person whether that is to be done. None: do not ask."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 

@@ -1,7 +1,7 @@
 """Who may come in, and whose turn it is: limits of connections and of requests worked on at once, by uid.
 
-Nobody can keep others out: each user has few connections and one request at work at a time, users take turns, and a
-share is reserved for admins, so that `pause` gets through whatever others do.
+One user cannot block others: each has a few connections and one request at work at a time, users take turns, and a
+share is reserved for admins, so that `pause` always gets through.
 """
 
 from __future__ import annotations

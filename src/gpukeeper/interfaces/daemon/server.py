@@ -143,7 +143,7 @@ class Server:
         self._crowd.admins = frozenset(found)
 
     def _complain(self, words: str) -> None:
-        """Now and then: whoever causes it may do so a thousand times a second."""
+        """At most once a minute: the cause may occur a thousand times a second."""
         now = asyncio.get_running_loop().time()
         if now - self._complained >= QUIET:
             self._complained = now

@@ -1,6 +1,6 @@
 """Whose container is it? Every hint is kept as evidence, each with its trust; conflicts are said. Pure.
 
-A label is a claim: whoever may start containers can write one, and so can whoever makes an image that others use. It
+A label is a claim: any user who may start containers can set it, and so can the author of an image that others use. It
 counts when something else agrees with it, or when the policy says that only a wrapper can set it and it did not come
 with the image. A folder on this machine that belongs to somebody is better evidence.
 """
@@ -98,7 +98,7 @@ def owned(
     trusted_labels: Sequence[str] = (),
     image_labels: Mapping[str, str] | Unknown = MappingProxyType({}),
 ) -> Owned:
-    """`image_labels`: those that came with its image. Whoever made the image wrote them, not who started it."""
+    """`image_labels`: labels inherited from the image, set by its author and not by the user who started it."""
     own = {} if isinstance(image_labels, Unknown) else dict(container.labels.items() - image_labels.items())
     hints = list(_hints(container, people, trusted_labels, own))
     evidence = tuple(hint.says for hint in hints)
@@ -157,7 +157,7 @@ def _hints(
     for path in folders_of(container):
         uid = people.folders.get(path)
         if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:
-            # Many read what somebody shares from their home; that makes nobody the owner of others' work.
+            # Many containers may read a dataset from one home folder; its owner does not own their work.
             trust, how = Trust.WEAK, ", which only a label names"
             if _is_mounted(path, container, writable=True):
                 trust, how = Trust.GOOD, ""

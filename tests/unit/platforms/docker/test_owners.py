@@ -43,7 +43,7 @@ def test_a_label_that_only_the_wrapper_can_set_is_believed() -> None:
 
 @pytest.mark.parametrize("label", ["ds01.user", "site.owner"])
 def test_a_trusted_label_that_came_with_the_image_is_only_a_claim(label: str) -> None:
-    """Whoever publishes an image would else own everything that others start from it."""
+    """Otherwise the author of an image would own every container that others start from it."""
     found = whose(labels={label: "bob"}, trusted=(label,), image_labels={label: "bob"})
     assert (found.owner, found.verified, found.only_claimed) == ("bob", False, True)
     set_anew = whose(labels={label: "ann"}, trusted=(label,), image_labels={label: "bob"})
@@ -59,7 +59,7 @@ def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing
 
 
 def test_a_folder_that_is_only_read_makes_nobody_the_verified_owner() -> None:
-    """Whoever shares a dataset from their home would else own everything that reads it."""
+    """Otherwise the owner of a shared dataset would own every container that reads it."""
     read = [{**mount, "RW": False} for mount in bind("/home/ann/x")]
     found = whose(mounts=read)
     assert (found.owner, found.verified) == ("ann", False)
