@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -19,7 +19,7 @@ from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Plan, Result, Step
+from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
@@ -28,6 +28,7 @@ from gpukeeper.model.subject import Gone
 HOUR = timedelta(hours=1)
 MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
 AT_ONCE = 8  # steps on what is over
+UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
 Progress = Callable[[Closed | WarningSent | GpuChecked], None]
@@ -135,9 +136,9 @@ async def _pass(
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
 
-    async def record(found: Survey, made: Sequence[Decision]) -> None:
+    async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
         lines, found.lines = found.lines, []
-        await keeper.ledger.append([*lines, *await changed_decisions(keeper, made, found.at)])
+        await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
 
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
@@ -325,7 +326,15 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         reclaimed=len(report.reclaimed),
         deferred=report.deferred,
         failed=len(report.failed),
-        unseen=tuple(f"{u.what}: {u.why}" for u in found.unseen),
+        unseen=_in_few_words(found.unseen),
         breaker=report.plan.breaker,
         seconds=max((now - began).total_seconds(), 0.0),
+        unwritten=found.unwritten,
     )
+
+
+def _in_few_words(unseen: Sequence[Unseen]) -> tuple[str, ...]:
+    """Written with every pass, so it must not follow how many there are, nor how long their names."""
+    first = [f"{one.what}: {one.why}"[:UNSEEN_LONGEST] for one in unseen[:UNSEEN_WRITTEN]]
+    more = len(unseen) - len(first)
+    return (*first, f"and {more} more") if more else tuple(first)
