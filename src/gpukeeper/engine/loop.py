@@ -213,7 +213,7 @@ async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> N
 async def _listen_again(
     w: Watch, platform: Platform, agenda: Agenda, woken: asyncio.Event, ended: asyncio.Task[None]
 ) -> asyncio.Task[None]:
-    """Hints that ended have ended. A bug in them is reported, and they are asked for again, once a look at everything."""
+    """Hints that ended have ended. A bug in them is reported, and they are asked for again after a whole look."""
     problem = ended.exception()
     if not isinstance(problem, Exception):
         return ended

@@ -112,7 +112,8 @@ async def survey(
     """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted.
 
     `only`: just these are looked at; how much there is in all is taken from the last whole look. `record`: gets the
-    lines of each page and the keys of the trees on it, and then what needs no step is not kept, so that memory follows the page.
+    lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
+    page.
     """
     found = Survey(platform, keeper.clock.now(), whole=only is None)
     scope = book.policy.scope.get(platform.name)

@@ -1,4 +1,4 @@
-"""gpukeeper is killed at each point of a tree's removal, by name and not by chance; a plain `apply` goes on after it."""
+"""gpukeeper is killed at each point of a tree's removal, by name and not by chance; a plain `apply` goes on."""
 
 from __future__ import annotations
 

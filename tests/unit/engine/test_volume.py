@@ -1,4 +1,4 @@
-"""How much a pass writes: changes, not states, and never more than a bound for what anybody may make by the thousand."""
+"""How much a pass writes: changes, not states, and within a bound for what anybody may make by the thousand."""
 
 from __future__ import annotations
 

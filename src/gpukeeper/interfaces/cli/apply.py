@@ -39,7 +39,7 @@ def apply(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Reclaim what is due now. Asks on a terminal. Exit 1: a pass stopped; 3: some was deferred or failed; 12: the breaker refuses."""
+    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
     from gpukeeper.interfaces.cli.plan import check_textfile, write_textfile
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 

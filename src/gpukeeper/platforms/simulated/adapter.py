@@ -37,7 +37,7 @@ BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 
 
-class Tripped(Exception):  # noqa: N818 - not an error of ours: nobody but a catch-all may know it
+class Tripped(Exception):
     """A bug in the adapter: nothing that the port allows."""
 
 
