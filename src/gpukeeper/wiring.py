@@ -355,7 +355,7 @@ def _platforms(
         kind, _, where = fleet.partition(":")
         if kind != "folder" or not Path(where).is_dir():
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
-        platform = FolderPlatform(Path(where), environ.get("GPUKEEPER_FLEET_HALT", ""))
+        platform = FolderPlatform(Path(where))
         return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
     found: list[Platform] = []
     reaches = discover(environ)

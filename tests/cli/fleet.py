@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.platforms.simulated.folder import Workload
+from tests.halt import PYTHONPATH
 
 POLICY = """\
 preset: development
@@ -65,9 +67,9 @@ class Fleet:
             **more,
         }
 
-    def run(self, *words: str, stdin: str | None = None, **env: str) -> Ran:
+    def run(self, *words: str, stdin: str | None = None, program: Sequence[str] = ("gpukeeper",), **env: str) -> Ran:
         done = subprocess.run(
-            [sys.executable, "-m", "gpukeeper", *words],
+            [sys.executable, "-m", *program, *words],
             env=self.env(**env),
             capture_output=True,
             text=True,
@@ -76,6 +78,10 @@ class Fleet:
             check=False,
         )
         return Ran(done.returncode, done.stdout, done.stderr)
+
+    def run_halting(self, point: str, name: str, *words: str) -> Ran:
+        """Killed at that point of the step on that workload."""
+        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH)
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of apply: the next run looks first, does nothing twice, and the ledger stays true."""
+"""kill -9 at each point of a step: the next run looks first, does nothing twice, and the ledger stays true."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import signal
 import pytest
 
 from tests.cli.fleet import Fleet
+from tests.halt import ACTED, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
 
 
-@pytest.mark.parametrize(
-    ("moment", "found"),
-    [("before act 2", "still there"), ("after act 2", "reclaimed")],
-)
-def test_killed_in_the_middle_of_apply(fleet: Fleet, moment: str, found: str) -> None:
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_in_the_middle_of_apply(fleet: Fleet, point: str) -> None:
     for n in range(4):
         fleet.ended(f"old-{n}", days=10 - n)
-    killed = fleet.run("apply", "--yes", GPUKEEPER_FLEET_HALT=moment)
-    assert killed.code == -signal.SIGKILL
+    killed = fleet.run_halting(point, "old-1", "apply", "--yes")
+    assert killed.code == -signal.SIGKILL, killed
     intents, outcomes = fleet.lines("intent"), fleet.lines("outcome")
-    assert len(intents) == 2
-    assert [line["step"] for line in outcomes] == [intents[0]["step"]], "the second intent is open"
+    steps, closed = [line["step"] for line in intents], [line["step"] for line in outcomes]
+    assert len(intents) == (1 if point in BEFORE_THE_INTENT else 2)
+    assert closed == (steps if point in (*BEFORE_THE_INTENT, CLOSED) else steps[:1])
 
     again = fleet.run("apply", "--yes", "--json")
     assert again.code == 0, again.err
     assert fleet.names() == set()
-    (settled,) = again.json()["places"][0]["settled"]
-    assert settled["step"] == intents[1]["step"]
-    assert settled["result"] == found
-    assert "at a later look" in settled["reason"]
+    settled = again.json()["places"][0]["settled"]
+    assert [line["step"] for line in settled] == [step for step in steps if step not in closed]
+    found = "reclaimed" if point in BEFORE_THE_OUTCOME else "still there"
+    assert all(line["result"] == found and "at a later look" in line["reason"] for line in settled)
     _nothing_twice_and_every_removal_recorded(fleet)
 
 
 def test_killed_again_and_again_it_still_ends_well(fleet: Fleet) -> None:
-    for n in range(6):
-        fleet.ended(f"old-{n}", days=20 - n)
-    while fleet.run("apply", "--yes", GPUKEEPER_FLEET_HALT="after act 1").code == -signal.SIGKILL:
-        pass
+    names = [f"old-{n}" for n in range(6)]
+    for n, name in enumerate(names):
+        fleet.ended(name, days=20 - n)
+    for name in names:
+        assert fleet.run_halting(ACTED, name, "apply", "--yes").code == -signal.SIGKILL
+    fleet.run("apply", "--yes")
     assert fleet.names() == set()
     _nothing_twice_and_every_removal_recorded(fleet)
 

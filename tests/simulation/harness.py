@@ -37,7 +37,7 @@ from gpukeeper.model.policy import (
 from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform, Tripped
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
 from gpukeeper.platforms.simulated.people import People
@@ -216,7 +216,7 @@ async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asynci
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), rng.uniform(300, 1500))
         running = [t for here in world.things.values() for t in here.values() if t.state is State.RUNNING and t.owner]
-        with suppress(KeeperError):
+        with suppress(KeeperError, Tripped):  # one request fails, and is answered so
             dice = rng.random()
             if dice < 0.5 and running:
                 thing = rng.choice(running)

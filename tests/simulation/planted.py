@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.engine import act as engine_act
+from gpukeeper.engine import loop as engine_loop
 from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
 from gpukeeper.lifecycle import activity, budget, decide, warnings
@@ -444,6 +445,20 @@ def _added(place: type, name: str, other: Any) -> Iterator[None]:
         yield
     finally:
         delattr(place, name)
+
+
+@planted("due_is_reclaimed")
+def let_a_bug_at_one_place_end_every_pass() -> Iterator[None]:
+    """What an error that leaves its task does to the tasks beside it."""
+    one_pass = engine_loop._pass
+
+    async def fatal(w: Any, platform: Any, agenda: Any, only: Any) -> timedelta:
+        if any("bug in gpukeeper" in said for said in w.keeper.failures.values()):
+            return timedelta(days=1)
+        return await one_pass(w, platform, agenda, only)
+
+    with swapped(engine_loop, "_pass", fatal):
+        yield
 
 
 def _decision_of(intent: Intended, found: Subject) -> Decision:

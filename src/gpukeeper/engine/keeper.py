@@ -41,6 +41,7 @@ class Keeper:
     pressed: dict[tuple[str, str, str], bool] = field(default_factory=dict)  # by place and disk: too full, over passes
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way

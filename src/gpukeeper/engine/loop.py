@@ -6,7 +6,7 @@ A hint or a timer only makes the next pass come sooner. What is done follows fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 from cronsim import CronSim
 
 from gpukeeper.engine.clean import finish, learn_baselines
+from gpukeeper.engine.failures import Seldom, bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Meter, Platform
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
@@ -48,6 +49,8 @@ class Watch:
     wall: dict[str, datetime] = field(default_factory=dict)
     missed: set[str] = field(default_factory=set)
     tick: timedelta = timedelta(seconds=30)  # as the policy of the last pass says
+    every: timedelta = timedelta(minutes=5)  # the same
+    seldom: Seldom = field(default_factory=Seldom)
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
 
     def bell(self) -> asyncio.Event:
@@ -56,7 +59,7 @@ class Watch:
 
 
 async def watch(w: Watch) -> None:
-    """Runs until `stop` is set. An error that is a bug stops everything; nothing more is touched."""
+    """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else goes on."""
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
     w.keeper.serving = True
@@ -123,8 +126,8 @@ async def _watch_place(w: Watch, platform: Platform) -> None:
             woken.clear()
             only = agenda.take(w.keeper.clock.now(), steady(), precise=platform.precise)
             pause = await _pass(w, platform, agenda, only) if only != [] else timedelta()
-            if listener.done():
-                listener.result()  # hints may end; an error in them is a bug and stops everything
+            if only is None and listener.done():
+                listener = await _listen_again(w, platform, agenda, woken, listener)
             gap = GAP if only is None else SHORT_GAP
             await _wait(ended, gap)
             if only is None:
@@ -132,8 +135,7 @@ async def _watch_place(w: Watch, platform: Platform) -> None:
             await _wait(woken, _until_next(agenda, w.keeper.clock.now(), steady()))
     finally:
         listener.cancel()
-        with suppress(asyncio.CancelledError):
-            await listener
+        await asyncio.gather(listener, return_exceptions=True)
 
 
 def _until_next(agenda: Agenda, now: datetime, steady: float) -> timedelta:
@@ -142,20 +144,32 @@ def _until_next(agenda: Agenda, now: datetime, steady: float) -> timedelta:
 
 
 async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
-    """One pass; returns how long to wait for the next look at everything."""
-    book, place = w.book(), _place(platform)
-    w.tick = book.policy.activity.tick
-    every = book.policy.schedule.every
-    now, last = w.keeper.clock.now(), w.wall.get(place)
-    act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
+    """One pass; returns how long to wait for the next look at everything. Raises nothing but what ends the program."""
+    place = _place(platform)
     try:
-        report = await reclaim(w.keeper, platform, book, act=act, only=only)
+        return await _try_pass(w, platform, agenda, only)
     except LeaseHeld:
         w.keeper.turned_away.add((platform.name, platform.place))
         agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
         await _complain(w, f"the pass on {place} did not happen: {problem}")
+    except Exception as bug:  # of the engine itself, or of a reader of its reports
+        await _complain(w, f"the pass on {place} did not end well: {bug_words(bug)}")
+    agenda.retry(asyncio.get_running_loop().time(), w.every)
+    return w.every
+
+
+async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
+    book, place = w.book(), _place(platform)
+    w.tick = book.policy.activity.tick
+    every = w.every = book.policy.schedule.every
+    now, last = w.keeper.clock.now(), w.wall.get(place)
+    act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
+    report = await reclaim(w.keeper, platform, book, act=act, only=only)
+    if report.stopped is not None:
+        _say(w, report.stopped)  # the pass wrote it down
+        w.on_report(report)
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
     w.keeper.turned_away.discard((platform.name, platform.place))
@@ -198,25 +212,55 @@ async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> N
             woken.set()
 
 
+async def _listen_again(
+    w: Watch, platform: Platform, agenda: Agenda, woken: asyncio.Event, ended: asyncio.Task[None]
+) -> asyncio.Task[None]:
+    """Hints that ended have ended. A bug in them is reported, and they are asked for again after a whole look."""
+    problem = ended.exception()
+    if not isinstance(problem, Exception):
+        return ended
+    await _complain(w, f"the hints of {_place(platform)} ended: {bug_words(problem)}. Its passes come by the timer.")
+    return asyncio.create_task(_listen(platform, agenda, woken))
+
+
 async def _tick(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
         await _wait(ended, w.tick)
-        live = [subject for subjects in w.live.values() for subject in subjects]
+        live = {place: subjects for place, subjects in w.live.items() if subjects}
         if w.keeper.meter is not None and live:
-            with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
-                await w.keeper.signals.add(await w.keeper.meter.read(live))
+            await _measure(w, w.keeper.meter, live)
+
+
+async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) -> None:
+    """Everything at once; after a bug one place at a time, so that only one stays unmeasured."""
+    with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
+        try:
+            together = [subject for subjects in live.values() for subject in subjects]
+            await w.keeper.signals.add(await meter.read(together))
+        except (PlatformError, LedgerError):
+            raise
+        except Exception as bug:
+            if len(live) == 1:
+                await _complain(w, f"{next(iter(live))} was not measured: {bug_words(bug)}")
+                return
+            for place, subjects in live.items():
+                await _measure(w, meter, {place: subjects})
 
 
 async def _learn_baselines(w: Watch) -> None:
-    with suppress(LedgerError):  # the checks of GPUs learn them, too
+    try:
         await learn_baselines(w.keeper)
+    except LedgerError:
+        return  # the checks of GPUs learn them, too
+    except Exception as bug:
+        await _complain(w, f"how much memory each GPU uses at rest was not learned: {bug_words(bug)}")
 
 
 async def _look_for_missed_passes(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
-        every = w.book().policy.schedule.every
+        every = w.every
         await _wait(ended, every)
         steady = asyncio.get_running_loop().time()
         for platform in w.keeper.platforms:
@@ -228,10 +272,19 @@ async def _look_for_missed_passes(w: Watch) -> None:
 
 
 async def _complain(w: Watch, what: str) -> None:
-    """Told and recorded. A ledger that cannot be written (a full disk) is no reason to stop watching."""
-    w.on_complaint(what)
-    with suppress(LedgerError):
-        await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=what)])
+    """Said and recorded, unless it was a moment ago. A ledger that cannot be written (a full disk) is no reason to stop
+    watching."""
+    said = _say(w, what)
+    if said is not None:
+        with suppress(LedgerError):
+            await w.keeper.ledger.append([Complaint(at=w.keeper.clock.now(), what=said)])
+
+
+def _say(w: Watch, what: str) -> str | None:
+    said = w.seldom.admit(what, asyncio.get_running_loop().time())
+    if said is not None:
+        w.on_complaint(said)
+    return said
 
 
 async def _wait(bell: asyncio.Event, span: timedelta) -> None:

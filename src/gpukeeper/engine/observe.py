@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -43,7 +43,8 @@ _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
 _NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 
 
-Record: TypeAlias = "Callable[[Survey, Sequence[Decision]], Awaitable[None]]"
+TREE_LINES = 200  # of one pass: changed decisions about trees. Anybody may make trees by the thousand
+Record: TypeAlias = "Callable[[Survey, Sequence[Decision], Collection[str]], Awaitable[None]]"
 
 
 @dataclass
@@ -89,6 +90,8 @@ class Survey:
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
+    tree_lines: int = 0  # written about trees in this pass
+    unwritten: int = 0  # and left out beyond TREE_LINES; the next pass finds them again
 
     @property
     def due(self) -> list[Decision]:
@@ -109,7 +112,8 @@ async def survey(
     """Look at a place and decide about everything there. Narrowing drops decisions, not what was counted.
 
     `only`: just these are looked at; how much there is in all is taken from the last whole look. `record`: gets the
-    lines of each page, and then what needs no step is not kept, so that memory follows the page.
+    lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
+    page.
     """
     found = Survey(platform, keeper.clock.now(), whole=only is None)
     scope = book.policy.scope.get(platform.name)
@@ -129,7 +133,7 @@ async def survey(
                 before.pop(subject.ref.key, None)
             refs += [one.ref for one in page.subjects] if keeper.answering else []
             if record is not None:
-                await record(found, made)
+                await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
                 soon = keeper.clock.now() + 2 * book.policy.schedule.every
                 made = [d for d in made if _is_told(d, soon)]
             found.decisions += made
@@ -310,8 +314,12 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     )
 
 
-async def changed_decisions(keeper: Keeper, decisions: Sequence[Decision], now: datetime) -> list[Event]:
-    """Decisions and complaints as lines, only where they differ from what was recorded last."""
+async def changed_decisions(
+    keeper: Keeper, found: Survey, decisions: Sequence[Decision], trees: Collection[str] = ()
+) -> list[Event]:
+    """Decisions and complaints as lines, only where they differ from what was recorded last. Of trees only those that
+    are due, or were, and no more than a bound: most are young or in use, and that changes from pass to pass."""
+    now = found.at
     known = await keeper.ledger.decided([d.seen.ref.key for d in decisions])
     lines: list[Event] = []
     for d in decisions:
@@ -320,6 +328,13 @@ async def changed_decisions(keeper: Keeper, decisions: Sequence[Decision], now: 
         ref = d.seen.ref
         if known.get(ref.key) == f"{d.action} {d.rule} {d.verdict}":
             continue
+        if ref.key in trees:
+            if d.action is Action.KEEP and not d.complaints and ref.key not in known:
+                continue
+            if found.tree_lines >= TREE_LINES:
+                found.unwritten += 1
+                continue
+            found.tree_lines += 1
         decided = Decided(at=now, ref=ref, action=d.action, rule=d.rule, verdict=d.verdict, reason=d.reason, due=d.due)
         lines.append(msgspec.structs.replace(decided, owner=d.owner))
         lines += (Complaint(at=now, ref=ref, owner=d.owner, what=what) for what in d.complaints)

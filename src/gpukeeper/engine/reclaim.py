@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.act import take, warn
 from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
+from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
@@ -18,14 +19,16 @@ from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Plan, Result, Step
-from gpukeeper.model.event import Closed, GpuChecked, Passed, Vanished, WarningSent
+from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
+from gpukeeper.model.errors import KeeperError, PlatformError
+from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
 MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
 AT_ONCE = 8  # steps on what is over
+UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
 Progress = Callable[[Closed | WarningSent | GpuChecked], None]
@@ -46,6 +49,7 @@ class PassReport:
     relieved: Counter[str] = field(default_factory=Counter)  # by disk: steps left out once it was not too full any more
     paused: str | None = None
     acted: bool = True
+    stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
 
     @property
     def reclaimed(self) -> list[Closed]:
@@ -73,9 +77,16 @@ async def look_and_plan(
     keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
 ) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
-    found = await survey(keeper, platform, book, narrow)
-    plan = await _plan(keeper, found, book, 0, allow, await _clock_doubt(keeper))
-    return PassReport(0, found, plan, paused=await keeper.ledger.paused(), acted=False)
+    report = _empty(keeper, platform, book, acted=False)
+    try:
+        report.survey = await survey(keeper, platform, book, narrow)
+        report.plan = await _plan(keeper, report.survey, book, 0, allow, await _clock_doubt(keeper))
+        report.paused = await keeper.ledger.paused()
+    except Exception as problem:
+        _concerns_this_place(problem)
+        report = _empty(keeper, platform, book, acted=False)  # half a look is none
+        report.stopped = pass_stopped(_name(platform), problem)
+    return report
 
 
 async def reclaim(
@@ -91,33 +102,83 @@ async def reclaim(
     progress: Progress | None = None,
 ) -> PassReport:
     """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing. `only`: what changed or
-    is due; everything else there was looked at a moment ago."""
-    async with keeper.ledger.lease(platform.name, platform.place):
-        began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
-        pass_id = await keeper.ledger.next_pass()
-        settled = await settle(keeper, platform)
-        given_back: list[GivenBack] = []
+    is due; everything else there was looked at a moment ago.
 
-        async def record(found: Survey, made: Sequence[Decision]) -> None:
-            lines, found.lines = found.lines, []
-            await keeper.ledger.append([*lines, *await changed_decisions(keeper, made, found.at)])
-            given_back.extend(await newly_ended(keeper, platform, lines))
-
-        found = await survey(keeper, platform, book, narrow, only, record)
-        plan = await _plan(keeper, found, book, pass_id, allow, doubt or keeper.clock_watch.doubt())
-        if only is None and narrow is None and allow is None:
-            _remember_breaker(keeper, found, plan)
-        if only is None:
-            await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
-        elif found.gone:
-            await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
-        report = PassReport(pass_id, found, plan, settled, given_back=given_back, acted=act)
-        if act and plan.steps and (confirm is None or await confirm(plan)):
-            await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
-        await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
-    # Without the lease: it may take minutes, and it ends nobody.
-    report.checks += await prove_clean(keeper, book, report.given_back, progress)
+    An error that concerns this place alone, a bug in its adapter included, stops this pass: nothing more is touched,
+    a step under way stays open and the next pass looks at it first. The report says why; nothing is raised.
+    """
+    report = _empty(keeper, platform, book, acted=act)
+    try:
+        async with keeper.ledger.lease(platform.name, platform.place):
+            await _pass(keeper, platform, book, report, narrow, allow, only, confirm, progress)
+        # Without the lease: it may take minutes, and it ends nobody.
+        report.checks += await prove_clean(keeper, book, report.given_back, progress)
+    except Exception as problem:
+        _concerns_this_place(problem)
+        report.stopped = pass_stopped(_name(platform), problem)
+    await _record_failure(keeper, platform, report)
     return report
+
+
+async def _pass(
+    keeper: Keeper,
+    platform: Platform,
+    book: Rulebook,
+    report: PassReport,
+    narrow: Narrow | None,
+    allow: int | None,
+    only: Sequence[Ref] | None,
+    confirm: Confirm | None,
+    progress: Progress | None,
+) -> None:
+    """With the lease. What is done is in the report as soon as it is done."""
+    began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    report.pass_id = await keeper.ledger.next_pass()
+    report.settled += await settle(keeper, platform)
+
+    async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
+        lines, found.lines = found.lines, []
+        await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
+        report.given_back.extend(await newly_ended(keeper, platform, lines))
+
+    found = report.survey = await survey(keeper, platform, book, narrow, only, record)
+    plan = await _plan(keeper, found, book, report.pass_id, allow, doubt or keeper.clock_watch.doubt())
+    report.plan = plan
+    if only is None and narrow is None and allow is None:
+        _remember_breaker(keeper, found, plan)
+    if only is None:
+        await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
+    elif found.gone:
+        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
+    if report.acted and plan.steps and (confirm is None or await confirm(plan)):
+        await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
+    await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
+
+
+def _empty(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
+    now = keeper.clock.now()
+    return PassReport(0, Survey(platform, now), Plan(book.policy.digest, now, ()), acted=acted)
+
+
+def _concerns_this_place(problem: Exception) -> None:
+    """Raises what does not: a ledger that cannot be written, a lease that another holds, a mistake of the user."""
+    if isinstance(problem, KeeperError) and not isinstance(problem, PlatformError):
+        raise problem
+
+
+async def _record_failure(keeper: Keeper, platform: Platform, report: PassReport) -> None:
+    """When it begins or is another, not every pass."""
+    place = (platform.name, platform.place)
+    before = keeper.failures.pop(place, None)
+    if report.stopped is None:
+        return
+    if report.stopped != before:
+        await keeper.ledger.append([Complaint(at=keeper.clock.now(), what=report.stopped)])
+    keeper.failures[place] = report.stopped
+
+
+def _name(platform: Platform) -> str:
+    return f"{platform.name}/{platform.place}"
 
 
 async def _clock_doubt(keeper: Keeper) -> str | None:
@@ -265,7 +326,15 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         reclaimed=len(report.reclaimed),
         deferred=report.deferred,
         failed=len(report.failed),
-        unseen=tuple(f"{u.what}: {u.why}" for u in found.unseen),
+        unseen=_in_few_words(found.unseen),
         breaker=report.plan.breaker,
         seconds=max((now - began).total_seconds(), 0.0),
+        unwritten=found.unwritten,
     )
+
+
+def _in_few_words(unseen: Sequence[Unseen]) -> tuple[str, ...]:
+    """Written with every pass, so it must not follow how many there are, nor how long their names."""
+    first = [f"{one.what}: {one.why}"[:UNSEEN_LONGEST] for one in unseen[:UNSEEN_WRITTEN]]
+    more = len(unseen) - len(first)
+    return (*first, f"and {more} more") if more else tuple(first)

@@ -115,6 +115,7 @@ class Passed(Line, frozen=True, tag="pass"):
     unseen: tuple[str, ...] = ()
     breaker: str | None = None
     seconds: float = 0.0
+    unwritten: int = 0  # decisions about trees that changed, beyond what one pass writes
 
 
 class Paused(Line, frozen=True, tag="pause"):

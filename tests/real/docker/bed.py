@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from gpukeeper.devices.nvml import GpuFacts
+from tests.halt import PYTHONPATH
 from tests.real.docker import images, kernel
 from tests.real.docker.api import Answer, Api, Refused, json_lines, unframed
 from tests.real.docker.fake_gpus import Block, a_block
@@ -384,10 +385,18 @@ class Bed:
         ).stdout
 
     def gpukeeper(
-        self, *arguments: str, policy: str | None = None, env: Mapping[str, str] | None = None, deadline: float = 120
+        self,
+        *arguments: str,
+        policy: str | None = None,
+        env: Mapping[str, str] | None = None,
+        deadline: float = 120,
+        halt: tuple[str, str] | None = None,
     ) -> Ran:
-        """Run the real command against this engine, with a ledger of its own: `bed.folder / "state"`."""
-        child = self.popen(*arguments, policy=policy, env=env)
+        """Run the real command against this engine, with a ledger of its own: `bed.folder / "state"`. `halt`: a point
+        and a name, where it kills itself (`tests/halt.py`)."""
+        if halt is not None:
+            arguments, env = (*halt, *arguments), {**(env or {}), "PYTHONPATH": PYTHONPATH}
+        child = self.popen(*arguments, policy=policy, env=env, program=_HALTING if halt else _WRAPPER)
         try:
             out, err = child.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
@@ -397,7 +406,11 @@ class Bed:
         return Ran(child.returncode, out, err)
 
     def popen(
-        self, *arguments: str, policy: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        policy: str | None = None,
+        env: Mapping[str, str] | None = None,
+        program: str = "",
     ) -> subprocess.Popen[str]:
         """The same, running: for `serve`, and to be killed in the middle. It ends with the test at the latest."""
         environ = self.environ() | dict(env or {})
@@ -406,7 +419,7 @@ class Bed:
             file.write_text(policy)
             environ["GPUKEEPER_POLICY"] = str(file)
         child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WRAPPER, str(self._interpreter()), *arguments],
+            [sys.executable, "-P", "-c", program or _WRAPPER, str(self._interpreter()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -607,6 +620,15 @@ import sys
 sys.executable = sys.argv.pop(1)
 sys.argv[0] = "gpukeeper"
 from gpukeeper.__main__ import run
+run()
+"""
+_HALTING = """
+import sys
+executable, point, name = sys.argv[1:4]
+sys.executable, sys.argv[:] = executable, ["gpukeeper", *sys.argv[4:]]
+from gpukeeper.__main__ import run
+from tests.halt import halt_at
+halt_at(point, name)
 run()
 """
 _PODMAN_CONFIG = """

@@ -169,6 +169,8 @@ KEPT = {"keep-exempt", "keep-held", "keep-kubelets", "keep-running", "keep-witho
 def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
     docker: DockerBed, due: dict[str, int], kills: int
 ) -> None:
+    """Any moment, start-up and the steps of the adapter included. The points between intent and outcome are not left
+    to chance: `test_halts.py`."""
     rng = random.Random(SEED)
     fleet = Fleet(docker, due)
     began = time.monotonic()
@@ -195,8 +197,6 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(
         fleet.listen()
     fleet.apply()
     fleet.check()
-    settled = [line for line in fleet.lines() if line["type"] == "outcome" and "at a later look" in line["reason"]]
-    assert settled, "no kill came between an intent and its outcome, where it matters most"
 
 
 @pytest.mark.parametrize("how", ["killed", "restarted"])

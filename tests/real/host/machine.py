@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.disk import open_files
+from tests.halt import PYTHONPATH
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -61,20 +62,24 @@ class Host:
     def names(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir())
 
-    def run(self, *words: str, before: Sequence[str] = ()) -> Ran:
-        with self.start(*words, before=before) as child:
+    def run(self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None) -> Ran:
+        """`halt`: a point and a name, where it kills itself (`tests/halt.py`)."""
+        with self.start(*words, before=before, halt=halt) as child:
             out, err = child.communicate(timeout=A_WHILE)
         return Ran(child.returncode, out, err)
 
-    def start(self, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        ours = {"GPUKEEPER_STATE": str(self.state), "GPUKEEPER_POLICY": str(self.policy)}
-        command = [*before, sys.executable, "-m", "gpukeeper", *words]
+        ours = {"GPUKEEPER_STATE": str(self.state), "GPUKEEPER_POLICY": str(self.policy), "PYTHONPATH": PYTHONPATH}
+        program = ("gpukeeper",) if halt is None else ("tests.halt", *halt)
+        command = [*before, sys.executable, "-m", *program, *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(command, env=kept | ours, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
-    def apply(self, *words: str, before: Sequence[str] = ()) -> Ran:
-        return self.run("apply", "--yes", "--json", "--platform", "host", *words, before=before)
+    def apply(self, *words: str, before: Sequence[str] = (), halt: tuple[str, str] | None = None) -> Ran:
+        return self.run("apply", "--yes", "--json", "--platform", "host", *words, before=before, halt=halt)
 
     def plan(self, *words: str, before: Sequence[str] = ()) -> list[dict[str, Any]]:
         ran = self.run("plan", "--json", "--platform", "host", *words, before=before)

@@ -178,10 +178,6 @@ class Crowd:
                 first = min(_at(line) for line in own)
                 assert first <= gone[uid], f"{what} {name} was removed before the intent"
 
-    def settled(self) -> list[Line]:
-        """Closed by a later process, as found."""
-        return [line for line in self.lines() if line["type"] == "outcome" and "at a later look" in line["reason"]]
-
     # Below here: how.
 
     def _keep(self, what: str, where: str, made: Object) -> None:
@@ -216,7 +212,8 @@ def crowd(
 
 @pytest.mark.timeout(900)
 def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd: Crowd) -> None:
-    """Each run settles what the killed one before it left open, and may be killed while it does."""
+    """Each run settles what the killed one before it left open, and may be killed while it does. The points between
+    intent and outcome are not left to chance: `test_halts.py`."""
     rng = random.Random(SEED)
     api, inside = crowd.api, crowd.namespace
     with Removals(api, "jobs", inside) as jobs, Removals(api, "pods", inside) as pods:
@@ -250,7 +247,6 @@ def test_gpukeeper_killed_at_random_moments_removes_nothing_wrong_or_twice(crowd
         crowd.check({**jobs.at, **pods.at})
         own_pods = {uid for uid, (what, _, _) in crowd.kept.items() if what == "pods"}
         assert not own_pods & pods.at.keys()
-    assert crowd.settled(), "no kill came between an intent and its outcome, where it matters most"
 
 
 def test_an_api_server_that_is_restarted_during_apply_costs_nothing_but_time(crowd: Crowd) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.observe import changed_decisions, notice, survey
+from gpukeeper.engine.observe import Survey, changed_decisions, notice, survey
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
@@ -176,7 +176,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
     b.ended("eval", marks=Marks(ttl=Unknown("soon is no span")))
     for _ in range(2):
         made = list((await b.decide()).values())
-        await b.ledger.append(await changed_decisions(b.keeper, made, b.now()))
+        await b.ledger.append(await changed_decisions(b.keeper, Survey(b.platform, b.now()), made))
     assert [(line.rule, line.verdict, line.owner) for line in b.lines(Decided)] == [("own_ttl", "unknown", "ann")]
     assert ["soon is no span" in line.what for line in b.lines(Complaint)] == [True]
 
@@ -185,7 +185,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
 async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
     b.running("api", class_="api", devices=())
     made = list((await b.decide()).values())
-    assert await changed_decisions(b.keeper, made, b.now()) == []
+    assert await changed_decisions(b.keeper, Survey(b.platform, b.now()), made) == []
 
 
 async def demand(b: Bench) -> bool:

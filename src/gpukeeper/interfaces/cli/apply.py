@@ -114,6 +114,7 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
 
 
 async def _changes(report: PassReport, *, look: bool) -> list[Change]:
+    from gpukeeper.engine.failures import bug_words
     from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.model.errors import PlatformError
     from gpukeeper.model.subject import Subject
@@ -126,6 +127,8 @@ async def _changes(report: PassReport, *, look: bool) -> list[Change]:
             found = await report.survey.platform.look(before.ref)
         except PlatformError as problem:
             return Unknown(str(problem))
+        except Exception as bug:  # everything was done; a figure is missing
+            return Unknown(bug_words(bug))
         return found if isinstance(found, Subject | Unknown) else Unknown("it is not there any more")
 
     return [Change(before, await again(before)) for before in report.survey.nodes]
@@ -214,6 +217,7 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
         "place": report.survey.platform.place,
         "breaker": report.plan.breaker,
         "paused": report.paused,
+        "stopped": report.stopped,
         "settled": report.settled,
         "outcomes": report.outcomes,
         "warnings": report.warnings,
@@ -226,6 +230,8 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
 
 
 def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:
+    if any(report.stopped for report in reports):
+        return 1
     if any(report.plan.breaker for report in reports):
         return 12
     partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)

@@ -83,8 +83,9 @@ class Looked:
 
 
 async def look(session: Session) -> Looked:
+    from gpukeeper.engine.failures import bug_words
     from gpukeeper.model.decision import Unseen
-    from gpukeeper.model.errors import PlatformError
+    from gpukeeper.model.errors import KeeperError, PlatformError
 
     found = Looked()
     for platform in session.keeper.platforms:
@@ -93,6 +94,10 @@ async def look(session: Session) -> Looked:
             await _look_at(session, platform, found)
         except PlatformError as problem:
             found.unseen.append((platform, Unseen("everything", str(problem))))
+        except KeeperError:
+            raise
+        except Exception as bug:  # of one adapter: the other places are shown
+            found.unseen.append((platform, Unseen("everything", bug_words(bug))))
     return found
 
 

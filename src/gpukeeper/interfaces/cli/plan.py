@@ -50,6 +50,8 @@ def plan(
         else:
             print_plans(session, reports, verbose=verbose, quiet=quiet, again=_again(policy, platform, narrow))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
+    if any(report.stopped for report in reports):
+        raise typer.Exit(1)
     if exit_code and any(report.survey.due for report in reports):
         raise typer.Exit(4)
     if exit_code and unseen:
@@ -146,6 +148,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.interfaces.terminal.session import say
 
     for report in reports:
+        if report.stopped is not None:
+            say(report.stopped)
         for words in show.unseen_lines(report):
             say(words)
         if report.plan.breaker:
@@ -167,7 +171,7 @@ def _sentence(
 
     policy = session.loaded.policy
     count = f"{len(due)} due" if due else "Nothing is due"
-    if any(report.survey.unseen for report in reports):
+    if any(report.survey.unseen or report.stopped for report in reports):
         count += " of what could be seen"
     elif not due and not others and any(report.survey.seen for report in reports):
         count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
@@ -201,6 +205,7 @@ def _place(report: PassReport) -> dict[str, object]:
         "unseen": found.unseen,
         "breaker": report.plan.breaker,
         "paused": report.paused,
+        "stopped": report.stopped,
         "steps": [s.decision for s in report.plan.steps],
         "deferred": report.plan.deferred,
         "decisions": found.decisions,

@@ -72,6 +72,9 @@ class Metrics(Collector):
         for warning in report.warnings:
             self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
         found = report.survey
+        if report.stopped is not None:  # what it saw of the place is not the whole of it
+            self.add("gpukeeper_passes_failed_total", found.platform.name, found.platform.place)
+            return
         here = f"{found.platform.name}/{found.platform.place}/"
         elsewhere = {key: due for key, due in self._overdue.items() if not key.startswith(here)}
         self._overdue = overdue(report, elsewhere if found.whole else self._overdue)

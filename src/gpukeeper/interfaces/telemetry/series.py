@@ -37,6 +37,7 @@ GAUGES = {
 COUNTERS = {
     "gpukeeper_reclaimed_total": "Reclaimed and seen to be so, by kind, rule and action.",
     "gpukeeper_failed_total": "Steps that came to nothing, by kind and result.",
+    "gpukeeper_passes_failed_total": "Passes that stopped midway, by place: the platform failed, or a bug.",
     "gpukeeper_warnings_total": "Warnings to owners, by whether they were delivered.",
     "gpukeeper_gpu_hours_returned_total": "GPU-hours given back. What was not measured is not in it.",
     "gpukeeper_bytes_returned_total": "Bytes given back, by rule. What was not measured is not in it.",
@@ -45,6 +46,7 @@ COUNTERS = {
 COUNTED_BY: dict[str, tuple[str, ...]] = {
     "gpukeeper_reclaimed_total": ("kind", "rule", "action"),
     "gpukeeper_failed_total": ("kind", "result"),
+    "gpukeeper_passes_failed_total": ("platform", "place"),
     "gpukeeper_warnings_total": ("delivered",),
     "gpukeeper_gpu_hours_returned_total": (),
     "gpukeeper_bytes_returned_total": ("rule",),

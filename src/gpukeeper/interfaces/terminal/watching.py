@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.ledger.archive import rotate
@@ -57,6 +58,8 @@ async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str
                 await session.evidence.prune(policy.capture.keep, done.believed)
         except (OSError, KeeperError) as problem:
             say(f"the ledger could not be rotated: {problem}")
+        except Exception as bug:  # nothing that is watched depends on it
+            say(f"the ledger could not be rotated: {bug_words(bug)}")
         waiting = asyncio.ensure_future(stop.wait())
         await asyncio.wait([waiting], timeout=DAY.total_seconds())
         waiting.cancel()
@@ -86,7 +89,7 @@ class Lines:
 
     def _say_unseen(self, report: PassReport) -> None:
         """When it begins and when it is over: whoever reads these lines must not take silence for rest."""
-        if not report.survey.whole:
+        if not report.survey.whole or report.stopped is not None:
             return  # a look at what changed says nothing of the rest
         place = f"{report.survey.platform.name}/{report.survey.platform.place}"
         now = show.unseen_lines(report)

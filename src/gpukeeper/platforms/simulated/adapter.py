@@ -37,6 +37,10 @@ BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 
 
+class Tripped(Exception):
+    """A bug in the adapter: nothing that the port allows."""
+
+
 class SimulatedPlatform:
     """One place of the world. It calls itself by the platform it plays."""
 
@@ -95,6 +99,7 @@ class SimulatedPlatform:
         seen = 0
         while True:
             await asyncio.sleep(HINTS_EVERY)
+            self._trip()
             if len(world.log) > seen:
                 fresh, seen = world.log[seen:], len(world.log)
                 stirred = [entry for entry in fresh if entry.kind == "person" and entry.place == self.place]
@@ -241,9 +246,16 @@ class SimulatedPlatform:
             return world.rng.choice(UNKNOWABLE)
         return None
 
+    def _trip(self) -> None:
+        world = self._world
+        if world.faults.bug and world.rng.random() < world.faults.bug:
+            world.note("bug", place=self.place)
+            raise Tripped("planted by the simulation")
+
     async def _call(self) -> None:
         world = self._world
         world.pulse()
+        self._trip()
         if world.faults.late and world.rng.random() < world.faults.late:
             await asyncio.sleep(world.rng.uniform(0.1, 60))
             world.pulse()

@@ -20,6 +20,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     uncaptured: float = 0.0  # evidence cannot be had
     unmeasured: float = 0.0  # a meter reading fails
     undelivered: float = 0.0  # a warning reaches nobody
+    bug: float = 0.0  # the adapter raises what no adapter may raise
     crash: float = 0.0  # gpukeeper dies at this call
     jump: float = 0.0  # the clock is wrong for some minutes
 
@@ -40,6 +41,7 @@ ROUGH = Faults(
     uncaptured=0.05,
     unmeasured=0.03,
     undelivered=0.1,
+    bug=0.004,
     crash=0.003,
     jump=0.0005,
 )

@@ -8,7 +8,6 @@ that is the inode and version it meant, and otherwise puts it back: so the guard
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,17 +52,13 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
 
 
 class FolderPlatform:
-    """`halt` names the call at which this process kills itself with -9 ("before act 2"), to try out a crash."""
-
     name = "docker"
     precise = tidies = False
     local = True
     guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
 
-    def __init__(self, folder: Path, halt: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._halt = halt
-        self._acts = 0
 
     @property
     def place(self) -> str:
@@ -102,17 +97,13 @@ class FolderPlatform:
             return Unknown(str(error))
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        self._acts += 1
-        self._die_at(f"before act {self._acts}")
         path = self._path(fresh.ref)
         try:
-            answer = self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path, fresh)
+            return self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path, fresh)
         except FileNotFoundError:
             return Changed("its file is gone")
         except OSError as error:
             return Refused(str(error))
-        self._die_at(f"after act {self._acts}")
-        return answer
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
@@ -174,10 +165,6 @@ class FolderPlatform:
 
     def _path(self, ref: Ref) -> Path:
         return self._folder / (ref.name + SUFFIX)
-
-    def _die_at(self, moment: str) -> None:
-        if self._halt == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _name(path: Path) -> str:
