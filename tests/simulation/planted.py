@@ -122,6 +122,23 @@ def treat_unmeasured_as_idle() -> Iterator[None]:
 
 
 @planted("unknown_keeps")
+def count_a_gap_as_idle() -> Iterator[None]:
+    """Minutes that nobody measured, because gpukeeper was down, count like quiet ones."""
+    with swapped(activity, "measured_span", lambda one, now: (now - timedelta(days=1), now)):
+        yield
+
+
+@planted("warned_first")
+def keep_warnings_across_a_gap() -> Iterator[None]:
+    def forgiving(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
+        return staged(rule, msgspec.structs.replace(view, watched_since=None), settings, now, **given)
+
+    staged = warnings.staged
+    with swapped(idle, "staged", forgiving), swapped(max_runtime, "staged", forgiving):
+        yield
+
+
+@planted("unknown_keeps")
 def treat_an_unknown_outcome_as_success() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         if isinstance(view.subject.outcome, Unknown):

@@ -42,6 +42,7 @@ class Keeper:
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
+    watched_since: datetime | None = None  # a daemon: since its start, or since it last stood still
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
     followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked

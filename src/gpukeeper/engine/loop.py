@@ -31,6 +31,7 @@ SHORT_GAP = timedelta(milliseconds=200)  # the same where only what changed is l
 BLIND = timedelta(seconds=15)  # what could not be looked at is looked for again after this
 MANY = 500  # hints; with more of them a look at everything is cheaper
 MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
+STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
 
 
@@ -60,6 +61,7 @@ async def watch(w: Watch) -> None:
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
     w.keeper.serving = True
+    w.keeper.watched_since = w.keeper.clock.now()
     w.keeper.patience = MISSING_FOR
     await w.keeper.clock_watch.settle_in(w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
@@ -199,11 +201,20 @@ async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> N
 async def _tick(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
+        begun = w.keeper.clock.now()
         await _wait(ended, w.tick)
+        _note_stand_still(w, begun)
         live = [subject for subjects in w.live.values() for subject in subjects]
         if w.keeper.meter is not None and live:
             with suppress(PlatformError, LedgerError):  # not measured is not idle: the minutes stay empty
                 await w.keeper.signals.add(await w.keeper.meter.read(live))
+
+
+def _note_stand_still(w: Watch, begun: datetime) -> None:
+    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
+    now = w.keeper.clock.now()
+    if now - begun > w.tick + STOOD_STILL:
+        w.keeper.watched_since = now
 
 
 async def _learn_baselines(w: Watch) -> None:

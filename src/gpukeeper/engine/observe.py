@@ -248,7 +248,8 @@ async def views(
             memory = remember(memory, line) or EMPTY
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
-        joined.append(View(subject, series.get(key, ()), memory, scarce, elsewhere.get(key, ())))
+        held = elsewhere.get(key, ())
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since))
     return joined
 
 

@@ -71,13 +71,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place. `elsewhere`: its owner's holds on other
-    workloads that have some of its GPUs."""
+    workloads that have some of its GPUs. `watched_since`: a daemon has watched without interruption since then; None
+    where none runs."""
 
     subject: Subject
     series: tuple[Series, ...] = ()
     memory: Memory = EMPTY
     pressure: bool = False
     elsewhere: tuple[Hold, ...] = ()
+    watched_since: datetime | None = None
 
 
 class Unseen(msgspec.Struct, frozen=True):

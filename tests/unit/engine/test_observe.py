@@ -261,7 +261,7 @@ class Past:
         now = self.b.now()
         read = ((Signal.GPU, "GPU-0"), (Signal.CPU, ""))
         return [
-            Sample(one.ref.key, signal, device, now - minutes * MINUTE, 0.0)
+            Sample(one.ref.key, signal, device, now - minutes * MINUTE, 0.0, since=now - (minutes + 1) * MINUTE)
             for one in subjects
             for signal, device in read
             for minutes in range(40)

@@ -255,6 +255,7 @@ class SimulatedMeter:
     def __init__(self, world: World, signals: Sequence[Signal] = tuple(Signal)) -> None:
         self._world = world
         self._signals = signals
+        self._before: dict[str, datetime] = {}  # by uid: when it was last read; gone with this life of gpukeeper
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         world = self._world
@@ -266,8 +267,10 @@ class SimulatedMeter:
             if thing is None:
                 continue
             failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
-            samples += _readings(thing, thing.use(true_now), now, failed, self._signals)
+            since = self._before.pop(thing.ref.uid, None)
+            samples += _readings(thing, thing.use(true_now), now, failed, self._signals, since)
             if not failed:
+                self._before[thing.ref.uid] = now
                 given = world.samples.setdefault(thing.ref.uid, [])
                 given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
         return samples
@@ -294,17 +297,19 @@ class _Manifest(msgspec.Struct):
     subject: Subject
 
 
-def _readings(thing: Thing, use: float, now: datetime, failed: bool, signals: Sequence[Signal]) -> list[Sample]:
+def _readings(
+    thing: Thing, use: float, now: datetime, failed: bool, signals: Sequence[Signal], since: datetime | None
+) -> list[Sample]:
     key = thing.ref.key
     if failed:
         why = Unknown("the driver did not answer")
         return [Sample(key, Signal.GPU, device, now, why) for device in thing.devices]
-    readings = [Sample(key, Signal.GPU, device, now, use) for device in thing.devices]
+    readings = [Sample(key, Signal.GPU, device, now, use, since=since) for device in thing.devices]
     others: dict[Signal, float | Unknown] = {
         Signal.CPU: BUSY_CPU if use else 0.0,
         Signal.NETWORK: 0.0,
         Signal.DISK: 0.0,
         Signal.TERMINAL: NO_TERMINAL,
     }
-    readings += (Sample(key, signal, "", now, others[signal]) for signal in signals if signal in others)
+    readings += (Sample(key, signal, "", now, others[signal], since=since) for signal in signals if signal in others)
     return readings
