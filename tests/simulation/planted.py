@@ -98,6 +98,15 @@ def remove_without_an_atomic_guard() -> Iterator[None]:
         yield
 
 
+@planted("only_what_was_seen")
+def hide_a_run_that_went_with_a_removal() -> Iterator[None]:
+    async def silent(*_: Any) -> None:
+        return None
+
+    with swapped(engine_act, "_report_missed", silent):
+        yield
+
+
 @planted("ledger_tells_the_truth")
 def record_the_wish() -> Iterator[None]:
     async def believed(*_: Any) -> tuple[Result, str]:

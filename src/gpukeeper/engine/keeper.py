@@ -73,8 +73,9 @@ class Demanded:
 
 
 def check_guards(platform: Platform) -> None:
-    """An irreversible verb without an atomic condition is a bug in the adapter; nothing may run with it."""
+    """An irreversible verb that its platform never refuses is a bug in the adapter; nothing may run with it."""
     for action, guard in platform.guards.items():
-        assert action not in IRREVERSIBLE or guard is Guard.ATOMIC, (
+        enough = (Guard.ATOMIC, Guard.NOT_RUNNING) if action is Action.REMOVE else (Guard.ATOMIC,)
+        assert action not in IRREVERSIBLE or guard in enough, (
             f"This is a bug in gpukeeper: {platform.name} offers {action} without an atomic condition."
         )

@@ -58,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def span(self) -> timedelta:
-        """How long it speaks for. Nothing when the clock was set meanwhile, or when it is too long to prove anything."""
+        """How long it speaks for. Nothing when the clock was set meanwhile, or when that is too long for a proof."""
         span = self.at - self.since if self.since is not None else timedelta()
         return span if timedelta() <= span <= BRIDGED_MAX else timedelta()
 

@@ -38,7 +38,7 @@ def test_work_done_while_no_daemon_ran_is_not_idle_time_and_the_lead_begins_anew
     docker.set_gpu(0, busy=0.0)
     restarted = datetime.now(UTC)
     second = docker.popen("serve", policy=POLICY)
-    docker.until(lambda: docker.state("mine") == "exited", "it was idle for the whole time, and was stopped", deadline=90)
+    docker.until(lambda: docker.state("mine") == "exited", "it was idle all the time and was stopped", deadline=90)
     second.terminate()
     second.wait(timeout=30)
     again = [datetime.fromisoformat(one["at"]) for one in lines(docker, "warning")[before:]]

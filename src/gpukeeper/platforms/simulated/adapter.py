@@ -35,6 +35,7 @@ PAGE = 200
 HINTS_EVERY = 120.0  # seconds
 BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
+RAN_MEANWHILE = "ran once more, unseen"
 
 
 class SimulatedPlatform:
@@ -49,6 +50,8 @@ class SimulatedPlatform:
     def __init__(self, world: World, place: Place) -> None:
         self._world = world
         self._place = place
+        if place.platform == "docker" and self.guards[Action.REMOVE] is Guard.ATOMIC:
+            self.guards = {**self.guards, Action.REMOVE: Guard.NOT_RUNNING}  # as the real one
 
     @property
     def name(self) -> str:
@@ -149,9 +152,10 @@ class SimulatedPlatform:
         if faults.refused and world.rng.random() < faults.refused:
             world.note("act", thing, step=step.id, action=action.value, effect="refused")
             return Refused("the platform said no")
-        if self.guards[action] is Guard.ATOMIC and not self.unchanged(thing, fresh):
+        if self.guards[action] is not Guard.LOOKED and not self.unchanged(thing, fresh):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
             return Changed("it is not the version that was looked at")
+        missed = self._run_once_more(thing) if self.guards[action] is Guard.NOT_RUNNING else ""
         if not self.is_free(thing):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
             return Changed("somebody opened it, or work began beside it")
@@ -165,9 +169,20 @@ class SimulatedPlatform:
         if thing.shape is Shape.TREE and faults.halfway and world.rng.random() < faults.halfway:
             world.note("act", thing, step=step.id, action=action.value, effect="halfway")
             return self._leave_half(thing)
-        world.note("act", thing, step=step.id, action=action.value, effect="done")
+        world.note("act", thing, step=step.id, action=action.value, effect="done", answer="lost" if garbled else "")
         self._do(thing, action)
-        return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size)
+        return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size, missed=missed)
+
+    def _run_once_more(self, thing: Thing) -> str:
+        """Between the adapter's last look and the engine's act somebody starts it, and it ends at once."""
+        world = self._world
+        if not (world.faults.snatch and world.rng.random() < world.faults.snatch):
+            return ""
+        now = world.clock.true_now()
+        thing.start(now, timedelta())
+        thing.end(now, Outcome.FAILED)
+        world.note("person", thing, effect=RAN_MEANWHILE)
+        return "somebody started it at that very moment; that run is lost"
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
