@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec

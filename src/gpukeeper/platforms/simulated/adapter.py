@@ -50,7 +50,7 @@ class SimulatedPlatform:
     def __init__(self, world: World, place: Place) -> None:
         self._world = world
         self._place = place
-        if place.platform == "docker" and self.guards[Action.REMOVE] is Guard.ATOMIC:
+        if place.platform == "docker" and self.guards.get(Action.REMOVE) is Guard.ATOMIC:
             self.guards = {**self.guards, Action.REMOVE: Guard.NOT_RUNNING}  # as the real one
 
     @property
