@@ -34,8 +34,8 @@ class Guard(StrEnum):
     """How a verb is tied to what was looked at."""
 
     ATOMIC = "atomic"  # the platform itself refuses if it changed; irreversible verbs must have this
-    # The platform refuses while it runs. A run that begins and ends between the last look and the act is not refused: it
-    # is looked for afterwards and reported. For removing what has ended, where a platform has no condition of its own.
+    # The platform refuses while it runs. A run that begins and ends between the last look and the act is not refused;
+    # it is looked for afterwards and reported. For removing what has ended, where a platform has no other condition.
     NOT_RUNNING = "not running"
     LOOKED = "looked"  # looked immediately before; allowed for what can be undone
 
