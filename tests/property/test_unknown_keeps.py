@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.lifecycle.activity import Use, judge
+from gpukeeper.lifecycle.activity import MINUTE, TAIL_MAX, Use, judge
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import ACTING, Action, Verdict, View
+from gpukeeper.model.decision import ACTING, Action, Answer, Verdict, View
 from gpukeeper.model.policy import Activity, Policy
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Category, Marks, Shape, Subject
@@ -112,7 +112,11 @@ def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...]
     thresholds = Activity(signals=("cpu", "disk"))
     for measured, which, rng in many:
         one, share = measured[which], rng.random()
-        fewer = tuple(NOT_MEASURED if value == 0 and rng.random() < share else value for value in one.minutes)
+        newest = len(one.minutes) - TAIL_MAX // MINUTE  # of the newest, nobody can know yet that they will be missing
+        fewer = tuple(
+            NOT_MEASURED if value == 0 and n < newest and rng.random() < share else value
+            for n, value in enumerate(one.minutes)
+        )
         worse = (*measured[:which], replace(one, minutes=fewer), *measured[which + 1 :])
         before = judge(measured, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
         after = judge(worse, DEVICES, thresholds, SHORT, NOW, 2 * SHORT)
@@ -120,6 +124,49 @@ def test_a_worse_coverage_never_makes_idle(many: Dozens[tuple[tuple[Series, ...]
             assert before.since is not None
             assert after.since is not None
             assert (before.use, after.since >= before.since) == (Use.QUIET, True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=dozens(pair), seed=st.integers(0, 2**32 - 1))
+def test_a_gap_never_makes_anything_due_earlier(pairs: Dozens[tuple[View, Policy]], seed: int) -> None:
+    """Nobody measured for a while, for as short as it may be, and in any of its signals."""
+    rng = random.Random(seed)
+    for view, policy in pairs:
+        if not view.series:
+            continue
+        book, gap_end = Rulebook(policy), NOW - rng.random() * 90 * MINUTE
+        told = tuple(replace(one, since=START, until=NOW) for one in view.series)
+        which = rng.randrange(len(told))
+        broken = (*told[:which], replace(told[which], since=gap_end), *told[which + 1 :])
+        whole, gap = replace(view, series=told), replace(view, series=broken)
+        before, after = (_idle(one, book) for one in (whole, gap))
+        if after.action in ACTING:
+            assert before.action is after.action, f"{before}\n{after}"
+        # Not warned yet, so that both wait for the same.
+        unwarned = replace(view.memory, warnings=())
+        before, after = (_idle(replace(one, memory=unwarned), book) for one in (whole, gap))
+        if after.verdict is Verdict.WAIT and after.due is not None and before.verdict is Verdict.WAIT:
+            assert before.due is not None
+            assert after.due >= before.due
+        assert decide(gap, book, NOW).action not in ACTING or decide(whole, book, NOW).action in ACTING
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=dozens(pair), seed=st.integers(0, 2**32 - 1))
+def test_a_restart_never_makes_anything_due_earlier(pairs: Dozens[tuple[View, Policy]], seed: int) -> None:
+    """The daemon has watched since a moment ago, or for longer than anything takes."""
+    rng = random.Random(seed)
+    for view, policy in pairs:
+        book = Rulebook(policy)
+        restarted = replace(view, watched_since=NOW - rng.random() * 90 * MINUTE)
+        before, after = decide(view, book, NOW), decide(restarted, book, NOW)
+        assert after.action not in ACTING or before.action is after.action, f"{before}\n{after}"
+        for one, other in zip(answers(view, book, NOW), answers(restarted, book, NOW), strict=True):
+            assert other.action not in ACTING or one.action is other.action
+
+
+def _idle(view: View, book: Rulebook) -> Answer:
+    return next(one for one in answers(view, book, NOW) if one.rule == "idle")
 
 
 @settings(max_examples=100, deadline=None)

@@ -35,7 +35,7 @@ from gpukeeper.model.policy import (
     Temporary,
 )
 from gpukeeper.model.series import Signal
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform, Tripped
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
@@ -46,6 +46,7 @@ from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ROUGH_HOURS, CALM_HOURS = 2, 1.25
 PEOPLE = ("ann", "bob", "eve")
+USED_WHILE_DOWN = "used while gpukeeper was down"
 
 
 def _class(idle: int | None, max_runtime: int | None) -> ClassSettings:
@@ -189,9 +190,20 @@ async def _live(run: Run, loop: VirtualLoop) -> None:
             await _one_life(keeper, run, end - loop.time())
         except* Crashed:
             run.crashes += 1
-            await asyncio.sleep(world.rng.uniform(1, 600))
+            await _while_it_is_down(world, world.rng.uniform(1, 600))
             ledger = LoggedLedger(world, ledger.lines)  # all state is rebuilt from the journal
     run.lines = ledger.lines
+
+
+async def _while_it_is_down(world: World, seconds: float) -> None:
+    """Somebody works meanwhile, and is done before gpukeeper looks again."""
+    things = [t for here in world.things.values() for t in here.values() if t.devices and t.root is None]
+    for thing in (one for one in things if one.state is State.RUNNING and one.shape is Shape.WORKLOAD):
+        now = world.clock.true_now()
+        if not thing.use(now) and world.rng.random() < 0.5:
+            thing.busy_until = now + timedelta(seconds=0.9 * seconds)
+            world.note("person", thing, effect=USED_WHILE_DOWN)
+    await asyncio.sleep(seconds)
 
 
 def _calm_down(world: World) -> None:

@@ -99,6 +99,15 @@ def remove_without_an_atomic_guard() -> Iterator[None]:
         yield
 
 
+@planted("only_what_was_seen")
+def hide_a_run_that_went_with_a_removal() -> Iterator[None]:
+    async def silent(*_: Any) -> None:
+        return None
+
+    with swapped(engine_act, "_report_missed", silent):
+        yield
+
+
 @planted("ledger_tells_the_truth")
 def record_the_wish() -> Iterator[None]:
     async def believed(*_: Any) -> tuple[Result, str]:
@@ -119,6 +128,23 @@ def treat_unmeasured_as_idle() -> Iterator[None]:
         return found
 
     with swapped(idle, "judge", careless):
+        yield
+
+
+@planted("unknown_keeps")
+def count_a_gap_as_idle() -> Iterator[None]:
+    """Minutes that nobody measured, because gpukeeper was down, count like quiet ones."""
+    with swapped(activity, "measured_span", lambda one, now: (now - timedelta(days=1), now)):
+        yield
+
+
+@planted("warned_first")
+def keep_warnings_across_a_gap() -> Iterator[None]:
+    def forgiving(rule: str, view: View, settings: Any, now: Any, **given: Any) -> Answer:
+        return staged(rule, msgspec.structs.replace(view, watched_since=None), settings, now, **given)
+
+    staged = warnings.staged
+    with swapped(idle, "staged", forgiving), swapped(max_runtime, "staged", forgiving):
         yield
 
 

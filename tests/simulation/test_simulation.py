@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.model.event import Closed, Decided, Intended
-from tests.simulation.harness import simulate
+from tests.simulation.harness import USED_WHILE_DOWN, simulate
 from tests.simulation.promises import broken_promises
 
 SEEDS = 2000
@@ -31,6 +31,7 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
     runs = [simulate(seed) for seed in range(60)]
     assert sum(run.crashes for run in runs) > 30
     assert sum(entry.kind == "bug" for run in runs for entry in run.world.log) > 30
+    assert sum(h.effect == USED_WHILE_DOWN for run in runs for h in run.world.log) > 30
     effects = {(act.action, act.effect) for run in runs for _, act in run.acts()}
     assert {
         ("stop", "done"),

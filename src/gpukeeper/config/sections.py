@@ -130,7 +130,6 @@ class Activity(Section):
     signals: list[Annotated[str, *f.word(*_SIGNALS)]] = about(
         list(_A.signals), "Besides the GPU: activity in any of these keeps."
     )
-    coverage: f.Share = about(_A.coverage, "This much of the idle time must have been measured.")
     settle: f.Span = about(_A.settle, "Quiet this long before it counts as quiet at all.")
     tick: f.Interval = about(_A.tick, "Measured this often.")
 

@@ -22,6 +22,7 @@ BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
 LATCHED_FROM = 50.0  # percent without anybody there
 EMPTY_MIB_MAX, SLACK_MIB = 1024, 64  # what the driver itself may take, and how much that may vary
 COVERED_MIN, SAMPLE_S_MAX = 0.8, 1.0  # of the window, by utilisation samples; the newest may be a second old
+EXPORTED_S = 45.0  # what an exporter said holds for its own interval, which is 30 s
 STALE_AFTER = timedelta(minutes=2)
 DOUBT_FOR = timedelta(minutes=5)
 SETTLES_IN = timedelta(minutes=1)  # memory is scrubbed when the driver loads, and that reads as use
@@ -39,6 +40,7 @@ class PartReading(msgspec.Struct, frozen=True, kw_only=True):
     ci: int
     index: int = 0
     gpm: float | Unknown = NOT_ASKED
+    gpm_s: float = 0.0  # seconds that `gpm` is the mean of
     memory_used_mib: int | Unknown = NOT_ASKED
     pids: tuple[int, ...] | Unknown = NOT_ASKED
 
@@ -51,6 +53,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     sliced: bool | Unknown = False
     window_s: float = 0.0
     gpm: float | Unknown = NOT_ASKED
+    gpm_s: float = 0.0
     utilisation: float | Unknown = NOT_ASKED
     utilisation_peak: float = 0.0
     utilisation_covered_s: float = 0.0
@@ -70,6 +73,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: int | Unknown
     pids: tuple[int, ...] | Unknown  # as the driver lists them: may be dead or reused, never to be signalled
     parent: str | None = None  # of a slice
+    covered_s: float = 0.0  # `busy` is the mean of so many seconds up to the reading
     latched: bool = False  # says it is busy and nobody is there: neither activity nor dirt
 
 
@@ -103,7 +107,14 @@ class Judge:
         energy.feel(gpu.energy_mj, now, gpu.energy_before_mj)
         trouble = self._trouble(gpu, uuid, energy, now)
         busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
-        whole = Use(uuid=uuid, slice=False, busy=busy, memory_used_mib=gpu.memory_used_mib, pids=gpu.pids)
+        whole = Use(
+            uuid=uuid,
+            slice=False,
+            busy=busy,
+            memory_used_mib=gpu.memory_used_mib,
+            pids=gpu.pids,
+            covered_s=covered(gpu.window_s, gpu, sampled=not isinstance(samples_of(gpu), Unknown)),
+        )
         parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
         return [
             whole,
@@ -115,6 +126,7 @@ class Judge:
                     memory_used_mib=part.memory_used_mib,
                     pids=part.pids,
                     parent=uuid,
+                    covered_s=covered(gpu.window_s, part),
                 )
                 for part in parts
             ),
@@ -298,6 +310,13 @@ def samples_of(gpu: GpuReading) -> float | Unknown:
         return plausible(gpu.utilisation)
     covered = f"{gpu.utilisation_covered_s:.0f} of {gpu.window_s:.0f} seconds"
     return Unknown(f"the driver's utilisation samples cover only {covered}")
+
+
+def covered(window_s: float, reading: GpuReading | PartReading, *, sampled: bool = False) -> float:
+    """How many seconds the sources that answered speak for. An exporter says how it is now, not how it was."""
+    if not isinstance(reading.gpm, Unknown):
+        return min(window_s, reading.gpm_s)
+    return window_s if sampled else min(window_s, EXPORTED_S)
 
 
 def plausible(percent: float | Unknown) -> float | Unknown:

@@ -13,22 +13,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+import msgspec
+
 from gpukeeper.devices.busy import Use
 from gpukeeper.devices.counters import Counters, rates
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock, Meter
-from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.series import BRIDGED_MAX, Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 
 WINDOW = 2.0  # seconds, where there is no reading before
 READING = timedelta(seconds=20)
+READING_VARIES = timedelta(seconds=5)  # how long the driver takes for its answer is in no window
 FORGOTTEN = 600.0  # seconds: what was not read for this long begins anew
 SECONDARY = (Signal.CPU, Signal.NETWORK, Signal.DISK, Signal.TERMINAL)
 NOT_READ = Unknown("its processes could not be looked at")
 Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
-Reading: TypeAlias = tuple[float, Counters]
+Reading: TypeAlias = tuple[float, datetime, Counters]  # by the steady clock, by the wall clock
 
 
 class Meters:
@@ -43,10 +46,16 @@ class Meters:
 
 
 class GpuMeter:
-    """`platforms`: those whose workloads run on this very machine."""
+    """`platforms`: those whose workloads run on this very machine.
+
+    A question to the driver ends the window of every GPU, also of those that nobody asked about. So readings are kept
+    until each workload was given all of them.
+    """
 
     def __init__(self, usage: GpuUsage, clock: Clock, platforms: Collection[str]) -> None:
         self._usage, self._clock, self._platforms = usage, clock, frozenset(platforms)
+        self._read: dict[str, list[Busy]] = {}  # by uuid: without a gap, oldest first
+        self._given: dict[tuple[str, str], datetime] = {}  # by key and uuid: up to when
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         here = [one for one in subjects if one.ref.platform in self._platforms]
@@ -54,7 +63,40 @@ class GpuMeter:
             return ()
         use = await self._usage.read()
         now = self._clock.now()
-        return [sample for one in here for sample in samples(one, use, now)]
+        found = {} if isinstance(use, Unknown) else use
+        self._read = {uuid: self._joined(uuid, one, now) for uuid, one in found.items()}
+        self._given = {which: at for which, at in self._given.items() if now - at <= BRIDGED_MAX}
+        return [self._sample(one.ref.key, uuid, use, now) for one in here for uuid in devices_of(one)]
+
+    def _joined(self, uuid: str, use: Use, now: datetime) -> list[Busy]:
+        """The readings of a GPU that go on without a gap, with this one."""
+        if isinstance(use.busy, Unknown):
+            return []
+        before = [one for one in self._read.get(uuid, ()) if now - BRIDGED_MAX <= one.at <= now]
+        since = now - timedelta(seconds=use.covered_s)
+        if before and since - before[-1].at <= READING_VARIES:
+            return [*before, Busy(before[-1].at, now, use.busy)]
+        return [Busy(since, now, use.busy)]
+
+    def _sample(self, key: str, uuid: str, use: Mapping[str, Use] | Unknown, now: datetime) -> Sample:
+        if isinstance(use, Unknown) or uuid not in use:
+            why = use if isinstance(use, Unknown) else Unknown(f"the driver says nothing of {uuid}")
+            return Sample(key, Signal.GPU, uuid, now, why)
+        found, busy = use[uuid], use[uuid].busy
+        if isinstance(busy, Unknown):
+            return Sample(key, Signal.GPU, uuid, now, busy, slice=found.slice)
+        given, self._given[key, uuid] = self._given.get((key, uuid)), now
+        new = [one for one in self._read[uuid] if given is not None and one.at > given] or self._read[uuid][-1:]
+        busiest = max(one.percent for one in new)
+        return Sample(key, Signal.GPU, uuid, now, busiest, slice=found.slice, since=new[0].since)
+
+
+class Busy(msgspec.Struct, frozen=True, gc=False):
+    """How busy a GPU was from `since` to `at`."""
+
+    since: datetime
+    at: datetime
+    percent: float
 
 
 class CounterMeter:
@@ -93,8 +135,9 @@ class CounterMeter:
         key, run = subject.ref.key, _run(subject)
         if run not in self._before or run not in after:
             return [Sample(key, signal, "", now, NOT_READ) for signal in SECONDARY]
-        (begin, old), (end, new) = self._before[run], after[run]
-        return [Sample(key, signal, "", now, value) for signal, value in rates(old, new, end - begin).items()]
+        (begin, since, old), (end, at, new) = self._before[run], after[run]
+        rated = rates(old, new, end - begin).items()
+        return [Sample(key, signal, "", at, value, since=since) for signal, value in rated]
 
     async def _read_all(self, subjects: Sequence[Subject]) -> dict[Run, Reading]:
         ended = threading.Event()
@@ -102,7 +145,11 @@ class CounterMeter:
         def read() -> dict[Run, Reading]:
             try:
                 found = ((one, self._count(one)) for one in subjects)
-                return {_run(one): (self._ticks(), counters) for one, counters in found if counters is not None}
+                return {
+                    _run(one): (self._ticks(), self._clock.now(), counters)
+                    for one, counters in found
+                    if counters is not None
+                }
             finally:
                 ended.set()
 
@@ -121,14 +168,5 @@ def _run(subject: Subject) -> Run:
     return subject.ref.uid, subject.seen.incarnation
 
 
-def samples(subject: Subject, use: Mapping[str, Use] | Unknown, now: datetime) -> list[Sample]:
-    if isinstance(subject.devices, Unknown):
-        return []
-    return [_sample(subject.ref.key, uuid, use, now) for uuid in subject.devices]
-
-
-def _sample(key: str, uuid: str, use: Mapping[str, Use] | Unknown, now: datetime) -> Sample:
-    if isinstance(use, Unknown) or uuid not in use:
-        why = use if isinstance(use, Unknown) else Unknown(f"the driver says nothing of {uuid}")
-        return Sample(key, Signal.GPU, uuid, now, why)
-    return Sample(key, Signal.GPU, uuid, now, use[uuid].busy, slice=use[uuid].slice)
+def devices_of(subject: Subject) -> tuple[str, ...]:
+    return () if isinstance(subject.devices, Unknown) else subject.devices

@@ -119,7 +119,7 @@ class Watch:
         self, nvml: Any, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._nvml, self._clock, self._sleep = nvml, clock, sleep
-        self._gpm: dict[str, Any] = {}  # by uuid of a GPU or slice
+        self._gpm: dict[str, tuple[Any, float]] = {}  # by uuid of a GPU or slice: a sample, and when it was taken
         self._samples: dict[str, Samples] = {}
         self._handles: dict[str, Any] = {}  # of whole GPUs
         self._energy: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class Watch:
                 if key not in self._gpm and self._gpm_support(gpu["handle"]) is True:
                     new = True
                     try:
-                        self._gpm[key] = self._sample(gpu["handle"], gi)
+                        self._gpm[key] = self._sample(gpu["handle"], gi), self._clock()
                     except self._nvml.NVMLError:
                         continue  # the second sample will say why
         return new
@@ -211,7 +211,7 @@ class Watch:
             "uuid": uuid,
             "sliced": gpu["sliced"],
             "window_s": window,
-            "gpm": ONLY_SLICES if gpu["sliced"] is True else self._busy(handle, uuid, None),
+            **({"gpm": ONLY_SLICES} if gpu["sliced"] is True else self._busy(handle, uuid, None)),
             **(self._utilisation(uuid) if gpu["sliced"] is not True else {"utilisation": NO_SLICE_UTILISATION}),
             "energy_mj": self._energy[uuid],
             "energy_before_mj": before,
@@ -221,7 +221,7 @@ class Watch:
 
     def _part(self, parent: Any, part: dict[str, Any]) -> dict[str, Any]:
         kept = {key: part[key] for key in ("uuid", "index", "gi", "ci")}
-        return {**kept, "gpm": self._busy(parent, part["uuid"], part["gi"]), **self._holding(part["handle"])}
+        return {**kept, **self._busy(parent, part["uuid"], part["gi"]), **self._holding(part["handle"])}
 
     def _utilisation(self, uuid: str) -> dict[str, Any]:
         samples = self._samples[uuid]
@@ -253,16 +253,19 @@ class Watch:
 
     # GPM: two samples give the true mean of the time between them.
 
-    def _busy(self, handle: Any, key: str, gi: int | None) -> Any:
+    def _busy(self, handle: Any, key: str, gi: int | None) -> dict[str, Any]:
+        """With the time between the samples: one that failed leaves a window that is shorter than the question's."""
         support = self._gpm_support(handle)
         if support is not True:
-            return support
-        before = self._gpm.pop(key, None)
+            return {"gpm": support}
+        before, since = self._gpm.pop(key, (None, self._clock()))
         try:
-            self._gpm[key] = after = self._sample(handle, gi)
-            return self._between(before, after) if before is not None else {"why": "it had no first sample"}
+            self._gpm[key] = after, now = self._sample(handle, gi), self._clock()
+            if before is None:
+                return {"gpm": {"why": "it had no first sample"}}
+            return {"gpm": self._between(before, after), "gpm_s": now - since}
         except self._nvml.NVMLError as error:
-            return self._refused(error)
+            return {"gpm": self._refused(error)}
         finally:
             self._free(before)
 
@@ -305,7 +308,7 @@ class Watch:
 
     def _forget(self, present: set[str]) -> None:
         for key in set(self._gpm) - present:
-            self._free(self._gpm.pop(key))
+            self._free(self._gpm.pop(key)[0])
         for kept in (self._samples, self._handles, self._energy):
             for key in set(kept) - present:
                 del kept[key]

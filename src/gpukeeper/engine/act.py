@@ -23,7 +23,7 @@ from gpukeeper.model.decision import (
     Step,
     View,
 )
-from gpukeeper.model.event import Captured, Closed, Intended, WarningSent
+from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -69,7 +69,19 @@ async def take(
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
                 keeper.followed[step.id] = (_gpus_back(fresh.subject), back)
+            if isinstance(answer, Accepted) and answer.missed:
+                words = f"{words}; {answer.missed}"
+                await _report_missed(keeper, step, answer.missed)
             return await _close(keeper, step, result, words, fresh.subject, answer)
+
+
+async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
+    """Something of its owner's is lost that nobody looked at. They and the admin must know."""
+    decision = step.decision
+    what = f"{decision.action} of {decision.seen.ref.path}: {missed}"
+    line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
+    await keeper.ledger.append([line])
+    await keeper.notifier.tell(decision.owner, what)
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:

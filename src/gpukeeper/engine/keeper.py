@@ -44,6 +44,7 @@ class Keeper:
     failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
+    watched_since: datetime | None = None  # a daemon: since its start, or since it last stood still
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
     followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
     answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
@@ -89,8 +90,9 @@ class Demanded:
 
 
 def check_guards(platform: Platform) -> None:
-    """An irreversible verb without an atomic condition is a bug in the adapter; nothing may run with it."""
+    """An irreversible verb that its platform never refuses is a bug in the adapter; nothing may run with it."""
     for action, guard in platform.guards.items():
-        assert action not in IRREVERSIBLE or guard is Guard.ATOMIC, (
+        enough = (Guard.ATOMIC, Guard.NOT_RUNNING) if action is Action.REMOVE else (Guard.ATOMIC,)
+        assert action not in IRREVERSIBLE or guard in enough, (
             f"This is a bug in gpukeeper: {platform.name} offers {action} without an atomic condition."
         )

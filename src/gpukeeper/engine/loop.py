@@ -32,6 +32,7 @@ SHORT_GAP = timedelta(milliseconds=200)  # the same where only what changed is l
 BLIND = timedelta(seconds=15)  # what could not be looked at is looked for again after this
 MANY = 500  # hints; with more of them a look at everything is cheaper
 MISSING_FOR = timedelta(minutes=15)  # before a daemon believes that half of a place vanished
+STOOD_STILL = timedelta(minutes=1)  # a tick that comes so much too late was no tick
 MISSED = 3  # a pass is missed after this many intervals
 
 
@@ -63,6 +64,7 @@ async def watch(w: Watch) -> None:
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
     w.keeper.serving = True
+    w.keeper.watched_since = w.keeper.clock.now()
     w.keeper.patience = MISSING_FOR
     await w.keeper.clock_watch.settle_in(w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
@@ -226,7 +228,9 @@ async def _listen_again(
 async def _tick(w: Watch) -> None:
     ended = w.bell()
     while not w.stop.is_set():
+        begun = w.keeper.clock.now()
         await _wait(ended, w.tick)
+        _note_stand_still(w, begun)
         live = {place: subjects for place, subjects in w.live.items() if subjects}
         if w.keeper.meter is not None and live:
             await _measure(w, w.keeper.meter, live)
@@ -246,6 +250,13 @@ async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) ->
                 return
             for place, subjects in live.items():
                 await _measure(w, meter, {place: subjects})
+
+
+def _note_stand_still(w: Watch, begun: datetime) -> None:
+    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
+    now = w.keeper.clock.now()
+    if now - begun > w.tick + STOOD_STILL:
+        w.keeper.watched_since = now
 
 
 async def _learn_baselines(w: Watch) -> None:

@@ -18,7 +18,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.remember import remember
+from gpukeeper.lifecycle.remember import recalled, remember
 from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
@@ -28,6 +28,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
+from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -255,9 +256,11 @@ async def views(
         if line is not None:
             lines.append(line)
             memory = remember(memory, line) or EMPTY
+        subject = recalled(subject, memory)  # noqa: PLW2901
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
-        joined.append(View(subject, series.get(key, ()), memory, scarce, elsewhere.get(key, ())))
+        held = elsewhere.get(key, ())
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since))
     return joined
 
 
@@ -292,14 +295,20 @@ def may_be_idle(subject: Subject, book: Rulebook) -> bool:
 
 
 def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
-    """A line when it is new, or in another state or incarnation than remembered. Trees always change: no lines. An
-    image is noticed for the time since when it is unused."""
+    """A line when it is new, or in another state, incarnation or class than remembered. Trees always change: no lines.
+    An image is noticed for the time since when it is unused."""
     state = subject.state
     if subject.shape not in _REMEMBERED or isinstance(state, Unknown) or _is_strange(subject):
         return None
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
         return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
-    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation):
+    class_ = _class_worth_a_line(subject)
+    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation) and class_ in (
+        None,
+        memory.class_,
+    ):
+        return None
+    if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
         return None
     return Noticed(
         at=now,
@@ -311,7 +320,21 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
         ended=_when(subject.ended),
         previous_end=_when(subject.previous_end),
         outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
+        class_=class_,
     )
+
+
+def _class_worth_a_line(subject: Subject) -> str | None:
+    """Of what runs: ended, it may not be seen any more that it held a GPU, and it would never be removed."""
+    runs = subject.shape is Shape.WORKLOAD and subject.state in _LIVE
+    return subject.class_ if runs and isinstance(subject.class_, str) and subject.class_ != WITHOUT_GPU else None
+
+
+def _is_still_unused(subject: Subject, memory: Memory) -> bool:
+    """An engine that forgot when it last heard of an image says nothing new: what the ledger counts from is later."""
+    since, used = memory.first_seen_ended, _when(subject.last_used)
+    unused = subject.state is State.ENDED and memory.state == State.ENDED.value
+    return unused and since is not None and (used is None or used <= since)
 
 
 async def changed_decisions(

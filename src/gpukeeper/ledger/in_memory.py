@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from math import isnan
 
 from gpukeeper.engine.ports import Signals
 from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, remember
@@ -27,7 +28,7 @@ from gpukeeper.model.event import (
 )
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal
+from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
 
 MINUTE = timedelta(minutes=1)
@@ -168,7 +169,7 @@ class InMemorySignals:
             rows, which = self._rows[sample.key], (sample.signal, sample.device, sample.slice)
             if which not in rows:
                 rows[which] = _Row(minute)
-            rows[which].add(minute, sample.value)
+            rows[which].add(minute, sample)
 
     async def series(self, keys: Sequence[str], since: datetime, until: datetime) -> Mapping[str, tuple[Series, ...]]:
         first, last = int(since.timestamp()) // 60, int(until.timestamp()) // 60
@@ -177,10 +178,15 @@ class InMemorySignals:
         for key in keys:
             rows, absent = self._rows.get(key, {}), self._absent.get(key, {})
             found[key] = (
-                *(Series(which[0], which[1], start, row.cut(first, last), which[2]) for which, row in rows.items()),
+                *(_series(which, start, row, first, last) for which, row in rows.items()),
                 *(Series(signal, "", start, (), missing=why) for signal, why in absent.items()),
             )
         return {key: series for key, series in found.items() if series}
+
+
+def _series(which: tuple[Signal, str, bool], start: datetime, row: _Row, first: int, last: int) -> Series:
+    since, until = row.unbroken if row.unbroken is not None else (None, None)
+    return Series(which[0], which[1], start, row.cut(first, last), which[2], since=since, until=until)
 
 
 class RecalledSignals:
@@ -204,8 +210,15 @@ class _Row:
         self.first = first
         self.means: list[float] = []
         self.counts: list[int] = []
+        self.unbroken: tuple[datetime, datetime] | None = None
 
-    def add(self, minute: int, value: float) -> None:
+    def add(self, minute: int, sample: Sample) -> None:
+        assert not isinstance(sample.value, Unknown), "what is not known is not added"
+        if not isnan(sample.value):
+            self.unbroken = unbroken(self.unbroken, sample)
+        self._add(minute, sample.in_one_minute(sample.value))
+
+    def _add(self, minute: int, value: float) -> None:
         at = minute - self.first
         if at < 0:
             return  # older than the row: a clock that went backwards

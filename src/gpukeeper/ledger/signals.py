@@ -9,16 +9,18 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from math import isnan
 from pathlib import Path
 from typing import TypeVar
 
 from gpukeeper.ledger.database import is_full, open_for_reading, open_for_writing, transaction, translated
 from gpukeeper.ledger.lines import text
-from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal
+from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
 
 T = TypeVar("T")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def open_signals(path: Path, *, write: bool) -> SqliteSignals:
@@ -87,11 +89,13 @@ def _add(c: sqlite3.Connection, sample: Sample) -> None:
     key, minute = text(sample.key), _minute(sample.at)
     if not isinstance(sample.value, Unknown):
         series = _series_id(c, (key, sample.signal.value, text(sample.device), int(sample.slice)), minute)
+        if not isnan(sample.value):
+            _measure(c, series, sample)
         # NaN is stored as NULL, and NULL + x is NULL: a minute with a reading that is no number is not measured.
         c.execute(
             "INSERT INTO buckets (series, minute, sum, count) VALUES (?, ?, ?, 1) "
             "ON CONFLICT DO UPDATE SET sum = sum + excluded.sum, count = count + 1",
-            (series, minute, float(sample.value)),
+            (series, minute, float(sample.in_one_minute(sample.value))),
         )
     elif sample.value.by_design:
         c.execute(
@@ -115,6 +119,13 @@ def _series_id(c: sqlite3.Connection, names: tuple[str, str, str, int], minute: 
     return int(found[0])
 
 
+def _measure(c: sqlite3.Connection, series: int, sample: Sample) -> None:
+    found = c.execute("SELECT since, until FROM series WHERE id = ?", (series,)).fetchone()
+    before = (_moment(found[0]), _moment(found[1])) if found[1] is not None else None
+    since, until = unbroken(before, sample)
+    c.execute("UPDATE series SET since = ?, until = ? WHERE id = ?", (_micros(since), _micros(until), series))
+
+
 def _all_series(
     c: sqlite3.Connection, keys: Sequence[str], since: datetime, until: datetime
 ) -> Mapping[str, tuple[Series, ...]]:
@@ -128,11 +139,13 @@ def _all_series(
 
 
 def _read(c: sqlite3.Connection, key: str, start: datetime, window: tuple[int, int]) -> list[Series]:
-    rows = c.execute("SELECT id, signal, device, slice FROM series WHERE key = ? ORDER BY id", (key,)).fetchall()
-    return [
-        Series(Signal(signal), device, start, _minutes(c, number, *window), bool(part))
-        for number, signal, device, part in rows
-    ]
+    found = []
+    rows = c.execute("SELECT id, signal, device, slice, since, until FROM series WHERE key = ? ORDER BY id", (key,))
+    for number, signal, device, part, since, until in rows.fetchall():
+        times = (None, None) if until is None else (_moment(since), _moment(until))  # None: no reading was a number
+        minutes = _minutes(c, number, *window)
+        found.append(Series(Signal(signal), device, start, minutes, bool(part), since=times[0], until=times[1]))
+    return found
 
 
 def _minutes(c: sqlite3.Connection, series: int, first: int, last: int) -> tuple[float, ...]:
@@ -146,6 +159,15 @@ def _minutes(c: sqlite3.Connection, series: int, first: int, last: int) -> tuple
 def _absent(c: sqlite3.Connection, key: str, start: datetime) -> list[Series]:
     rows = c.execute("SELECT signal, why FROM absent WHERE key = ? ORDER BY id", (key,))
     return [Series(Signal(signal), "", start, (), missing=Unknown(why, by_design=True)) for signal, why in rows]
+
+
+def _micros(at: datetime) -> int:
+    """Exactly: a reading begins at the very moment at which the one before it ended."""
+    return (at - EPOCH) // timedelta(microseconds=1)
+
+
+def _moment(micros: int) -> datetime:
+    return EPOCH + timedelta(microseconds=micros)
 
 
 def _minute(at: datetime) -> int:

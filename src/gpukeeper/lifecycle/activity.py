@@ -1,7 +1,7 @@
 """Is it idle? Pure, from one-minute buckets; shared by plan, explain and backtests.
 
 GPU first: one bucket over its threshold makes a workload active, however quiet the rest. Every other signal can only
-keep. What was not measured is never quiet: NaN is below no threshold, and coverage must reach the policy's share.
+keep. What was not measured is never quiet: a gap in any signal ends the quiet time before it, like use does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from gpukeeper.model.series import Series, Signal
 
 MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
+TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster's minute is said when it is over and was scraped
+ALL = 10**9  # buckets
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
 
@@ -32,14 +34,13 @@ class Use(StrEnum):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """`since`: beginning of the quiet time, as far back as it was measured. `used`: newest activity; None when there
-    was none as far back as anybody looked. `skipped`: signals absent by design."""
+    """`since`: beginning of the quiet time: the newest use or the end of the newest gap. `used`: newest activity; None
+    when there was none as far back as anybody looked. `skipped`: signals absent by design."""
 
     use: Use
     reason: str
     since: datetime | None = None
     used: datetime | None = None
-    coverage: float = 0.0
     skipped: tuple[str, ...] = ()
 
 
@@ -85,7 +86,7 @@ def judge(
             quiet, newest = back, one.signal
     if quiet < thresholds.settle // MINUTE:
         return Judged(Use.ACTIVE, f"{newest} was in use {_ago(quiet)}", skipped=skipped)
-    return _judge_quiet(gpus + vetoes, thresholds, quiet, min(quiet, minutes), reach, now, skipped)
+    return _judge_quiet(gpus + vetoes, thresholds, quiet, reach, now, skipped)
 
 
 def active_minutes(
@@ -121,39 +122,46 @@ def _judge_quiet(
     measured: Sequence[Series],
     thresholds: Thresholds,
     quiet: int,
-    needed: int,
     reach: int,
     now: datetime,
     skipped: tuple[str, ...],
 ) -> Judged:
-    newest_bucket = _minute(now)
-    coverage, worst = min([(_coverage(one, needed, newest_bucket), one.signal) for one in measured])
-    if coverage < thresholds.coverage:
-        return Judged(
-            Use.UNKNOWN,
-            f"only {coverage:.0%} of the last {needed}m of {worst} were measured, "
-            f"{thresholds.coverage:.0%} are needed; not measured is not idle",
-            coverage=coverage,
-            skipped=skipped,
-        )
-    end = newest_bucket + MINUTE
-    since = end - _claimed(measured, thresholds.coverage, quiet, needed, newest_bucket) * MINUTE
-    used = end - quiet * MINUTE if quiet < reach else None
-    return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, coverage, skipped)
+    """Quiet since the newest use, or since the newest gap: what was not measured is never counted."""
+    end = _minute(now) + MINUTE
+    since = end - quiet * MINUTE
+    used = since if quiet < reach else None
+    for one in measured:
+        span = measured_span(one, now)
+        if span is None:
+            return Judged(Use.UNKNOWN, f"{_name(one)} was not measured; not measured is not idle", skipped=skipped)
+        if now - span[1] > TAIL_MAX:
+            words = f"{_name(one)} was last measured {in_words(now - span[1])} ago; not measured is not idle"
+            return Judged(Use.UNKNOWN, words, skipped=skipped)
+        if span[0] > since and now - span[0] < thresholds.settle:
+            words = (
+                f"{_name(one)} has been measured without a gap only for {in_words(max(now - span[0], NOTHING))}, "
+                f"{in_words(thresholds.settle)} are needed; not measured is not idle"
+            )
+            return Judged(Use.UNKNOWN, words, skipped=skipped)
+        since = max(since, span[0])
+    return Judged(Use.QUIET, f"no use for {in_words(now - since)}", since, used, skipped)
 
 
-def _claimed(measured: Sequence[Series], share: float, quiet: int, needed: int, newest_bucket: datetime) -> int:
-    """How many minutes of quiet are claimed: more than the window only as far back as it was measured, too."""
-    for minutes in (quiet, min([_measured_back(one, quiet, newest_bucket) for one in measured])):
-        if minutes > needed and all(_coverage(one, minutes, newest_bucket) >= share for one in measured):
-            return minutes
-    return needed
+def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | None:
+    """From when to when it was measured without a gap, up to the newest reading. None: it was not measured."""
+    if one.since is not None and one.until is not None:
+        return one.since, min(one.until, now)
+    values = _newest_first(one, ALL, _minute(now))
+    newest = next((back for back, value in enumerate(values) if not isnan(value)), None)
+    if newest is None:
+        return None
+    oldest = next((back for back in range(newest, len(values)) if isnan(values[back])), len(values))
+    end = _minute(now) + MINUTE
+    return end - oldest * MINUTE, min(end - newest * MINUTE, now)
 
 
-def _measured_back(one: Series, minutes: int, newest_bucket: datetime) -> int:
-    """How many buckets ago the oldest measured one begins."""
-    values = _newest_first(one, minutes, newest_bucket)
-    return next((back for back in range(len(values), 0, -1) if not isnan(values[back - 1])), 0)
+def _name(one: Series) -> str:
+    return f"GPU {one.device}" if one.signal is Signal.GPU else f"{one.signal} use"
 
 
 def _newest_first(one: Series, minutes: int, newest_bucket: datetime) -> Sequence[float]:
@@ -199,15 +207,6 @@ def _last_pair(one: Series, threshold: float, minutes: int, reach: int, newest_b
 def _all_below(values: Sequence[float], threshold: float) -> bool:
     """Quickly, for most. False as well when a NaN comes first, of which max() makes nothing."""
     return not values or (values[0] < threshold and max(values) < threshold)
-
-
-def _coverage(one: Series, minutes: int, newest_bucket: datetime) -> float:
-    if not minutes:
-        return 1.0
-    values = _newest_first(one, minutes, newest_bucket)
-    if not isnan(sum(values)):  # the usual case, and quick: one NaN makes the sum NaN
-        return len(values) / minutes
-    return (len(values) - sum(map(isnan, values))) / minutes
 
 
 def _secondary_threshold(signal: Signal, thresholds: Thresholds, window: timedelta) -> float:

@@ -8,7 +8,7 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.lifecycle.activity import PAIR
+from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
 from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.rules import hold, idle, keep_alive, max_runtime, target
@@ -35,8 +35,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     newest: float | None = None
     newest_at: datetime | None = None
     maximum: float | None = None
-    coverage: float = 0.0
-    needed: float = 0.0  # coverage below which it counts as not measured
+    since: datetime | None = None  # measured without a gap since then
     missing: Unknown | None = None
 
 
@@ -87,6 +86,7 @@ def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> 
     known = [(one.start + n * MINUTE, value) for n, value in enumerate(one.minutes) if not isnan(value)]
     inside = [value for at, value in known if first <= at <= now]
     newest_at, newest = known[-1] if known else (None, None)
+    span = measured_span(one, now)
     return Measured(
         signal=one.signal,
         device=one.device,
@@ -95,8 +95,7 @@ def _measured(one: Series, book: Rulebook, window: timedelta, now: datetime) -> 
         newest=newest,
         newest_at=newest_at,
         maximum=max(inside, default=None),
-        coverage=len(inside) / minutes,
-        needed=thresholds.coverage,
+        since=span[0] if span is not None else None,
         missing=one.missing,
     )
 

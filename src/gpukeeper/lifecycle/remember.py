@@ -29,7 +29,8 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.policy import WITHOUT_GPU
+from gpukeeper.model.subject import Outcome, State, Subject
 
 WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)
@@ -87,6 +88,23 @@ def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
     return tuple(reversed(kept))
 
 
+def recalled(subject: Subject, memory: Memory) -> Subject:
+    """What the platform says of ended work, with what only the ledger still knows of that very run.
+
+    A platform forgets: who stopped it with the events of an engine that was restarted, and a GPU that it held without
+    asking for it with its processes.
+    """
+    if subject.state is not State.ENDED or subject.seen.incarnation != memory.incarnation:
+        return subject
+    known: dict[str, object] = {}
+    if subject.class_ == WITHOUT_GPU and memory.class_:
+        known["class_"] = memory.class_
+    stopped = memory.stopped is not None and memory.stopped.incarnation == subject.seen.incarnation
+    if stopped and subject.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+        known["outcome"] = Outcome.STOPPED
+    return msgspec.structs.replace(subject, **known) if known else subject
+
+
 def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:
     """The holds that these lines make, by the key of what is held."""
     memories: dict[str, Memory] = {}
@@ -114,6 +132,7 @@ def decision_words(line: Decided) -> str:
 
 def _notice(memory: Memory, line: Noticed) -> Memory:
     new = line.incarnation != memory.incarnation
+    memory = msgspec.structs.replace(memory, class_=line.class_ or ("" if new else memory.class_))
     if new and memory.started is not None:
         memory = _add_run(memory, line.previous_end)
     if line.state is State.ENDED:

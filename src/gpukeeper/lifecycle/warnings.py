@@ -41,6 +41,9 @@ def staged(
     oldest = now - limit - settings.lead - settings.undelivered - DAY
     if only_after is not None:
         oldest = max(oldest, only_after)
+    if view.watched_since is not None:
+        # While no daemon ran, nobody could hold it or be granted more time: the lead begins anew.
+        oldest = max(oldest, view.watched_since)
     sent = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
     done = max((w.stage for w in sent), default=0)
     if done < len(stages):

@@ -34,6 +34,9 @@ class Guard(StrEnum):
     """How a verb is tied to what was looked at."""
 
     ATOMIC = "atomic"  # the platform itself refuses if it changed; irreversible verbs must have this
+    # The platform refuses while it runs. A run that begins and ends between the last look and the act is not refused;
+    # it is looked for afterwards and reported. For removing what has ended, where a platform has no other condition.
+    NOT_RUNNING = "not running"
     LOOKED = "looked"  # looked immediately before; allowed for what can be undone
 
 
@@ -71,13 +74,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place. `elsewhere`: its owner's holds on other
-    workloads that have some of its GPUs."""
+    workloads that have some of its GPUs. `watched_since`: a daemon has watched without interruption since then; None
+    where none runs."""
 
     subject: Subject
     series: tuple[Series, ...] = ()
     memory: Memory = EMPTY
     pressure: bool = False
     elsewhere: tuple[Hold, ...] = ()
+    watched_since: datetime | None = None
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -161,6 +166,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     """The platform took the command. A request, not a result."""
 
     bytes_back: int | Unknown = Unknown("not measured")
+    missed: str = ""  # what changed at the last moment, was not refused, and is lost
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):

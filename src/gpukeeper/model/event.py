@@ -27,7 +27,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Noticed(Line, frozen=True, tag="noticed"):
-    """Seen for the first time, or in another state or incarnation than before."""
+    """Seen for the first time, or in another state, incarnation or class than before."""
 
     incarnation: str
     state: State | Unknown
@@ -35,6 +35,7 @@ class Noticed(Line, frozen=True, tag="noticed"):
     ended: datetime | None = None
     previous_end: datetime | None = None
     outcome: Outcome | None = None
+    class_: str | None = None  # of what runs and has to do with a GPU; see Memory
 
 
 class Vanished(Line, frozen=True, tag="vanished"):

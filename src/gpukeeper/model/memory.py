@@ -52,6 +52,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[Hold, ...] = ()
     stopped: Stopped | None = None
     first_seen_ended: datetime | None = None
+    class_: str = ""  # while it last ran, if it had to do with a GPU: a GPU that it only held is not seen when it ended
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
     gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine
     tested: tuple[Past, ...] = ()  # of a machine: what its GPUs showed in acceptance runs, oldest first

@@ -133,7 +133,6 @@ class Activity(Value, frozen=True, kw_only=True):
     network: int = 1024 * 1024  # bytes per idle window
     disk: float = 100_000.0  # bytes per second
     signals: tuple[str, ...] = ("cpu", "network", "disk", "terminal")  # each of these can veto
-    coverage: float = 0.80  # share of the window that must have been measured
     settle: timedelta = 5 * MINUTE  # quiet this long before it counts as quiet at all
     tick: timedelta = timedelta(seconds=30)
 

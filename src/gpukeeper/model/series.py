@@ -1,8 +1,12 @@
-"""Signals over time, policy-free: one-minute buckets. NaN is "not measured", and NaN is never below a threshold."""
+"""Signals over time, policy-free: one-minute buckets. NaN is "not measured", and NaN is never below a threshold.
+
+A bucket with a value may have been measured for five of its sixty seconds. So each reading says from when on it speaks,
+and a series says since when it was measured without a gap.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
@@ -11,6 +15,9 @@ from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 NOT_MEASURED = float("nan")
+MINUTE = timedelta(minutes=1)
+# Two readings of a counter prove what happened between them only as a mean. Over a longer time they are two beginnings.
+BRIDGED_MAX = 2 * MINUTE
 
 
 @direct
@@ -23,7 +30,10 @@ class Signal(StrEnum):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One signal of one workload. `minutes[0]` is the minute beginning at `start`; the last is the newest."""
+    """One signal of one workload. `minutes[0]` is the minute beginning at `start`; the last is the newest.
+
+    Measured without a gap from `since` to `until`. Without them every bucket that has a value was measured in full.
+    """
 
     signal: Signal
     device: str
@@ -31,6 +41,8 @@ class Series(msgspec.Struct, frozen=True):
     minutes: tuple[float, ...]
     slice: bool = False  # a part of a GPU: it has a threshold of its own
     missing: Unknown | None = None  # by_design: skipped and named; otherwise the read failed and blocks
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -42,3 +54,24 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     at: datetime
     value: float | Unknown
     slice: bool = False
+    since: datetime | None = None  # the value is the mean from then to `at`; None: of this moment only
+
+    @property
+    def span(self) -> timedelta:
+        """How long it speaks for. Nothing when the clock was set meanwhile, or when that is too long for a proof."""
+        span = self.at - self.since if self.since is not None else timedelta()
+        return span if timedelta() <= span <= BRIDGED_MAX else timedelta()
+
+    def in_one_minute(self, value: float) -> float:
+        """What `value` is at most in any minute that it speaks for: all of it may have happened in that one."""
+        worst = value * max(self.span / MINUTE, 1.0)
+        return min(worst, max(value, 100.0)) if self.signal is Signal.GPU else worst
+
+
+def unbroken(before: tuple[datetime, datetime] | None, sample: Sample) -> tuple[datetime, datetime]:
+    """Since when and until when there was no gap, with one more reading. One that is older than the newest (the clock
+    was set back, or history is read again) begins anew."""
+    begin = sample.at - sample.span
+    if before is None or begin > before[1] or sample.at < before[1]:
+        return begin, sample.at
+    return before[0], sample.at

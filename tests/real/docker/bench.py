@@ -149,10 +149,12 @@ class Bench:
         now = self.clock.now()
         samples = []
         for ago in reversed(range(minutes)):
-            at = now - timedelta(minutes=ago)
-            samples += [Sample(subject.ref.key, Signal.GPU, uuid, at, gpu) for uuid in subject.devices]
+            at, since = now - timedelta(minutes=ago), now - timedelta(minutes=ago + 1)
+            samples += [Sample(subject.ref.key, Signal.GPU, uuid, at, gpu, since=since) for uuid in subject.devices]
             rest = (Signal.CPU, Signal.NETWORK, Signal.DISK, Signal.TERMINAL)
-            samples += [Sample(subject.ref.key, signal, "", at, others.get(signal, 0.0)) for signal in rest]
+            samples += [
+                Sample(subject.ref.key, signal, "", at, others.get(signal, 0.0), since=since) for signal in rest
+            ]
         self.run(self.signals.add(samples))
 
     def outcomes(self, name: str) -> list[Closed]:

@@ -84,6 +84,7 @@ def usage(gpu: dict[str, Any], window: float, energy: dict[str, int]) -> dict[st
         "sliced": False,
         "window_s": window,
         "gpm": gpu["busy"],
+        "gpm_s": window,
         "utilisation": gpu["busy"],
         "utilisation_peak": gpu["busy"],
         "utilisation_covered_s": window,

@@ -13,12 +13,14 @@ ASKED = re.compile(rb"(?:GET|POST|DELETE|PUT|HEAD) (?:/v[\d.]+)?(/[^ ?]*)[^ ]* H
 
 
 class Proxy:
-    """`asked`: paths in their order, without version and query. `stuck`: paths that are never answered."""
+    """`asked`: paths in their order, without version and query. `stuck`: paths that are never answered. `meanwhile`:
+    done when the first removal was asked for, before the engine hears of it."""
 
     def __init__(self, path: Path, engine: Path) -> None:
         self.path, self._engine = path, engine
         self.asked: list[str] = []
         self.stuck: set[str] = set()
+        self.meanwhile: Callable[[], None] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
         self._socket.listen(64)
@@ -58,6 +60,9 @@ class Proxy:
             while read := guest.recv(65536):
                 paths = [found.decode() for found in ASKED.findall(read)]
                 self.asked += paths
+                if self.meanwhile is not None and read.startswith(b"DELETE "):
+                    do, self.meanwhile = self.meanwhile, None
+                    do()
                 if not self.stuck.intersection(paths):
                     engine.sendall(read)
         _end(engine)

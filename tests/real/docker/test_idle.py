@@ -159,7 +159,7 @@ def test_the_daemon_measures_and_stops_what_is_idle_and_keeps_what_is_not(docker
     docker.set_gpu(1, busy=90.0)
     text = policy(
         limits={"idle": "2s", "grace": "2s"},
-        activity={"tick": "1s", "signals": ["cpu"], "coverage": "1%"},
+        activity={"tick": "1s", "signals": ["cpu"]},
         schedule={"every": "5s"},
     )
     child = docker.popen("serve", policy=text)

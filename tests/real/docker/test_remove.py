@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gpukeeper.model.decision import Action, Changed, Result
 from tests.real.docker import programs
 from tests.real.docker.bed import DockerBed
 from tests.real.docker.bench import MINE, Bench, ended, policy
+from tests.real.docker.proxy import proxy
 
 
 def test_the_command_removes_what_is_over_and_says_so(docker: DockerBed) -> None:
@@ -54,6 +56,39 @@ def test_the_engine_itself_refuses_what_was_started_at_the_last_moment(docker: D
     answer = bench.run(bench.platform.act(bench.asked("mine", Action.REMOVE), fresh))
     assert isinstance(answer, Changed)
     assert docker.state("mine") == "running"
+
+
+def test_a_run_that_began_and_ended_at_the_last_moment_is_reported_as_lost(docker: DockerBed) -> None:
+    """Between our last look and our command. Docker refuses what runs, and this does not run any more."""
+    made = ended(docker, "old", gpus=[0], labels=MINE)
+
+    def run_once_more() -> None:
+        before = _finished(docker, "old")
+        docker.start_container("old")
+        docker.until(lambda: docker.state("old") == "exited" and _finished(docker, "old") != before, "it ran again")
+
+    with proxy(docker.folder / "between", docker.socket) as between:
+        between.meanwhile = run_once_more
+        text = policy(retention={"succeeded": "0s"})
+        ran = docker.gpukeeper("apply", "--yes", policy=text, env={"DOCKER_HOST": between.host})
+    assert docker.inspect("old") is None, ran
+    told = docker.gpukeeper("ledger", "list", "--json", "--last", "1000", "--type", "complaint", "--type", "outcome")
+    lines = json.loads(told.out)["lines"]
+    whole = [one for one in lines if one["ref"]["uid"] == made]
+    assert ["that run ended before" in one.get("what", one.get("reason", "")) for one in whole] == [True, True], whole
+
+
+def _finished(docker: DockerBed, name: str) -> str:
+    found = docker.inspect(name)
+    assert found is not None
+    return str(found["State"]["FinishedAt"])
+
+
+def test_a_removal_without_such_a_run_reports_none(docker: DockerBed) -> None:
+    ended(docker, "old", gpus=[0], labels=MINE)
+    assert docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s"})).code == 0
+    told = docker.gpukeeper("ledger", "list", "--json", "--last", "1000", "--type", "complaint")
+    assert json.loads(told.out)["lines"] == []
 
 
 def test_one_that_was_renamed_since_the_plan_is_left_for_the_next_pass(docker: DockerBed) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from gpukeeper.model.event import WarningSent
-from tests.simulation.harness import Run
+from tests.simulation.harness import USED_WHILE_DOWN, Run
 
-HOUR = timedelta(hours=1)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+APART_MAX = 3 * MINUTE  # between two readings; two are allowed, and buckets begin at full minutes
+LATE_MAX = 4 * MINUTE  # three are allowed, and an act may come a minute after its look
 NEEDED = {
     "idle": {"state", "root", "devices", "started", "class_", "owner"},
     "max_runtime": {"state", "root", "started", "class_", "owner"},
@@ -46,17 +49,22 @@ def _windows(run: Run, uid: str, before: int) -> list[timedelta]:
 
 
 def _measured_and_quiet(run: Run, uid: str, at: datetime, window: timedelta) -> Iterator[str]:
-    minutes = int(window / timedelta(minutes=1))
-    by_device: dict[str, dict[int, float]] = defaultdict(dict)
+    begin = at - window
+    by_device: dict[str, dict[datetime, float]] = defaultdict(dict)
     for when, device, value in run.world.samples.get(uid, []):
-        back = int((at - when) / timedelta(minutes=1))
-        if when < at and back < minutes:  # what was read at the very moment may have been read after the act
-            by_device[device][back] = max(value, by_device[device].get(back, 0.0))
+        if begin - APART_MAX <= when < at:  # what was read at the very moment may have been read after the act
+            by_device[device][when] = value
     if not by_device:
         yield f"idle stop of {uid} without any measurement"
-    for device, buckets in by_device.items():
-        # 80 % are asked for; buckets begin at full minutes and an act may come a minute after its look.
-        if len(buckets) < minutes * 0.6:
-            yield f"idle stop of {uid}: only {len(buckets)} of {minutes} minutes of {device} were measured"
-        if max(buckets.values()) >= run.policy.activity.gpu:
+    for device, readings in by_device.items():
+        times = sorted(readings)
+        if at - times[-1] > LATE_MAX:
+            yield f"idle stop of {uid}: {device} was not measured for {at - times[-1]}"
+        for earlier, later in pairwise([begin - APART_MAX, *times]):
+            if later - max(earlier, begin) > APART_MAX:
+                yield f"idle stop of {uid}: {device} was not measured for {later - earlier} of its window"
+        if any(value >= run.policy.activity.gpu for when, value in readings.items() if when > begin + MINUTE):
             yield f"idle stop of {uid}: {device} was measured busy within its window"
+    used = [h.at for h in run.world.log if h.uid == uid and h.effect == USED_WHILE_DOWN and begin + MINUTE < h.at < at]
+    if used:
+        yield f"idle stop of {uid}: it was used {at - used[-1]} before, while gpukeeper was down"

@@ -15,13 +15,15 @@ def violations(run: Run) -> Iterator[str]:
         intent = run.intent(act.step)
         if intent is None or intent.rule not in STAGES or not intent.running:
             continue
+        begun = max((n for n, h in enumerate(run.world.log[:i]) if h.kind == "crash"), default=0)
+        # While gpukeeper was down nobody could answer a warning, and nobody saw whether it was used.
         sent = [
             h
-            for h in run.world.log[:i]
+            for h in run.world.log[begun:i]
             if h.uid == act.uid and isinstance(h.line, WarningSent) and h.line.rule == intent.rule
         ]
         if len(sent) < STAGES[intent.rule]:
-            yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings"
+            yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
             yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
 

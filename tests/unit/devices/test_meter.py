@@ -47,8 +47,8 @@ def counted(cpu_ns: int, starttime: int = 7) -> Counters:
     return Counters(starttime=starttime, cpu_ns=cpu_ns, disk_bytes=0, network_bytes=0, typed=NO_TERMINAL)
 
 
-def use(uuid: str, busy: float, *, part: bool = False) -> Use:
-    return Use(uuid=uuid, slice=part, busy=busy, memory_used_mib=0, pids=(), parent=None)
+def use(uuid: str, busy: float, *, part: bool = False, covered_s: float = 1.0) -> Use:
+    return Use(uuid=uuid, slice=part, busy=busy, memory_used_mib=0, pids=(), parent=None, covered_s=covered_s)
 
 
 def read(one: GpuMeter | CounterMeter | Meters, *subjects: Subject) -> dict[tuple[str, str, str], object]:
@@ -127,3 +127,70 @@ def test_a_reading_that_hangs_is_not_begun_again_until_it_ended() -> None:
     over.set()
     while len(begun) == 1:
         read(counters, workload("a"))
+
+
+# From when on a reading speaks
+
+
+class Moving:
+    def __init__(self) -> None:
+        self.at = NOW
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def since(samples: object) -> dict[str, float | None]:
+    """In seconds from NOW on, by workload."""
+    assert isinstance(samples, list)
+    return {
+        one.key.rpartition("-")[2]: None if one.since is None else (one.since - NOW).total_seconds()
+        for one in samples
+        if one.signal in (Signal.GPU, Signal.CPU)
+    }
+
+
+def test_a_gpu_reading_goes_on_where_the_one_before_ended() -> None:
+    driver, clock = Driver({"GPU-0": use("GPU-0", 0.0, covered_s=1.0)}), Moving()
+    gpus, one = GpuMeter(driver, clock, ["docker"]), workload("a", "GPU-0")  # type: ignore[arg-type]
+    assert since(asyncio.run(gpus.read([one]))) == {"a": -1.0}
+    clock.at, driver.answer = NOW + timedelta(seconds=30), {"GPU-0": use("GPU-0", 0.0, covered_s=29.5)}
+    assert since(asyncio.run(gpus.read([one]))) == {"a": 0.0}
+    clock.at, driver.answer = NOW + timedelta(seconds=60), {"GPU-0": use("GPU-0", 0.0, covered_s=1.0)}
+    assert since(asyncio.run(gpus.read([one]))) == {"a": 59.0}, "the program that asks the driver was started anew"
+
+
+def test_a_question_about_one_workload_leaves_no_gap_in_another() -> None:
+    """It ends the window of every GPU. What it found of the others is theirs at the next tick."""
+    driver, clock = Driver({"GPU-0": use("GPU-0", 0.0), "GPU-1": use("GPU-1", 0.0)}), Moving()
+    gpus = GpuMeter(driver, clock, ["docker"])  # type: ignore[arg-type]
+    a, b = workload("a", "GPU-0"), workload("b", "GPU-1")
+    asyncio.run(gpus.read([a, b]))
+    clock.at = NOW + timedelta(seconds=10)
+    driver.answer = {"GPU-0": use("GPU-0", 0.0, covered_s=10), "GPU-1": use("GPU-1", 95.0, covered_s=10)}
+    asyncio.run(gpus.read([a]))
+    clock.at = NOW + timedelta(seconds=30)
+    driver.answer = {"GPU-0": use("GPU-0", 0.0, covered_s=20), "GPU-1": use("GPU-1", 0.0, covered_s=20)}
+    found = list(asyncio.run(gpus.read([a, b])))
+    assert since(found) == {"a": 10.0, "b": 0.0}
+    assert [one.value for one in found] == [0.0, 95.0]
+
+
+def test_what_could_not_be_read_once_leaves_a_gap() -> None:
+    driver, clock = Driver({"GPU-0": use("GPU-0", 0.0)}), Moving()
+    gpus, one = GpuMeter(driver, clock, ["docker"]), workload("a", "GPU-0")  # type: ignore[arg-type]
+    asyncio.run(gpus.read([one]))
+    clock.at, driver.answer = NOW + timedelta(seconds=30), Unknown("it did not answer")
+    asyncio.run(gpus.read([one]))
+    clock.at, driver.answer = NOW + timedelta(seconds=60), {"GPU-0": use("GPU-0", 0.0, covered_s=1.0)}
+    assert since(asyncio.run(gpus.read([one]))) == {"a": 59.0}
+
+
+def test_counters_go_on_where_the_reading_before_ended() -> None:
+    clock, steady = Moving(), iter([0.0, 2.0, 2.0, 62.0, 62.0])
+    counters = CounterMeter("docker", clock, lambda _: counted(0), window=0.0, ticks=lambda: next(steady))
+    asyncio.run(counters.read([workload("a")]))
+    clock.at = NOW + timedelta(seconds=60)
+    found = list(asyncio.run(counters.read([workload("a")])))
+    assert since(found) == {"a": 0.0}
+    assert found[0].at == clock.at

@@ -14,12 +14,12 @@ from gpukeeper.engine.clockwatch import ClockWatch, behind_the_ledger
 from gpukeeper.engine.loop import MANY, Watch, may_act_now, watch
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.event import Complaint, Passed
+from gpukeeper.model.event import Complaint, Intended, Passed, WarningSent
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode, Schedule
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 
@@ -207,12 +207,63 @@ async def test_a_changed_policy_counts_at_the_next_pass(b: Bench) -> None:
 async def test_idle_work_is_warned_twice_and_stopped_then_removed(b: Bench) -> None:
     """The whole way, with nothing but the meter's ticks: measured, warned, warned, stopped, removed."""
     thing = b.running("train", timedelta())
-    await serve(b, 59 * MINUTE)
-    assert thing.state is State.RUNNING
-    await serve(b, 30 * MINUTE)
+    states: list[State] = []
+    b.loop.call_later(59 * 60, lambda: states.append(thing.state))
+    await serve(b, 89 * MINUTE)
+    assert states == [State.RUNNING]
     rules = [type(line).__name__ for line in b.ledger.lines if type(line).__name__ in ("WarningSent", "Intended")]
     assert rules == ["WarningSent", "WarningSent", "Intended", "Intended"]
     assert thing.gone
+
+
+@virtual
+async def test_after_a_restart_idle_time_and_warnings_begin_anew(b: Bench) -> None:
+    """It was used while no daemon ran. What was measured and announced before that counts no more."""
+    thing = b.running("train", timedelta())
+    await serve(b, 59 * MINUTE)
+    before = len(b.lines(WarningSent))
+    assert before
+    await asyncio.sleep(80)
+    b.keeper.meter = SimulatedMeter(b.world)  # what was kept in memory is gone
+    begun, states = b.now(), list[State]()
+    b.loop.call_later(30 * 60, lambda: states.append(thing.state))
+    await serve(b, 40 * MINUTE)
+    assert states == [State.RUNNING]
+    again = [line.at for line in b.lines(WarningSent)[before:] if line.rule == "idle"]
+    stop = next(line.at for line in b.lines(Intended))
+    assert len(again) == 2
+    assert min(again) >= begun + 24 * MINUTE, "80 % of the idle time, counted from the first reading after the gap"
+    assert stop - min(again) >= b.policy.warnings.lead
+
+
+@virtual
+async def test_after_a_restart_whoever_ran_too_long_has_the_whole_lead_again(b: Bench) -> None:
+    thing = await b.overdue("train")
+    begun, states = b.now(), list[State]()
+    b.loop.call_later(9.5 * 60, lambda: states.append(thing.state))
+    await serve(b, 20 * MINUTE)
+    assert states == [State.RUNNING]
+    stop = next(line.at for line in b.lines(Intended))
+    assert stop >= begun + b.policy.warnings.lead
+    assert thing.state is State.ENDED
+
+
+@virtual
+async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Bench) -> None:
+    await b.overdue("train")
+    b.loop.call_later(5 * 60, lambda: b.loop.skip(20 * 60))  # the process was stopped, or the machine slept
+    await serve(b, 26 * MINUTE)
+    assert b.lines(Intended) == []
+    assert b.keeper.watched_since is not None
+    assert b.keeper.watched_since >= BEGIN + 25 * MINUTE
+
+
+@virtual
+async def test_without_a_daemon_a_warning_of_an_earlier_look_counts(b: Bench) -> None:
+    """`apply` from a timer warns in one run and stops in the next."""
+    thing = await b.overdue("train")
+    await reclaim(b.keeper, b.platform, b.book, act=True)
+    assert thing.state is State.ENDED
 
 
 @virtual

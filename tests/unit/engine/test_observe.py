@@ -12,9 +12,10 @@ from gpukeeper.engine.observe import Survey, changed_decisions, notice, survey
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.remember import remember
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Complaint, Decided, Noticed, Vanished
-from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import ClassSettings, PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
@@ -164,6 +165,32 @@ def test_an_unknown_state_is_no_news() -> None:
     assert notice(subject(shape=Shape.TREE), EMPTY, NOW) is None
 
 
+def test_a_class_is_noticed_when_it_becomes_known_and_not_when_it_is_lost() -> None:
+    """A GPU that it opens later, and closes again."""
+    before = remember(EMPTY, told(subject(class_="without-gpu"), EMPTY)) or EMPTY
+    opened = told(subject(class_="docker"), before)
+    assert opened.class_ == "docker"
+    after = remember(before, opened) or EMPTY
+    assert notice(subject(class_="docker"), after, NOW) is None
+    assert notice(subject(class_="without-gpu"), after, NOW) is None
+
+
+def test_an_image_of_which_the_engine_forgot_the_use_is_no_news() -> None:
+    known = {"shape": Shape.IMAGE, "state": State.ENDED, "in_use": False}
+    used = subject(**known, incarnation="sha256:7 10:00", last_used=NOW)
+    memory = remember(EMPTY, told(used, EMPTY)) or EMPTY
+    assert notice(subject(**known, incarnation="sha256:7"), memory, NOW + HOUR) is None
+    assert notice(subject(**known, incarnation="sha256:7 09:00", last_used=NOW - HOUR), memory, NOW + HOUR) is None
+    again = notice(subject(**known, incarnation="sha256:7 10:30", last_used=NOW + HOUR / 2), memory, NOW + HOUR)
+    assert again is not None
+
+
+def told(one: Subject, memory: Memory) -> Noticed:
+    line = notice(one, memory, NOW)
+    assert line is not None
+    return line
+
+
 def test_unknown_facts_of_a_noticed_thing_are_not_recorded_as_facts() -> None:
     lost = Unknown("inspect timed out")
     line = notice(subject(owner=lost, started=lost, outcome=lost), EMPTY, NOW)
@@ -261,7 +288,7 @@ class Past:
         now = self.b.now()
         read = ((Signal.GPU, "GPU-0"), (Signal.CPU, ""))
         return [
-            Sample(one.ref.key, signal, device, now - minutes * MINUTE, 0.0)
+            Sample(one.ref.key, signal, device, now - minutes * MINUTE, 0.0, since=now - (minutes + 1) * MINUTE)
             for one in subjects
             for signal, device in read
             for minutes in range(40)

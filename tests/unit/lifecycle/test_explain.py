@@ -44,8 +44,8 @@ def test_every_signal_is_said_against_its_threshold_over_the_window() -> None:
     (one,) = signals(view, BOOK, NOW)
     assert (one.newest, one.newest_at) == (0.5, NOW)
     assert one.maximum == 4.0  # what was before the window does not count
-    assert one.coverage == pytest.approx(27 / 30)
-    assert (one.threshold, one.window, one.needed) == (5.0, 30 * MINUTE, 0.80)
+    assert one.since == NOW - 26 * MINUTE, "without a gap"
+    assert (one.threshold, one.window) == (5.0, 30 * MINUTE)
 
 
 def test_a_minute_of_the_window_is_one_that_the_rule_looks_at() -> None:
@@ -73,9 +73,8 @@ def test_what_is_absent_by_design_or_not_measured_is_said() -> None:
     silent = Series(Signal.CPU, "", NOW - MINUTE, (NOT_MEASURED, NOT_MEASURED))
     by_signal = {one.signal: one for one in signals(View(subject(), (absent, silent)), BOOK, NOW)}
     assert by_signal[Signal.NETWORK].missing == absent.missing
-    assert (by_signal[Signal.CPU].newest, by_signal[Signal.CPU].maximum, by_signal[Signal.CPU].coverage) == (
-        None,
-    ) * 2 + (0.0,)
+    cpu = by_signal[Signal.CPU]
+    assert (cpu.newest, cpu.maximum, cpu.since) == (None, None, None)
 
 
 def test_without_an_idle_time_nothing_is_judged() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.lifecycle.remember import WARNINGS_KEPT, closes, decision_words, is_gone, remember
+from gpukeeper.lifecycle.remember import WARNINGS_KEPT, closes, decision_words, is_gone, recalled, remember
 from gpukeeper.model.condition import CheckResult, GpuMemory
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import (
@@ -28,7 +28,7 @@ from gpukeeper.model.event import (
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped
 from gpukeeper.model.subject import Outcome, State
-from tests.unit.lifecycle.examples import DAY, EVAL, HOUR, MINUTE, NOW
+from tests.unit.lifecycle.examples import DAY, EVAL, HOUR, MINUTE, NOW, subject
 
 
 def at(minutes: float) -> datetime:
@@ -248,3 +248,36 @@ def test_a_return_ends_the_quarantine_and_the_baseline_is_learned_anew() -> None
         Returned(at=NOW, ref=GPU, by="root"),
     )
     assert memory.gpu == GpuMemory(last_reset=NOW)
+
+
+# What the platform forgot
+
+
+def test_the_class_of_a_run_is_remembered_to_its_end_and_not_beyond() -> None:
+    assert fold(started(0, class_="docker"), over(60)).class_ == "docker"
+    assert fold(started(0, class_="docker"), started(10), over(60)).class_ == "docker"
+    assert fold(started(0, class_="docker"), over(60), started(90, run=2), over(99, run=2)).class_ == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "run", "expected"),
+    [
+        ({}, 1, ("docker", Outcome.STOPPED)),
+        ({"outcome": Outcome.SUCCEEDED}, 1, ("docker", Outcome.STOPPED)),
+        ({}, 2, ("without-gpu", Outcome.FAILED)),
+        ({"state": State.RUNNING, "outcome": None}, 1, ("without-gpu", None)),
+        ({"class_": "api"}, 1, ("api", Outcome.STOPPED)),
+    ],
+)
+def test_ended_work_is_what_the_ledger_knows_of_that_very_run(
+    facts: dict[str, Any], run: int, expected: tuple[str, Outcome | None]
+) -> None:
+    memory = fold(started(0, class_="docker"), closed(minute=50), over(60, Outcome.STOPPED))
+    known = {"state": State.ENDED, "class_": "without-gpu", "outcome": Outcome.FAILED, "incarnation": f"run-{run}"}
+    found = recalled(subject(**(known | facts)), memory)
+    assert (found.class_, found.outcome) == expected
+
+
+def test_what_nobody_stopped_keeps_its_outcome() -> None:
+    memory = fold(started(0, class_="docker"), over(60, Outcome.FAILED))
+    assert recalled(subject(state=State.ENDED, outcome=Outcome.FAILED), memory).outcome is Outcome.FAILED

@@ -184,7 +184,7 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
 
 
 def _signal_row(one: Measured, now: datetime) -> tuple[str, ...]:
-    """The newest minute, and the window: its highest minute against the threshold, and how much of it was measured."""
+    """The newest minute, and the window: its highest minute against the threshold, and since when it was measured."""
     from gpukeeper.lifecycle.explain import amount, threshold_in_words
     from gpukeeper.model.durations import in_words
 
@@ -196,7 +196,7 @@ def _signal_row(one: Measured, now: datetime) -> tuple[str, ...]:
         return (name, "not measured")
     newest = f"{amount(one.signal, one.newest)} ({_ago(one.newest_at, now)})"
     most = f"at most {amount(one.signal, one.maximum)}" if one.maximum is not None else "not measured"
-    covered = f"{one.coverage:.0%} of it measured" + ("" if one.coverage >= one.needed else ", too little")
+    covered = "not measured" if one.since is None else f"measured without a gap for {in_words(now - one.since)}"
     limit = threshold_in_words(one)
     return (name, f"{newest}; {most} in {in_words(one.window)}, in use from {limit}; {covered}")
 

@@ -127,8 +127,8 @@ def _judge(
         condition=words,
         since=since,
         remedy=f"Use it, or keep it: gpukeeper workload hold {view.subject.ref.path}",
-        # A warning belongs to this quiet time if no use was measured after it.
-        only_after=max(judged.used or now - horizon, started),
+        # A warning belongs to this quiet time if neither use nor a gap came after it.
+        only_after=max(judged.since or now, started),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ Answer = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # between the stop signal and the end at least, as the engine itself gives
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it gives up
 RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between looks: a restart is a stop first, and a start a moment later
+LOST_RUN = "somebody started it at that very moment, and that run ended before the engine could refuse"
 NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
 
 
@@ -81,7 +83,12 @@ class Acts:
         return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
     async def remove(self, fresh: Subject) -> Answer:
-        """Unforced, so that whoever started it meanwhile wins; unnamed volumes stay."""
+        """Unforced, so that whoever started it meanwhile wins; unnamed volumes stay.
+
+        The engine has no removal of one state only: a run that begins and ends after our look goes with it. That window
+        is as short as we can make it, and what was lost in it is said.
+        """
+        looked = datetime.now(UTC)
         container = await self._same(fresh)
         if not isinstance(container, Inspected):
             return container
@@ -96,7 +103,19 @@ class Acts:
             return Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
-        return Accepted(bytes_back=fresh.size)
+        return Accepted(bytes_back=fresh.size, missed=await self._missed_run(container.id, looked))
+
+    async def _missed_run(self, id_: str, looked: datetime) -> str:
+        """Whether it was started after we looked, as far as the engine's events tell; they outlive the container."""
+        filters = {"type": ["container"], "container": [id_], "event": ["start"]}
+        since, until = looked.timestamp(), datetime.now(UTC).timestamp()
+        with suppress(EngineError, EngineSilent, TimeoutError):
+            async with asyncio.timeout(QUICK.total_seconds()):
+                async for event in self._engine.events(filters, since=f"{since:.9f}", until=f"{until:.9f}"):
+                    at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
+                    if event.actor.id == id_ and at > looked:
+                        return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files went with it"
+        return ""
 
     async def bring_back(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """What was stopped is started; what was removed is made again from its capture, and not started."""

@@ -1,7 +1,8 @@
 """One Docker host as a platform. Keyed by full ids; every call has a deadline; a stuck container stalls nobody.
 
-A stop is LOOKED (the engine has no conditional stop). A removal is ATOMIC: unforced, so that the engine itself refuses
-what runs; an orphan is signalled through a descriptor that can only mean the process that was looked at.
+A stop is LOOKED (the engine has no conditional stop). A removal is NOT_RUNNING: unforced, so that the engine itself
+refuses what runs; but it refuses nothing that ran and ended since we looked. An orphan is signalled through a
+descriptor that can only mean the process that was looked at.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class DockerSettings(TypedDict):
 
 class DockerPlatform:
     precise = tidies = False
-    guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.ATOMIC}
+    guards: Mapping[Action, Guard] = {Action.STOP: Guard.LOOKED, Action.REMOVE: Guard.NOT_RUNNING}
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ from gpukeeper.platforms.kubernetes.minutes import (
     pod_of,
     source_of,
     trace,
+    whole,
 )
 
 PLATFORM = "kubernetes"
@@ -382,7 +383,8 @@ class ClusterMeter:
             ]  # the rate of a minute looks at the one before, too
             if len(values) == len(measured):
                 said = True
-                yield Sample(key, signal, "", begin_of(minute), max(values))
+                since, at = whole(minute)
+                yield Sample(key, signal, "", at, max(values), since=since)
         if not said:
             yield Sample(key, signal, "", now, Unknown("Prometheus has no such counters of all its pods"))
 
@@ -437,7 +439,8 @@ def _samples(
             told.early = {**told.early, (name, minute): value}
         said = True
         if before is None or value > before:
-            yield Sample(subject.ref.key, Signal.GPU, name, begin_of(minute), value, slice=part)
+            since, at = whole(minute)
+            yield Sample(subject.ref.key, Signal.GPU, name, at, value, slice=part, since=since)
     if not said:
         why = Unknown("nothing was exported of it since the reading before") if why is None else why
         yield Sample(subject.ref.key, Signal.GPU, name, now, why, slice=part)

@@ -2,14 +2,16 @@
 
 A minute's value is its largest: one busy reading makes it busy. An idle minute must be believed: the energy counter,
 which grows even at rest, was seen to grow; both fields that exist agree; power and memory do not speak against it; not
-all GPUs of an exporter turned idle at once. What is doubted is Unknown, and what is Unknown is never idle.
+all GPUs of an exporter turned idle at once; no reading is missing. What is doubted is Unknown, and what is Unknown is
+never idle.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -26,16 +28,20 @@ Value: TypeAlias = float | Unknown
 Point: TypeAlias = tuple[float, Value]  # seconds since the epoch
 
 MINUTE = 60
+MOMENT = timedelta(microseconds=1)
 LOOK_BACK = 8  # minutes before the first one that is judged: for the energy counter and for doubts
 BACK_MAX = 120  # minutes of history that the first reading asks for
 PAIR_MAX = 5 * MINUTE  # seconds between two readings of a counter that are compared
 DOUBT_FOR = 5  # minutes
 NEVER_IDLE_WATTS = 250.0  # no GPU rests at that
 SURELY_BUSY = 50.0  # percent: no policy calls that idle, so it need not be believed
+APART = 1.5  # times the usual time between two readings: farther apart, one is missing, and nothing shows what it said
+APART_MIN, APART_MAX = 45.0, 90.0  # seconds
 STEADY_MIB = 64  # memory in use varies by no more when nobody works
 SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
 NAMES = tuple(sorted(name for name, (field, _read) in FIELDS.items() if field in SIGNALS))
 
+GAP = Unknown("a reading is missing in that minute, and nothing shows what it would have said")
 ALL_AT_ONCE = Unknown("all GPUs of its node turned idle at once; the source is doubted")
 ELSEWHERE = Unknown("it is shared and another GPU of its node is busy: under MPS use is shown on the wrong GPU")
 
@@ -130,6 +136,7 @@ def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, 
     engine, use = _by_minute(fields["engine"]), _by_minute(fields["utilisation"])
     exists = {name for name in ("engine", "utilisation") if fields[name]}
     life = _Life(fields, whole=device[1] is None)
+    covered = _covered([at for name in exists for at, _value in fields[name]])
     found: dict[int, Value] = {}
     for minute in sorted({*engine, *use}):
         if first <= minute <= last:
@@ -138,8 +145,26 @@ def _said(device: Device, traces: Mapping[Device, Sequence[Trace]], first: int, 
             if not isinstance(value, Unknown) and value < SURELY_BUSY:
                 busy = is_busy(value, device[1] is not None)
                 old, unrest = life.is_old(minute), None if busy else life.unrest(minute)
-                found[minute] = next((one for one in (old, unrest) if one is not None), value)
+                gap = None if busy or covered(minute) else GAP
+                found[minute] = next((one for one in (old, unrest, gap) if one is not None), value)
     return found
+
+
+def _covered(times: Iterable[float]) -> Callable[[int], bool]:
+    """Whether no reading is missing in a minute: readings say how it is now, not how it was since the last one."""
+    order = sorted(set(times))
+    steps = sorted(later - earlier for earlier, later in pairwise(order))
+    apart = min(max(APART * steps[len(steps) // 2], APART_MIN), APART_MAX) if steps else APART_MIN
+
+    def covered(minute: int) -> bool:
+        begin, end = minute * MINUTE, (minute + 1) * MINUTE
+        first, last = bisect_right(order, begin), bisect_left(order, end)
+        around = [*(order[first - 1 : first] or [begin]), *order[first:last]]
+        # The reading after it may not be there yet.
+        around += order[last : last + 1] or [end]
+        return all(later - earlier <= apart for earlier, later in pairwise(around))
+
+    return covered
 
 
 def _of_fields(engine: Sequence[Value], use: Sequence[Value], exists: set[str]) -> Value:
@@ -269,3 +294,8 @@ def minute_of(at: datetime) -> int:
 
 def begin_of(minute: int) -> datetime:
     return datetime.fromtimestamp(minute * MINUTE, UTC)
+
+
+def whole(minute: int) -> tuple[datetime, datetime]:
+    """From when to when a value of this minute speaks, so that it is kept with this minute and not with the next."""
+    return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT

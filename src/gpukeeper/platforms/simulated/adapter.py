@@ -35,6 +35,7 @@ PAGE = 200
 HINTS_EVERY = 120.0  # seconds
 BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
+RAN_MEANWHILE = "ran once more, unseen"
 
 
 class Tripped(Exception):
@@ -53,6 +54,8 @@ class SimulatedPlatform:
     def __init__(self, world: World, place: Place) -> None:
         self._world = world
         self._place = place
+        if place.platform == "docker" and self.guards.get(Action.REMOVE) is Guard.ATOMIC:
+            self.guards = {**self.guards, Action.REMOVE: Guard.NOT_RUNNING}  # as the real one
 
     @property
     def name(self) -> str:
@@ -154,9 +157,10 @@ class SimulatedPlatform:
         if faults.refused and world.rng.random() < faults.refused:
             world.note("act", thing, step=step.id, action=action.value, effect="refused")
             return Refused("the platform said no")
-        if self.guards[action] is Guard.ATOMIC and not self.unchanged(thing, fresh):
+        if self.guards[action] is not Guard.LOOKED and not self.unchanged(thing, fresh):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
             return Changed("it is not the version that was looked at")
+        missed = self._run_once_more(thing) if self.guards[action] is Guard.NOT_RUNNING else ""
         if not self.is_free(thing):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
             return Changed("somebody opened it, or work began beside it")
@@ -170,9 +174,20 @@ class SimulatedPlatform:
         if thing.shape is Shape.TREE and faults.halfway and world.rng.random() < faults.halfway:
             world.note("act", thing, step=step.id, action=action.value, effect="halfway")
             return self._leave_half(thing)
-        world.note("act", thing, step=step.id, action=action.value, effect="done")
+        world.note("act", thing, step=step.id, action=action.value, effect="done", answer="lost" if garbled else "")
         self._do(thing, action)
-        return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size)
+        return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size, missed=missed)
+
+    def _run_once_more(self, thing: Thing) -> str:
+        """Between the adapter's last look and the engine's act somebody starts it, and it ends at once."""
+        world = self._world
+        if not (world.faults.snatch and world.rng.random() < world.faults.snatch):
+            return ""
+        now = world.clock.true_now()
+        thing.start(now, timedelta())
+        thing.end(now, Outcome.FAILED)
+        world.note("person", thing, effect=RAN_MEANWHILE)
+        return "somebody started it at that very moment; that run is lost"
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
@@ -267,6 +282,7 @@ class SimulatedMeter:
     def __init__(self, world: World, signals: Sequence[Signal] = tuple(Signal)) -> None:
         self._world = world
         self._signals = signals
+        self._before: dict[str, datetime] = {}  # by uid: when it was last read; gone with this life of gpukeeper
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         world = self._world
@@ -278,8 +294,10 @@ class SimulatedMeter:
             if thing is None:
                 continue
             failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
-            samples += _readings(thing, thing.use(true_now), now, failed, self._signals)
+            since = self._before.pop(thing.ref.uid, None)
+            samples += _readings(thing, thing.use(true_now), now, failed, self._signals, since)
             if not failed:
+                self._before[thing.ref.uid] = now
                 given = world.samples.setdefault(thing.ref.uid, [])
                 given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
         return samples
@@ -306,17 +324,19 @@ class _Manifest(msgspec.Struct):
     subject: Subject
 
 
-def _readings(thing: Thing, use: float, now: datetime, failed: bool, signals: Sequence[Signal]) -> list[Sample]:
+def _readings(
+    thing: Thing, use: float, now: datetime, failed: bool, signals: Sequence[Signal], since: datetime | None
+) -> list[Sample]:
     key = thing.ref.key
     if failed:
         why = Unknown("the driver did not answer")
         return [Sample(key, Signal.GPU, device, now, why) for device in thing.devices]
-    readings = [Sample(key, Signal.GPU, device, now, use) for device in thing.devices]
+    readings = [Sample(key, Signal.GPU, device, now, use, since=since) for device in thing.devices]
     others: dict[Signal, float | Unknown] = {
         Signal.CPU: BUSY_CPU if use else 0.0,
         Signal.NETWORK: 0.0,
         Signal.DISK: 0.0,
         Signal.TERMINAL: NO_TERMINAL,
     }
-    readings += (Sample(key, signal, "", now, others[signal]) for signal in signals if signal in others)
+    readings += (Sample(key, signal, "", now, others[signal], since=since) for signal in signals if signal in others)
     return readings

@@ -49,6 +49,7 @@ class Happened:
     gone: bool = False
     effect: str = ""  # of an act: done, halfway, nothing, changed, refused
     vague: str = ""
+    answer: str = ""  # of an act: lost
     running: int = 0  # of a listing: running roots at that place
     line: Event | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -209,6 +209,20 @@ def test_a_removal_is_unforced_and_keeps_volumes() -> None:
     (call,) = fake.acts()
     assert call.startswith(f"{REMOVE}?")
     assert parse_qs(urlsplit(call).query) == {"force": ["false"], "v": ["false"]}
+
+
+@pytest.mark.parametrize(("ahead", "lost"), [(-60, False), (60, True)])
+def test_a_start_after_our_look_is_reported_as_lost(ahead: int, lost: bool) -> None:
+    """The start of the run that we saw may be in the events, too; and those of others are."""
+    fake = FakeEngine(told(state=ended()))
+    at = datetime.now(UTC) + timedelta(seconds=ahead)
+    fake.past = [
+        {"Type": "container", "Action": "start", "Actor": {"ID": "b" * 64}, "timeNano": int(2e18)},
+        {"Type": "container", "Action": "start", "Actor": {"ID": ID}, "timeNano": int(at.timestamp() * 1e9)},
+    ]
+    answer = remove(fake, seen(told(state=ended())))
+    assert isinstance(answer, Accepted)
+    assert ("somebody started it" in answer.missed) is lost
 
 
 @pytest.mark.parametrize("change", [{"name": "/other"}, {"state": ended(FinishedAt="2026-11-15T10:30:00Z")}])

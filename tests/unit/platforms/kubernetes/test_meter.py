@@ -90,6 +90,10 @@ def points(level: Level, since: datetime, until: datetime, every: float = 30) ->
     return found
 
 
+def minute_of(sample: Sample) -> datetime:
+    return sample.at.replace(second=0, microsecond=0)
+
+
 def gpu(
     uuid: str,
     pod: str = "train-0",
@@ -428,12 +432,6 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         "stands still",
     ),
     "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "when it started is not known"),
-    "started after the window began": (
-        gpu("A"),
-        workload("train-0/0", started=NOW - 10 * MINUTE),
-        Use.UNKNOWN,
-        "",
-    ),
     "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "names no GPU of a pod"),
 }
 
@@ -448,6 +446,31 @@ def test_traps(name: str, tmp_path: Path) -> None:
     assert why in whys(samples)
 
 
+def test_quiet_time_begins_with_the_pod(tmp_path: Path) -> None:
+    subject = workload("train-0/0", started=NOW - 10 * MINUTE)
+    one, _recorded, _time = meter(*gpu("A"))
+    found = judged(tmp_path, read(one, subject), subject)
+    assert found.since is not None
+    assert found.since >= NOW - 10 * MINUTE
+
+
+@pytest.mark.parametrize("lost", [80, 150])
+def test_readings_that_are_missing_begin_a_new_quiet_time(lost: int, tmp_path: Path) -> None:
+    """The exporter was not scraped for a while, and every minute has a reading all the same (with 80 s)."""
+    begin = NOW.replace(second=0) - 12 * MINUTE + timedelta(seconds=10)
+    end = begin + timedelta(seconds=lost)
+    lines = gpu("A")
+    kept = [
+        Line(line.labels, tuple(one for one in line.points if not begin.timestamp() < one[0] < end.timestamp()))
+        for line in lines
+    ]
+    one, _recorded, _time = meter(*kept)
+    found = judged(tmp_path, read(one, workload("train-0/0")), workload("train-0/0"))
+    assert found.use is Use.QUIET
+    assert found.since is not None
+    assert found.since >= end - timedelta(seconds=1)
+
+
 def test_two_hours_of_history_come_at_once_and_each_minute_only_once() -> None:
     one, recorded, time = meter(*gpu("A", until=NOW + 5 * MINUTE))
     first = [s for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU]
@@ -457,7 +480,8 @@ def test_two_hours_of_history_come_at_once_and_each_minute_only_once() -> None:
     assert all(isinstance(s.value, Unknown) for s in read(one, workload("train-0/0")))
     time.at = NOW + 2 * MINUTE
     after = [s for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU]
-    assert [s.at for s in after] == [NOW.replace(minute=0, second=0), NOW.replace(minute=1, second=0)]
+    assert [minute_of(s) for s in after] == [NOW.replace(minute=0, second=0), NOW.replace(minute=1, second=0)]
+    assert (after[0].since, after[0].at) == (first[-1].at, after[1].since), "without a gap"
     assert recorded.spans[-1] < timedelta(minutes=15)
 
 
@@ -466,19 +490,19 @@ def test_a_busy_minute_is_said_before_it_is_over_and_never_lowered(rest: float, 
     minute = NOW.replace(second=0)
     quiet = gpu("A", until=minute - timedelta(seconds=30))
     one, recorded, time = meter(*quiet, *gpu("A", engine=0.2, since=minute, until=minute))
-    said = [s.value for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU and s.at == minute]
+    said = [s.value for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU and minute_of(s) == minute]
     assert said == [20.0]
-    assert read(one, workload("train-0/0"))[0].at != minute  # once is enough
+    assert isinstance(read(one, workload("train-0/0"))[0].value, Unknown)  # once is enough
     time.at += 2 * MINUTE
     recorded.lines += gpu("A", engine=lambda at: rest if at < minute + MINUTE else 0.0, since=NOW, until=time.at)
-    later = [s.value for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU and s.at == minute]
+    later = [s.value for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU and minute_of(s) == minute]
     assert later == corrected
 
 
 def test_an_idle_minute_is_not_said_before_it_is_over() -> None:
     one, _recorded, _time = meter(*gpu("A"))
     said = [s for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU]
-    assert max(s.at for s in said) == NOW.replace(hour=11, minute=59, second=0)
+    assert max(map(minute_of, said)) == NOW.replace(hour=11, minute=59, second=0)
 
 
 def test_a_silent_prometheus_loses_no_minute() -> None:
@@ -713,7 +737,9 @@ def test_exporters_are_asked_directly(lines: list[Line], expected: Use, tmp_path
 
 def test_an_exporter_that_refuses_for_long_leaves_it_unmeasured(tmp_path: Path) -> None:
     samples = direct(gpu("A", since=NOW - 40 * MINUTE), 40, broken=range(40, 60))
-    assert judged(tmp_path, samples, workload("train-0/0")).use is Use.UNKNOWN
+    found = judged(tmp_path, samples, workload("train-0/0"))
+    assert found.since is not None
+    assert found.since >= NOW - 10 * MINUTE, "asked every 30 seconds, it answered again ten minutes ago"
 
 
 def test_no_exporter_at_all_is_said() -> None:
