@@ -26,6 +26,7 @@ class Mount(msgspec.Struct, frozen=True):
     point: str  # where
     kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
     layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
+    options: tuple[str, ...] = ()  # of this mount, such as noatime; of the whole filesystem only `ro`
 
 
 def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
@@ -77,7 +78,12 @@ def _mount(line: str) -> Mount:
     row, about = before.split(), after.split()
     kind = about[0] if about else ""
     layers = tuple(_layers(about[2])) if kind == "overlay" and len(about) > 2 else ()
-    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers)
+    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers, _options(row, about))
+
+
+def _options(row: list[str], about: list[str]) -> tuple[str, ...]:
+    whole = about[2].split(",") if len(about) > 2 else []
+    return (*(row[5].split(",") if len(row) > 5 else ()), *(one for one in whole if one == "ro"))
 
 
 def _layers(options: str) -> Iterator[str]:

@@ -52,6 +52,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
     hidden: str | None  # why this is not everything
     points: frozenset[str] = frozenset()  # where anything is mounted, in any mount namespace, as that one names it
     held: tuple[Held, ...] = ()
+    tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
 
 
 def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] = ()) -> OpenFiles:
@@ -69,6 +70,7 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
         found.why_hidden(),
         frozenset(found.points),
         tuple(found.held.values()),
+        tuple(found.tables),
     )
 
 
@@ -174,6 +176,7 @@ class _Scan:
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
         self.namespaces: set[str] = set()
+        self.tables: list[tuple[Mount, ...]] = []
         self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
         self.restless = False
@@ -276,6 +279,7 @@ class _Scan:
         if namespace not in self.namespaces:
             mounts = parse_mounts((home / "mountinfo").read_text("utf-8", "surrogateescape"))
             self.namespaces.add(namespace)
+            self.tables.append(mounts)
             self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
             self.points.update(mount.point for mount in mounts)
             for mount in mounts:

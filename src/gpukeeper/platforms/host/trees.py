@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import measure, mounts, open_files
+from gpukeeper.disk import access_times, measure, mounts, open_files
+from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
@@ -37,6 +39,7 @@ class Used(msgspec.Struct, frozen=True):
 
     below: open_files.Below
     named: Mentions
+    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
 
 
 InUse: TypeAlias = Used | Unknown
@@ -68,6 +71,7 @@ class Trees:
         self.named = named
         self._together: dict[str, int] = {}  # by folder, of the last observe; a look measures one tree only
         self._ranked: dict[str, reports.Ranked] = {}  # by folder, the same
+        self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when what is in them last changed
         self._remembered = Remembered()
 
     async def observe(self) -> AsyncIterator[Page]:
@@ -85,6 +89,7 @@ class Trees:
             if missed:
                 yield (), missed
         self._remembered.forget_all_but(there)
+        self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
@@ -148,7 +153,7 @@ class Trees:
     def _compared(self, folder: Folder, trees: Sequence[Subject]) -> tuple[Subject, ...]:
         """What is known only of all together: their sum, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
-        ranked = self._ranked[folder.path] = reports.rank(found)
+        ranked = self._ranked[folder.path] = reports.rank(found, self._contents)
         there = frozenset(one.ref.uid for one in found)
         total = self._together[folder.path] = self._total(folder, trees)
         return tuple(
@@ -258,8 +263,19 @@ class Trees:
             kept=None if entry.taken is not None else folder.kept.get(entry.name, named_by),
             findings=(errors.SHARED_REPORT,) if used == errors.SHARED and entry.kind == translate.REPORT else (),
             disk=folder.disk,
+            last_use=self._last_use(entry, found, in_use),
         )
-        return translate.tree_subject(standing, found, self._at())
+        subject = translate.tree_subject(standing, found, self._at())
+        if entry.kind == translate.REPORT:
+            self._contents[subject.ref.uid] = found.content
+        return subject
+
+    def _last_use(self, entry: Entry, found: Measured, in_use: InUse) -> LastUse:
+        """What an interrupted removal left is not used by anybody: no one can reach it."""
+        now = self._at().now
+        if entry.taken is not None or isinstance(in_use, Unknown):
+            return access_times.recorded(found, now)
+        return access_times.last_use(found, in_use.reads, None, now)
 
     async def _in_use(self, folder: str) -> InUse:
         what, deadline = "the list of open files", self._patience.processes
@@ -271,7 +287,9 @@ class Trees:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
     def _used(self, folder: str) -> Used:
-        return Used(open_files.below(folder, self._scan()), self._mentioned(folders.spellings(self.named, folder)))
+        found = self._scan()
+        reads = access_times.reads_of(folder, found.own_mounts, found.tables)
+        return Used(open_files.below(folder, found), self._mentioned(folders.spellings(self.named, folder)), reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""

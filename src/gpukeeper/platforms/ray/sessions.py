@@ -112,6 +112,7 @@ def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) 
         disk=folder.disk,
         root=folder.path,
         findings=state.findings,
+        last_use=visit.last_use(folder, state.measured),
         kept=visit.holds(session.identity),
     )
 

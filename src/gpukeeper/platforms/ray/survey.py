@@ -120,7 +120,7 @@ def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[Log
     if age is None:
         return ()
     before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
-    return tuple(one for one in logs.removable(fd, visit, before) if folder.counts(one.uid))
+    return tuple(one for one in logs.removable(fd, visit, folder.reads, before) if folder.counts(one.uid))
 
 
 def logs_age(folder: Folder, wants: Wants) -> timedelta | None:

@@ -48,6 +48,7 @@ def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject
         owner=visit.owner(found.uid),
         disk=folder.disk,
         root=folder.path,
+        last_use=visit.last_use(folder, found),
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import measure, mounts, open_files, trash
+from gpukeeper.disk import access_times, measure, mounts, open_files, trash
+from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.disk.mounts import Mount
 from gpukeeper.disk.open_files import Below, OpenFiles
@@ -47,6 +48,7 @@ class Folder(msgspec.Struct, frozen=True):
     shared: bool  # other machines may have it mounted
     private: bool  # on the layer of one container, which nobody outside it has mounted
     uids: frozenset[int] | None = None  # whose entries count; None: anybody's
+    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
 
     def counts(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids
@@ -89,7 +91,9 @@ class Visit:
             shared = mounts.is_shared(real, self.mounts)
             private = mount is not None and mount.point == "/" and mount.kind == "overlay"
             uids = whose(self.node.uids, linkers)
-            yield Folder(fd, os.path.normpath(path), real, disk, found.size, found.free, shared, private, uids)
+            reads = access_times.reads_of(real, self.mounts, self.around.used.tables)
+            named = os.path.normpath(path)
+            yield Folder(fd, named, real, disk, found.size, found.free, shared, private, uids, reads)
 
     def is_hosts(self, folder: Folder) -> bool:
         """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
@@ -106,6 +110,9 @@ class Visit:
 
     def measure(self, folder: int, name: str) -> Measured | None:
         return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
+
+    def last_use(self, folder: Folder, found: Measured) -> LastUse:
+        return access_times.last_use(found, folder.reads, None, self.at.now)
 
     def below(self, folder: Folder) -> Below:
         return open_files.below(folder.real, seen_from_here(folder, self.used))
