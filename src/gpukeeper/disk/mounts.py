@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-# Filesystems that other machines may have mounted, too: who uses a file there is not to be seen from here.
-SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "virtiofs", "fuse", "afs")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _LAYERS = {"lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"}  # options of an overlay that name folders
 _COLON = re.compile(r"(?<!\\):")
@@ -55,13 +53,6 @@ def covering(path: str, mounts: Iterable[Mount]) -> Mount | None:
     """The mount that a path without links is on; of two on one point the later hides the earlier."""
     above = [mount for mount in mounts if is_at_or_below(path, mount.point)]
     return max(enumerate(above), key=lambda row: (len(row[1].point), row[0]))[1] if above else None
-
-
-def is_shared(path: str, mounts: Iterable[Mount]) -> bool:
-    """Whether other machines may use the filesystem of a path without links, so that nobody here can say who does.
-    `mounts`: of the namespace that the path is of. Also when that is not known."""
-    mount = covering(path, mounts)
-    return mount is None or mount.kind == "" or mount.kind.startswith(SHARED)
 
 
 def is_at_or_below(path: str, folder: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel
+from gpukeeper.disk.elsewhere import Export, exported
 from gpukeeper.disk.measure import Measured
 from gpukeeper.disk.mounts import Mount, is_at_or_below, own_mounts, parse_mounts, source_of
 from gpukeeper.disk.walk import BLOCK, Identity
@@ -53,6 +54,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
     points: frozenset[str] = frozenset()  # where anything is mounted, in any mount namespace, as that one names it
     held: tuple[Held, ...] = ()
     tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
+    exports: tuple[Export, ...] = ()  # what this machine offers to others
 
 
 def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] = ()) -> OpenFiles:
@@ -71,6 +73,7 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
         frozenset(found.points),
         tuple(found.held.values()),
         tuple(found.tables),
+        exported(mounts),
     )
 
 

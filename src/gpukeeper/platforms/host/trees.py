@@ -12,6 +12,7 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, Reads, Recorded
+from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
@@ -246,9 +247,12 @@ class Trees:
 
     def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
         used: bool | Unknown
+        findings: tuple[str, ...] = ()
         if isinstance(in_use, Unknown):
             used, held_by, named_by = in_use, None, None
         else:
+            if entry.kind == translate.REPORT and (unseen := _why_unseen(entry, in_use)) is not None:
+                findings = (f"{unseen.why}, {errors.NEVER_FROM_HERE}",)
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
             named_by = in_use.named.get(entry.name) if held_by is None else None
@@ -261,7 +265,7 @@ class Trees:
             in_use=used,
             held_by=held_by,
             kept=None if entry.taken is not None else folder.kept.get(entry.name, named_by),
-            findings=(errors.SHARED_REPORT,) if used == errors.SHARED and entry.kind == translate.REPORT else (),
+            findings=findings,
             disk=folder.disk,
             last_use=self._last_use(entry, found, in_use),
         )
@@ -315,8 +319,13 @@ def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
     if entry.name in used.named:
         return True
     in_use = open_files.is_in_use(entry.name, found, used.below)
-    shared = in_use is False and mounts.is_shared(entry.real_path, used.below.open_files.own_mounts)
-    return errors.SHARED if shared else in_use
+    unseen = _why_unseen(entry, used) if in_use is False else None
+    return in_use if unseen is None else unseen
+
+
+def _why_unseen(entry: Entry, used: Used) -> Unknown | None:
+    found = used.below.open_files
+    return why_unseen(entry.real_path, found.own_mounts, found.exports)
 
 
 def _category(entry: Entry) -> Category:

@@ -125,7 +125,7 @@ def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[Log
 
 def logs_age(folder: Folder, wants: Wants) -> timedelta | None:
     """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
-    if wants.logs is None or folder.shared:
+    if wants.logs is None or folder.unseen is not None:
         return None
     return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
 
