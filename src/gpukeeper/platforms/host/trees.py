@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, folders, mentions, reports, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, Scan, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Patience, Scan, nothing_needed, user_name
 from gpukeeper.platforms.host.folders import Folder, Named
 from gpukeeper.platforms.host.mentions import Mentioned, Mentions
 from gpukeeper.platforms.host.remembered import Remembered
@@ -62,9 +62,10 @@ class Trees:
         limits: Limits,
         patience: Patience,
         mentioned: Mentioned = mentions.below,
+        needed: Needed = nothing_needed,
     ) -> None:
         self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
-        self._mentioned = mentioned
+        self._mentioned, self._needed = mentioned, needed
         self.follow(named)
 
     def follow(self, named: Named) -> None:
@@ -283,17 +284,22 @@ class Trees:
 
     async def _in_use(self, folder: str) -> InUse:
         what, deadline = "the list of open files", self._patience.processes
+        needed = await self._needed()
+        if isinstance(needed, Unknown):
+            return Unknown(f"whether a stopped container needs it is not known: {needed.why}")
         try:
-            return await in_thread(lambda: self._used(folder), deadline)
+            return await in_thread(lambda: self._used(folder, needed), deadline)
         except TimeoutError:
             return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
         except OSError as error:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
-    def _used(self, folder: str) -> Used:
+    def _used(self, folder: str, needed: Mapping[str, str]) -> Used:
         found = self._scan()
+        wanted = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
-        return Used(open_files.below(folder, found), self._mentioned(folders.spellings(self.named, folder)), reads)
+        named = self._mentioned(folders.spellings(self.named, folder))
+        return Used(open_files.below(folder, found), {**wanted, **named}, reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""
@@ -313,6 +319,12 @@ class Trees:
             total += held
         self._remembered.learn_total(folder, total, now)
         return self._remembered.is_far_below(folder, now)
+
+
+def _entry_of(folder: str, path: str) -> str | None:
+    """The entry of a folder in which a path lies; links resolved, as the folder's are."""
+    real, prefix = os.path.realpath(path), folder.rstrip("/") + "/"
+    return real[len(prefix) :].split("/", 1)[0] if real.startswith(prefix) else None
 
 
 def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
