@@ -67,22 +67,24 @@ def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mou
     return Reads(*max(ways, key=lambda way: way[0]))
 
 
-def last_use(found: Measured, reads: Reads, watched: Watched | None, now: datetime) -> LastUse:
-    """When it was surely not used any more, by what is on record and by what was watched."""
+def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, now: datetime) -> LastUse:
+    """When it was surely not used any more, by what is on record and by what was watched. Unknown: that failed."""
     newest = found.newest
     if isinstance(newest, Unknown):
         return LastUse(newest)
     what = "recorded read" if newest == found.read else "change"
     known = f"last {what} {_ago(newest, now)}"
     hidden = hidden_until(newest, found.read, reads)
-    if watched is not None:
+    if isinstance(watched, Watched):
         seen = newest if watched.last is None else max(newest, watched.last)
         hidden = watched.since if hidden is None else min(hidden, watched.since)
         last = "" if watched.last is None else f", last use {_ago(watched.last, now)}"
         return LastUse(max(seen, hidden), f"{known}; watched for {in_words(now - watched.since)}{last}")
     if hidden is None:
-        remedy = "let `gpukeeper serve` watch it, or mount it with relatime or strictatime"
-        return LastUse(Unknown(f"{known}, but reads leave no trace on {reads.mount}; {remedy}"))
+        trace = f"{known}, but reads leave no trace on {reads.mount}"
+        if isinstance(watched, Unknown):
+            return LastUse(Unknown(f"{trace}, and it could not be watched: {watched.why}"))
+        return LastUse(Unknown(f"{trace}; let `gpukeeper serve` watch it, or mount it with relatime or strictatime"))
     if hidden > newest:
         return LastUse(hidden, f"{known}; reads in the 24h after that are not recorded on {reads.mount}")
     return LastUse(newest, known)

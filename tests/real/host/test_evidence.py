@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import require
-from tests.real.host.machine import Host, can_mount, sees_everybody
+from tests.real.host.machine import Host, can_mount, sees_everybody, until
 
 TREES = """
 temporary: [{root: ROOT, names: ["tmp*"], above: 1B}]
@@ -164,3 +164,25 @@ def test_a_folder_that_was_moved_below_a_root_just_now_is_kept(image: Image, tmp
         (kept,) = host.plan("--kind", "tree")
         assert kept["verdict"] == "wait"
         assert "last change" in kept["reason"]
+
+
+WATCHED = """
+temporary: [{root: ROOT, names: ["tmp*"], above: 1B, older_than: 5s, under_pressure: 5s}]
+schedule: {every: 5s}
+"""
+
+
+def test_serve_watches_and_so_removes_what_nobody_reads_and_nothing_else(image: Image, tmp_path: Path) -> None:
+    """Without access times, and with the age that the policy says."""
+    with image.mounted("noatime") as point:
+        host = Host(tmp_path, WATCHED, point)
+        host.tree("tmp-quiet")
+        with reading(point / "tmp-a/file"), host.start("serve", "--platform", "host") as daemon:
+            try:
+                until(lambda: not (point / "tmp-quiet").exists(), "what nobody reads goes")
+                assert (point / "tmp-a/file").exists()
+            finally:
+                daemon.terminate()
+        assert (point / "tmp-a/file").exists()
+        (line,) = host.lines("intent")
+        assert "watched for" in line["reason"]

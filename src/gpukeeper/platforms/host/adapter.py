@@ -6,6 +6,7 @@ sees less, and says so.
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import msgspec
 from gpukeeper.devices import nvml
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -125,10 +127,16 @@ class HostPlatform:
             yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(subjects), unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """The machine gives no hints; the next pass looks."""
+        """The machine gives no hints; the next pass looks. While somebody waits for them, what is used is watched."""
+        watch = self._trees.watch
         hints: tuple[Ref | None, ...] = ()
-        for hint in hints:
-            yield hint
+        try:
+            if await in_thread(watch.start, self._patience.processes) is None:
+                await asyncio.Event().wait()
+            for hint in hints:
+                yield hint
+        finally:
+            watch.close()
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind in {translate.GPU, translate.SLICE}:

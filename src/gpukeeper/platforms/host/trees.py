@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -14,6 +15,8 @@ from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
+from gpukeeper.disk.trash import is_trash
+from gpukeeper.disk.watch import Watch
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
@@ -63,9 +66,10 @@ class Trees:
         patience: Patience,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
+        watch: Watch | None = None,
     ) -> None:
         self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
-        self._mentioned, self._needed = mentioned, needed
+        self._mentioned, self._needed, self.watch = mentioned, needed, watch or Watch()
         self.follow(named)
 
     def follow(self, named: Named) -> None:
@@ -280,7 +284,7 @@ class Trees:
         now = self._at().now
         if entry.taken is not None or isinstance(in_use, Unknown):
             return access_times.recorded(found, now)
-        return access_times.last_use(found, in_use.reads, None, now)
+        return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
     async def _in_use(self, folder: str) -> InUse:
         what, deadline = "the list of open files", self._patience.processes
@@ -295,6 +299,8 @@ class Trees:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
     def _used(self, folder: str, needed: Mapping[str, str]) -> Used:
+        if not is_trash(Path(folder).name):
+            self.watch.add(folder)
         found = self._scan()
         wanted = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
