@@ -37,7 +37,7 @@ from gpukeeper.platforms.docker import meter as docker_meter
 from gpukeeper.platforms.docker.adapter import DockerPlatform, DockerSettings
 from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, nothing_known
-from gpukeeper.platforms.host.connect import hostname, user_name
+from gpukeeper.platforms.host.connect import Needed, hostname, nothing_needed, user_name
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
@@ -375,13 +375,21 @@ def _platforms(
     cluster = _cluster(loaded, environ, reaches)
     if cluster is not None:
         found.append(KubernetesPlatform(cluster, clock, loaded.policy))
-    return (_host(loaded, clock, environ, busy), *found), reaches
+    needed = nothing_needed if beside is None else beside.bound
+    return (_host(loaded, clock, environ, busy, needed), *found), reaches
 
 
-def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy) -> HostPlatform:
+def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy, needed: Needed) -> HostPlatform:
     policy, folders = loaded.policy, _own_folders(loaded, environ)
     return HostPlatform(
-        hostname(), policy.temporary, clock, reports=policy.reports, marks=policy.disk, folders=folders, busy=busy
+        hostname(),
+        policy.temporary,
+        clock,
+        reports=policy.reports,
+        marks=policy.disk,
+        folders=folders,
+        busy=busy,
+        needed=needed,
     )
 
 

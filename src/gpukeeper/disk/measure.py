@@ -59,9 +59,9 @@ class Limits(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not seen.
 
-    `newest` is its age: all access, modification and change times, but for the change time of the top itself where
-    that is a folder. Taking a tree and putting it back moves that one, and would make it young and the latest of its
-    kind. Of a single file it counts: the other times are whatever somebody set. `ctime_ns` counts everything.
+    `newest` is the last use on record: the modification and change times of everything, and the access times of files.
+    The change time of the top counts, since moving a tree changes nothing else. `content` is without it: a removal
+    that puts a tree back changes it too, and must not make that tree the latest of its kind.
     """
 
     device: int
@@ -69,14 +69,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     size: int | Unknown  # bytes allocated on disk; hard links count once, holes not at all
     entries: int
-    newest: datetime | Unknown  # when anything of it was last used or changed, see above
-    ctime_ns: int | Unknown  # newest change time, the top's too; unlike the others it cannot be set by anyone
+    newest: datetime | Unknown  # when anything of it was last changed, or read as far as that is recorded
+    ctime_ns: int | Unknown  # newest change time; unlike the others it cannot be set by anyone
     problems: tuple[str, ...]
     sockets: int = 0
     fifos: int = 0
     devices: int = 0
     held_by: int | None = None  # a pid of `open_files` that has something of it open
     uids: frozenset[int] = frozenset()  # owners of all its entries; with a problem, of those that were seen
+    read: datetime | None = None  # the newest read of a file after its last change; None: none is recorded
+    content: datetime | Unknown = Unknown("not measured")  # newest modification or change, without the top's own change
     back: int | Unknown = Unknown("not measured")  # expected from removing it: nothing of what has a link elsewhere
 
 
@@ -168,7 +170,7 @@ def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, 
         # Taken before it is read, since reading it may move its own access time.
         found = os.fstat(top)
         walk.count([found])
-        walk.tally.newest_ns = max(found.st_mtime_ns, found.st_atime_ns)  # without its own change, see Measured
+        walk.tally.content_ns = found.st_mtime_ns  # without its own change, see Measured
         measure_below(walk, top, alone)
         return found
     finally:
@@ -223,5 +225,7 @@ def _result(tally: Tally, top: os.stat_result) -> Measured:
         devices=tally.devices,
         held_by=tally.held_by,
         uids=frozenset(tally.uids),
+        read=instant(tally.read_ns) if tally.read_ns else None,
+        content=instant(tally.content_ns) if unknown is None else unknown,
         back=tally.back() if unknown is None else unknown,
     )

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-# Filesystems that other machines may have mounted, too: who uses a file there is not to be seen from here.
-SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "virtiofs", "fuse", "afs")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _LAYERS = {"lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"}  # options of an overlay that name folders
 _COLON = re.compile(r"(?<!\\):")
@@ -26,6 +24,7 @@ class Mount(msgspec.Struct, frozen=True):
     point: str  # where
     kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
     layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
+    options: tuple[str, ...] = ()  # of this mount, such as noatime; of the whole filesystem only `ro`
 
 
 def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
@@ -56,13 +55,6 @@ def covering(path: str, mounts: Iterable[Mount]) -> Mount | None:
     return max(enumerate(above), key=lambda row: (len(row[1].point), row[0]))[1] if above else None
 
 
-def is_shared(path: str, mounts: Iterable[Mount]) -> bool:
-    """Whether other machines may use the filesystem of a path without links, so that nobody here can say who does.
-    `mounts`: of the namespace that the path is of. Also when that is not known."""
-    mount = covering(path, mounts)
-    return mount is None or mount.kind == "" or mount.kind.startswith(SHARED)
-
-
 def is_at_or_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
@@ -77,7 +69,12 @@ def _mount(line: str) -> Mount:
     row, about = before.split(), after.split()
     kind = about[0] if about else ""
     layers = tuple(_layers(about[2])) if kind == "overlay" and len(about) > 2 else ()
-    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers)
+    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers, _options(row, about))
+
+
+def _options(row: list[str], about: list[str]) -> tuple[str, ...]:
+    whole = about[2].split(",") if len(about) > 2 else []
+    return (*(row[5].split(",") if len(row) > 5 else ()), *(one for one in whole if one == "ro"))
 
 
 def _layers(options: str) -> Iterator[str]:

@@ -17,8 +17,10 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel
+from gpukeeper.disk.elsewhere import Export, exported
 from gpukeeper.disk.measure import Measured
 from gpukeeper.disk.mounts import Mount, is_at_or_below, own_mounts, parse_mounts, source_of
+from gpukeeper.disk.namespaces import mountinfo_of
 from gpukeeper.disk.walk import BLOCK, Identity
 from gpukeeper.model.unknown import Unknown
 
@@ -28,6 +30,7 @@ ONLY_HERE = "only the processes of this container can be seen from here, not tho
 DELETED = " (deleted)"
 KERNEL = 0  # as a holder: no process, the kernel itself
 KERNEL_THREAD = 0x00200000
+MOUNT_NAMESPACE = "mnt:["
 RECENT = 8  # tables of one process a thread is compared with, beside the first
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")  # noqa: S108 - a name to compare
 _MAPPED = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/.*)$", re.MULTILINE)
@@ -52,12 +55,15 @@ class OpenFiles(msgspec.Struct, frozen=True):
     hidden: str | None  # why this is not everything
     points: frozenset[str] = frozenset()  # where anything is mounted, in any mount namespace, as that one names it
     held: tuple[Held, ...] = ()
+    tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
+    exports: tuple[Export, ...] = ()  # what this machine offers to others
 
 
 def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] = ()) -> OpenFiles:
     """`unreadable`: programs of root that need not be looked into when they cannot be; somebody vouches for them."""
     found = _Scan(proc, frozenset(unreadable))
     found.add_all()
+    found.add_kept_namespaces()
     for path in _kernel_files(proc, system):
         found.paths.setdefault(path, KERNEL)
     mounts = own_mounts(proc)
@@ -69,6 +75,8 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
         found.why_hidden(),
         frozenset(found.points),
         tuple(found.held.values()),
+        tuple(found.tables),
+        exported(mounts),
     )
 
 
@@ -174,6 +182,9 @@ class _Scan:
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
         self.namespaces: set[str] = set()
+        self.tables: list[tuple[Mount, ...]] = []
+        self.kept_namespaces: dict[str, str] = {}  # that a descriptor or a mount keeps, each with a way to it
+        self.unentered: str | None = None
         self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
         self.restless = False
@@ -257,6 +268,8 @@ class _Scan:
             if error.errno != errno.ENAMETOOLONG:
                 raise
             path = ""  # too deep to have one, as anybody can arrange: then known by identity alone
+        if path.startswith(MOUNT_NAMESPACE):
+            self.kept_namespaces.setdefault(path, str(link))
         if path and not path.startswith("/"):
             return  # a pipe, a socket
         if path:
@@ -275,11 +288,30 @@ class _Scan:
         namespace = str((home / "ns/mnt").readlink())
         if namespace not in self.namespaces:
             mounts = parse_mounts((home / "mountinfo").read_text("utf-8", "surrogateescape"))
-            self.namespaces.add(namespace)
-            self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
-            self.points.update(mount.point for mount in mounts)
-            for mount in mounts:
-                self.add_layers(mount, home)
+            self.add_table(namespace, mounts, home)
+
+    def add_table(self, namespace: str, mounts: tuple[Mount, ...], home: Path) -> None:
+        self.namespaces.add(namespace)
+        self.tables.append(mounts)
+        self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
+        self.points.update(mount.point for mount in mounts)
+        for mount in mounts:
+            self.add_layers(mount, home)
+            if mount.kind == "nsfs" and mount.source.startswith(MOUNT_NAMESPACE):
+                self.kept_namespaces.setdefault(mount.source, f"{home}/root{mount.point}")
+
+    def add_kept_namespaces(self) -> None:
+        """Those in which no process is: whatever enters one of them later finds its mounts."""
+        for _ in range(ROUNDS):
+            left = [one for one in self.kept_namespaces if one not in self.namespaces]
+            if not left:
+                return
+            found = mountinfo_of(self.kept_namespaces[left[0]], self.proc)
+            if found is None:
+                self.unentered = left[0]
+                return
+            self.add_table(left[0], parse_mounts(found), Path(self.proc, "self"))
+        self.unentered = "more than can be looked at"
 
     def add_layers(self, mount: Mount, home: Path) -> None:
         """The folders an overlay is made of are open in nobody's descriptors and mounted nowhere. They are called as
@@ -317,6 +349,8 @@ class _Scan:
                 f"the open files of {len(self.unread)} other processes could not be read, of pid {self.unread[0]} "
                 "for one; that needs root (CAP_SYS_PTRACE). Where even root may not: disk.unreadable in the policy"
             )
+        if self.unentered is not None:
+            return f"a mount namespace without processes ({self.unentered}) could not be looked into; that needs root"
         if self.restless:
             return "processes come and go faster than they can be looked at"
         return ONLY_HERE if _namespace(self.proc) != FIRST_PID_NAMESPACE else None

@@ -40,6 +40,16 @@ def never() -> bool:
     return False
 
 
+def read_ns(found: os.stat_result) -> int:
+    """When a file was read after its last change, as far as that is recorded; 0: it was not.
+
+    Not of a folder: `du`, a backup or an index of names reads every folder and uses nothing.
+    """
+    read = found.st_atime_ns
+    later = read > found.st_mtime_ns and read > found.st_ctime_ns
+    return read if later and not stat.S_ISDIR(found.st_mode) else 0
+
+
 class Enough(Exception):
     """The walk ends here; what was not visited is not known."""
 
@@ -51,7 +61,7 @@ class Tally:
         self.open_files = open_files
         self.open_inodes = {inode for _, inode in open_files}
         self.entries = self.blocks = self.sockets = self.fifos = self.devices = 0
-        self.newest_ns = self.ctime_ns = 0
+        self.newest_ns = self.ctime_ns = self.content_ns = self.read_ns = 0
         self.held_by: int | None = None
         self.problems: list[str] = []
         self.uids: set[int] = set()  # owners of the entries
@@ -66,7 +76,10 @@ class Tally:
         self.uids.update(map(_owner, found))
         changed, modified, used = (max(map(time, found)) for time in _times)
         self.ctime_ns = max(self.ctime_ns, changed)
-        self.newest_ns = max(self.newest_ns, changed, modified, used)
+        if used > self.read_ns:
+            self.read_ns = max(self.read_ns, *map(read_ns, found))
+        self.content_ns = max(self.content_ns, changed, modified)
+        self.newest_ns = max(self.newest_ns, changed, modified, self.read_ns)
         if not self.open_inodes.isdisjoint(map(_inode, found)):
             self._look_for_users(found)
         if max(map(_links, found)) > 1 or not all(map(stat.S_ISREG, set(map(_mode, found)))):
@@ -94,6 +107,8 @@ class Tally:
             "devices": self.devices,
             "newest_ns": self.newest_ns,
             "ctime_ns": self.ctime_ns,
+            "content_ns": self.content_ns,
+            "read_ns": self.read_ns,
             "held_by": self.held_by,
             "problems": self.problems,
             "uids": sorted(self.uids),
@@ -103,7 +118,8 @@ class Tally:
     def merge(self, other: Mapping[str, Any]) -> None:
         for name in ("entries", "blocks", "sockets", "fifos", "devices"):
             setattr(self, name, getattr(self, name) + other[name])
-        self.newest_ns, self.ctime_ns = max(self.newest_ns, other["newest_ns"]), max(self.ctime_ns, other["ctime_ns"])
+        for name in ("newest_ns", "ctime_ns", "content_ns", "read_ns"):
+            setattr(self, name, max(getattr(self, name), other[name]))
         self.held_by = other["held_by"] if self.held_by is None else self.held_by
         self.uids.update(other["uids"])
         for problem in other["problems"]:

@@ -110,7 +110,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     children_go_with_it: bool = False  # nothing but its own removal ends them
     blocked: Blocked | None = None  # being removed, and something keeps that from ending
     size: int | Unknown = Unknown("not measured")  # bytes
-    last_used: datetime | Unknown | None = None  # newest access, change or modification in a tree
+    last_used: datetime | Unknown | None = None  # of a tree: not used after that; ahead while a read may go unrecorded
+    use_evidence: str = ""  # what `last_used` of a tree follows from, as a clause
     together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.measure import CHANGED, MOUNT_POINT, Limits, Measured, measure, open_directory, printable
+from gpukeeper.disk.measure import CHANGED, MOUNT_POINT, Limits, Measured, instant, measure, open_directory, printable
 from gpukeeper.model.unknown import Unknown
 
 MIB = 1024 * 1024
@@ -198,19 +198,30 @@ def test_sockets_are_counted(tmp_path: Path) -> None:
     assert measured(tmp_path / "tree").sockets == 1
 
 
-def test_being_moved_and_put_back_makes_a_folder_no_younger(tmp_path: Path) -> None:
-    """Every look after a removal that came to nothing would start its age anew."""
+def test_a_folder_that_was_moved_is_young_and_what_is_in_it_is_not(tmp_path: Path) -> None:
+    """Moving it changes nothing but the change time of its top. Whoever moved it wants it."""
     (tmp_path / "tree").mkdir()
     os.utime(tmp_path / "tree", (5, 5))
-    found = measured(tmp_path / "tree")
-    assert found.newest == datetime.fromtimestamp(5, UTC)
-    assert found.ctime_ns == (tmp_path / "tree").stat().st_ctime_ns
-    (tmp_path / "tree/sub").mkdir()
-    os.utime(tmp_path / "tree/sub", (6, 6))
-    os.utime(tmp_path / "tree", (5, 5))
-    inside = measured(tmp_path / "tree").newest
+    (tmp_path / "tree").rename(tmp_path / "moved")
+    found = measured(tmp_path / "moved")
+    changed = (tmp_path / "moved").stat().st_ctime_ns
+    assert (found.newest, found.ctime_ns) == (instant(changed), changed)
+    assert found.content == datetime.fromtimestamp(5, UTC)
+    (tmp_path / "moved/sub").mkdir()
+    os.utime(tmp_path / "moved/sub", (6, 6))
+    os.utime(tmp_path / "moved", (5, 5))
+    inside = measured(tmp_path / "moved").content
     assert isinstance(inside, datetime)
     assert inside.year > 1970  # of what is inside the change counts: nobody moves that by moving the tree
+
+
+def test_reading_a_file_counts_and_listing_a_folder_does_not(tmp_path: Path) -> None:
+    file = filled(tmp_path / "tree/sub/file", 1)
+    os.utime(tmp_path / "tree/sub", (2_000_000_000, 5))
+    assert measured(tmp_path / "tree").read is None
+    os.utime(file, (2_000_000_000, 5))
+    found = measured(tmp_path / "tree")
+    assert found.read == found.newest == datetime.fromtimestamp(2_000_000_000, UTC)
 
 
 def test_of_a_single_file_the_change_counts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpukeeper.disk.mounts import Mount, has_mount_inside, is_shared, own_mounts, parse_mounts, source_of
+from gpukeeper.disk.mounts import Mount, has_mount_inside, own_mounts, parse_mounts, source_of
 
 TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 40 27 254:1 /scratch /tmp rw shared:3 - ext4 /dev/vdb rw
@@ -12,7 +12,7 @@ TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 
 
 def test_blanks_in_names_are_read_back() -> None:
-    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point", "tmpfs")
+    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point", "tmpfs", options=("rw",))
 
 
 def test_a_mount_inside_a_tree_is_seen_even_of_a_single_file() -> None:
@@ -37,19 +37,6 @@ def test_of_two_mounts_on_one_point_the_later_counts() -> None:
 
 def test_this_machine_has_a_root() -> None:
     assert any(mount.point == "/" for mount in own_mounts())
-
-
-def test_a_filesystem_that_other_machines_may_use_is_told_by_the_innermost_mount() -> None:
-    text = "1 0 254:0 / / rw - ext4 /dev/vda rw\n2 1 0:50 / /net rw - nfs4 server:/net rw\n"
-    text += "3 2 0:51 / /net/local\\040disk rw shared:1 - xfs /dev/vdb rw\n4 1 0:52 / /mnt rw - fuse.sshfs a rw\n"
-    mounts = parse_mounts(text)
-    answers = [is_shared(path, mounts) for path in ("/tmp", "/net", "/net/me/x", "/net/local disk/x", "/mnt/x")]
-    assert answers == [False, True, True, False, True]
-
-
-def test_of_a_path_on_no_known_mount_it_is_not_said_that_nobody_else_uses_it() -> None:
-    assert is_shared("/tmp", ())
-    assert is_shared("/tmp", parse_mounts("1 0 254:0 / / rw"))
 
 
 def test_the_layers_of_an_overlay_are_read_back() -> None:

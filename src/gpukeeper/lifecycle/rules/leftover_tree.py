@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.rules.temporary_tree import not_free
+from gpukeeper.lifecycle.rules.temporary_tree import by_evidence, not_free, unused
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -38,13 +38,15 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
         return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
     kept = settings.policy.kept.get(subject.category.value, _FOR_EVER)
-    reason = f"{_WORDS[subject.category]}{_size(subject)}, unused for {in_words(now - last_used)}"
+    reason = f"{_WORDS[subject.category]}{_size(subject)}, {unused(last_used, now)}"
     if kept.older_than is None:
-        return Answer(NAME, Verdict.REPORT, f"{reason}; the policy only reports these", since=last_used)
+        reason += f"{by_evidence(subject)}; the policy only reports these"
+        return Answer(NAME, Verdict.REPORT, reason, since=last_used)
     allowed = _allowed(kept.older_than, kept.under_pressure if view.pressure else None)
     reason += f", allowed {in_words(allowed)}"
     if allowed < kept.older_than:
         reason += " while the disk is too full"
+    reason += by_evidence(subject)
     due = last_used + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)

@@ -70,6 +70,15 @@ def not_free(rule: str, subject: Subject) -> Answer | None:
     return None
 
 
+def unused(last_used: datetime, now: datetime) -> str:
+    ahead = last_used > now
+    return f"may be in use for {in_words(last_used - now)} more" if ahead else f"unused for {in_words(now - last_used)}"
+
+
+def by_evidence(subject: Subject) -> str:
+    return f" ({subject.use_evidence})" if subject.use_evidence else ""
+
+
 def _by_age(subject: Subject, named: Temporary, together: int, pressure: bool, now: datetime) -> Answer:
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
@@ -78,9 +87,10 @@ def _by_age(subject: Subject, named: Temporary, together: int, pressure: bool, n
     if isinstance(subject.size, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, f"its size is not known ({subject.size.why})")
     allowed = min(named.older_than, named.under_pressure) if pressure else named.older_than
-    reason = f"{size_in_words(subject.size)}, unused for {in_words(now - last_used)}, allowed {in_words(allowed)}"
+    reason = f"{size_in_words(subject.size)}, {unused(last_used, now)}, allowed {in_words(allowed)}"
     if pressure:
         reason += " while the disk is too full"
+    reason += by_evidence(subject)
     due = last_used + allowed
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)

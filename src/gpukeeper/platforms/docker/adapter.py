@@ -240,6 +240,28 @@ class DockerPlatform:
         unknown = next((one for one in answers if isinstance(one, Unknown)), None)
         return [one for one in answers if isinstance(one, Inspected)] if unknown is None else unknown
 
+    async def bound(self) -> Mapping[str, str] | Unknown:
+        """Folders of this machine that containers which do not run have mounted, each with a clause that says so.
+        Nothing else tells: a stopped container has no mounts and no open files, and needs them when it starts."""
+        if not self._engine.local:
+            return {}
+        try:
+            async with self._engine.opened():
+                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                answers = [await self.records.inspect(one.id) for one in listed if one.state != "running"]
+        except PlatformError as problem:
+            return Unknown(str(problem))
+        found = {}
+        for one in answers:
+            if isinstance(one, Unknown):
+                return one
+            if one is None:
+                continue  # removed since it was listed
+            for mount in one.mounts or ():
+                if mount.type == "bind":
+                    found[mount.source] = f"the stopped container {one.plain_name} has {mount.source} mounted"
+        return found
+
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """It is what it is made of; the rules say the rest."""
         return Diagnosis()

@@ -8,7 +8,7 @@ from gpukeeper.disk import trash
 from gpukeeper.disk.remove import Expected, Removal, finish, remove
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Accepted, Changed, Refused
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, mentions, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, Patience, Scan
@@ -33,8 +33,8 @@ class Removals:
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
         if identity is None or change is None:
             return errors.NOT_MEASURED
-        if fresh.in_use == errors.SHARED:
-            return Refused(f"it was left where it is: {errors.SHARED.why}")
+        if isinstance(fresh.in_use, Unknown) and fresh.category is not Category.UNFINISHED:
+            return Refused(f"it was left where it is: {fresh.in_use.why}")
         if fresh.ref.uid in self._under_way:
             return UNDER_WAY
         self._under_way.add(fresh.ref.uid)

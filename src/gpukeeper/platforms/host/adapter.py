@@ -6,6 +6,7 @@ sees less, and says so.
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import msgspec
 from gpukeeper.devices import nvml
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -35,7 +37,7 @@ from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
 from gpukeeper.platforms.host.acts import Removals
-from gpukeeper.platforms.host.connect import Patience, Scan
+from gpukeeper.platforms.host.connect import Needed, Patience, Scan, nothing_needed
 from gpukeeper.platforms.host.disks import Disks
 from gpukeeper.platforms.host.folders import Named
 from gpukeeper.platforms.host.gpus import Gpus, Inventory
@@ -62,6 +64,7 @@ class HostPlatform:
         marks: DiskMarks | None = None,
         folders: Sequence[str] = (),
         busy: Busy = nothing_known,
+        needed: Needed = nothing_needed,
         inventory: Inventory = nvml.inventory,
         proc: str = "/proc",
         scan: Scan | None = None,
@@ -69,7 +72,8 @@ class HostPlatform:
         patience: Patience | None = None,
     ) -> None:
         """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them. `busy`: what
-        work of a cluster runs on this machine and may need the files below that root, in a few words."""
+        work of a cluster runs on this machine and may need the files below that root, in a few words. `needed`: folders
+        that stopped containers have mounted."""
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
         self._patience = patience or Patience()
         self._unreadable = (marks or DiskMarks()).unreadable
@@ -77,7 +81,7 @@ class HostPlatform:
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         mentioned = partial(mentions.below, proc=proc)
         self._gpus = Gpus(self._at, inventory, proc, self._patience)
-        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience, mentioned)
+        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience, mentioned, needed)
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
         self._removals = Removals(scan, self._patience, mentioned)
 
@@ -123,10 +127,16 @@ class HostPlatform:
             yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(subjects), unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """The machine gives no hints; the next pass looks."""
+        """The machine gives no hints; the next pass looks. While somebody waits for them, what is used is watched."""
+        watch = self._trees.watch
         hints: tuple[Ref | None, ...] = ()
-        for hint in hints:
-            yield hint
+        try:
+            if await in_thread(watch.start, self._patience.processes) is None:
+                await asyncio.Event().wait()
+            for hint in hints:
+                yield hint
+        finally:
+            watch.close()
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind in {translate.GPU, translate.SLICE}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pwd
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -13,9 +13,12 @@ import msgspec
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
 
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
 Scan: TypeAlias = Callable[[], OpenFiles]
+# Folders that something will need when it starts, each with a clause that says what.
+Needed: TypeAlias = Callable[[], Awaitable[Mapping[str, str] | Unknown]]
 PAGE = 500  # subjects
 A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
 
@@ -29,6 +32,11 @@ class Patience(msgspec.Struct, frozen=True):
     trees: timedelta = timedelta(minutes=15)  # all of one pass; the rest is listed and not measured
     removal: timedelta = timedelta(minutes=15)  # of one tree; what is left of it then waits in the trash
     disk: timedelta = timedelta(seconds=10)
+
+
+async def nothing_needed() -> Mapping[str, str]:
+    """There is no engine whose containers could need folders of this machine."""
+    return {}
 
 
 def hostname() -> str:

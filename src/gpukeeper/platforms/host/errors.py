@@ -13,11 +13,7 @@ from gpukeeper.platforms.host.resolve import ForeignLink
 LOOKS_ONLY = Refused("gpukeeper only looks at the GPUs, processes and disks of the machine itself; nothing was done")
 NOT_MEASURED = Refused("it could not be measured whole, so it was left where it is")
 NO_COPY = Refused("nothing was saved of it, so there is nothing to bring back")
-SHARED = Unknown("it is on a filesystem that other machines may use, too; who does cannot be seen from here")
-SHARED_REPORT = (
-    "it is on a filesystem that other machines may use, too, so it is never removed from here, however old it is; "
-    "no policy of this version changes that"
-)
+NEVER_FROM_HERE = "so it is never removed from here, however old it is; no policy of this version changes that"
 SAID = 3  # of what could not be removed
 
 

@@ -70,6 +70,6 @@ class Remembered:
 
 
 def _times(top: os.stat_result) -> tuple[int, ...]:
-    """As a walk counts them: that a folder was renamed, and perhaps put back, is no use of it."""
-    used = (top.st_mtime_ns, top.st_atime_ns)
-    return used if stat.S_ISDIR(top.st_mode) else (*used, top.st_ctime_ns)
+    """As a walk counts them: that a folder was listed is no use of it."""
+    changed = (top.st_mtime_ns, top.st_ctime_ns)
+    return changed if stat.S_ISDIR(top.st_mode) else (*changed, top.st_atime_ns)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import roots, translate
 
 
@@ -25,9 +26,11 @@ class Ranked(msgspec.Struct, frozen=True):
         return "it is the newest of its root" if keep_last == 1 else f"it is among the {keep_last} newest of its root"
 
 
-def rank(reports: Sequence[Subject]) -> Ranked:
-    """One that could not be measured takes nobody's place; it stays by itself."""
-    timed = [(one.last_used, one.ref.uid) for one in reports if isinstance(one.last_used, datetime)]
+def rank(reports: Sequence[Subject], contents: Mapping[str, datetime | Unknown]) -> Ranked:
+    """By what is in them, not by when somebody read or moved one. One that could not be measured takes nobody's place;
+    it stays by itself."""
+    uids = [one.ref.uid for one in reports]
+    timed = [(at, uid) for uid in uids if isinstance(at := contents.get(uid), datetime)]
     return Ranked(tuple(uid for _, uid in sorted(timed, reverse=True)))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.disk import naming
+from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured, printable
 from gpukeeper.disk.usage import Usage
 from gpukeeper.lifecycle.cleanliness import OF_A_SESSION
@@ -175,6 +176,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     kept: str | None = None
     disk: Disk | None = None
     findings: tuple[str, ...] = ()
+    last_use: LastUse
 
 
 def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
@@ -190,7 +192,8 @@ def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
         class_=tree.kind,
         created=Unknown("when a tree was made is not recorded everywhere", by_design=True),
         size=measured.size,
-        last_used=measured.newest,
+        last_used=tree.last_use.at,
+        use_evidence=tree.last_use.how,
         in_use=tree.in_use,
         category=tree.category,
         uids=None if tree.category is Category.UNFINISHED or measured.problems else measured.uids,

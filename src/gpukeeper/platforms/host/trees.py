@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import measure, mounts, open_files
+from gpukeeper.disk import access_times, measure, mounts, open_files
+from gpukeeper.disk.access_times import LastUse, Reads, Recorded
+from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
+from gpukeeper.disk.trash import is_trash
+from gpukeeper.disk.watch import Watch
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, folders, mentions, reports, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, Scan, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Patience, Scan, nothing_needed, user_name
 from gpukeeper.platforms.host.folders import Folder, Named
 from gpukeeper.platforms.host.mentions import Mentioned, Mentions
 from gpukeeper.platforms.host.remembered import Remembered
@@ -37,6 +43,7 @@ class Used(msgspec.Struct, frozen=True):
 
     below: open_files.Below
     named: Mentions
+    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
 
 
 InUse: TypeAlias = Used | Unknown
@@ -58,9 +65,11 @@ class Trees:
         limits: Limits,
         patience: Patience,
         mentioned: Mentioned = mentions.below,
+        needed: Needed = nothing_needed,
+        watch: Watch | None = None,
     ) -> None:
         self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
-        self._mentioned = mentioned
+        self._mentioned, self._needed, self.watch = mentioned, needed, watch or Watch()
         self.follow(named)
 
     def follow(self, named: Named) -> None:
@@ -68,6 +77,7 @@ class Trees:
         self.named = named
         self._together: dict[str, int] = {}  # by folder, of the last observe; a look measures one tree only
         self._ranked: dict[str, reports.Ranked] = {}  # by folder, the same
+        self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when what is in them last changed
         self._remembered = Remembered()
 
     async def observe(self) -> AsyncIterator[Page]:
@@ -85,6 +95,7 @@ class Trees:
             if missed:
                 yield (), missed
         self._remembered.forget_all_but(there)
+        self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
@@ -148,7 +159,7 @@ class Trees:
     def _compared(self, folder: Folder, trees: Sequence[Subject]) -> tuple[Subject, ...]:
         """What is known only of all together: their sum, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
-        ranked = self._ranked[folder.path] = reports.rank(found)
+        ranked = self._ranked[folder.path] = reports.rank(found, self._contents)
         there = frozenset(one.ref.uid for one in found)
         total = self._together[folder.path] = self._total(folder, trees)
         return tuple(
@@ -241,9 +252,12 @@ class Trees:
 
     def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
         used: bool | Unknown
+        findings: tuple[str, ...] = ()
         if isinstance(in_use, Unknown):
             used, held_by, named_by = in_use, None, None
         else:
+            if entry.kind == translate.REPORT and (unseen := _why_unseen(entry, in_use)) is not None:
+                findings = (f"{unseen.why}, {errors.NEVER_FROM_HERE}",)
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
             named_by = in_use.named.get(entry.name) if held_by is None else None
@@ -256,22 +270,42 @@ class Trees:
             in_use=used,
             held_by=held_by,
             kept=None if entry.taken is not None else folder.kept.get(entry.name, named_by),
-            findings=(errors.SHARED_REPORT,) if used == errors.SHARED and entry.kind == translate.REPORT else (),
+            findings=findings,
             disk=folder.disk,
+            last_use=self._last_use(entry, found, in_use),
         )
-        return translate.tree_subject(standing, found, self._at())
+        subject = translate.tree_subject(standing, found, self._at())
+        if entry.kind == translate.REPORT:
+            self._contents[subject.ref.uid] = found.content
+        return subject
+
+    def _last_use(self, entry: Entry, found: Measured, in_use: InUse) -> LastUse:
+        """What an interrupted removal left is not used by anybody: no one can reach it."""
+        now = self._at().now
+        if entry.taken is not None or isinstance(in_use, Unknown):
+            return access_times.recorded(found, now)
+        return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
     async def _in_use(self, folder: str) -> InUse:
         what, deadline = "the list of open files", self._patience.processes
+        needed = await self._needed()
+        if isinstance(needed, Unknown):
+            return Unknown(f"whether a stopped container needs it is not known: {needed.why}")
         try:
-            return await in_thread(lambda: self._used(folder), deadline)
+            return await in_thread(lambda: self._used(folder, needed), deadline)
         except TimeoutError:
             return Unknown(f"{what} {errors.too_slow(what, deadline).why}")
         except OSError as error:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
-    def _used(self, folder: str) -> Used:
-        return Used(open_files.below(folder, self._scan()), self._mentioned(folders.spellings(self.named, folder)))
+    def _used(self, folder: str, needed: Mapping[str, str]) -> Used:
+        if not is_trash(Path(folder).name):
+            self.watch.add(folder)
+        found = self._scan()
+        wanted = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
+        reads = access_times.reads_of(folder, found.own_mounts, found.tables)
+        named = self._mentioned(folders.spellings(self.named, folder))
+        return Used(open_files.below(folder, found), {**wanted, **named}, reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""
@@ -293,12 +327,23 @@ class Trees:
         return self._remembered.is_far_below(folder, now)
 
 
+def _entry_of(folder: str, path: str) -> str | None:
+    """The entry of a folder in which a path lies; links resolved, as the folder's are."""
+    real, prefix = os.path.realpath(path), folder.rstrip("/") + "/"
+    return real[len(prefix) :].split("/", 1)[0] if real.startswith(prefix) else None
+
+
 def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
     if entry.name in used.named:
         return True
     in_use = open_files.is_in_use(entry.name, found, used.below)
-    shared = in_use is False and mounts.is_shared(entry.real_path, used.below.open_files.own_mounts)
-    return errors.SHARED if shared else in_use
+    unseen = _why_unseen(entry, used) if in_use is False else None
+    return in_use if unseen is None else unseen
+
+
+def _why_unseen(entry: Entry, used: Used) -> Unknown | None:
+    found = used.below.open_files
+    return why_unseen(entry.real_path, found.own_mounts, found.exports)
 
 
 def _category(entry: Entry) -> Category:

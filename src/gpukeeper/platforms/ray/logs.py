@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from gpukeeper.disk import kernel
+from gpukeeper.disk.access_times import Reads, hidden_until
 from gpukeeper.disk.measure import instant
+from gpukeeper.disk.walk import read_ns
 from gpukeeper.platforms.ray.translate import LONG_LOG, LogFile, long_log
 from gpukeeper.platforms.ray.visit import Visit
 
@@ -35,8 +37,8 @@ def pid_in(name: str) -> int | None:
     return next((int(number) for number in match.groups() if number), None) if match else None
 
 
-def removable(logs: int, visit: Visit, before: datetime) -> tuple[LogFile, ...]:
-    """Closed, of a process that is gone from its node, and last touched before then."""
+def removable(logs: int, visit: Visit, reads: Reads, before: datetime) -> tuple[LogFile, ...]:
+    """Closed, of a process that is gone from its node, and not used after then, by all that is known."""
     alive = {one.inside for one in visit.node.processes} | {one.pid for one in visit.node.processes}
     setups = sorted(_setups(logs), key=lambda row: row[1].st_mtime_ns)
     found = [_file("", name, about) for name, about in setups[:-1]]
@@ -47,7 +49,8 @@ def removable(logs: int, visit: Visit, before: datetime) -> tuple[LogFile, ...]:
             if (folder == OLD and pid_in(name) not in alive) or _is_over(name, alive)
         ]
     used = visit.used.files
-    return tuple(one for one in found if (one.device, one.inode) not in used and one.newest < before)
+    closed = (one for one in found if (one.device, one.inode) not in used)
+    return tuple(one for one in closed if (until := hidden_until(one.newest, one.read, reads)) and until < before)
 
 
 def too_long(logs: int) -> tuple[str, ...]:
@@ -92,5 +95,6 @@ def _files(logs: int, folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _file(folder: str, name: str, about: os.stat_result) -> LogFile:
     newest = instant(max(about.st_atime_ns, about.st_mtime_ns, about.st_ctime_ns))
-    size = about.st_blocks * BLOCK
-    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid)
+    size, read = about.st_blocks * BLOCK, read_ns(about)
+    when = instant(read) if read else None
+    return LogFile(folder, name, about.st_dev, about.st_ino, about.st_ctime_ns, size, newest, about.st_uid, when)

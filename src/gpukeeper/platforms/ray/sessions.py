@@ -24,7 +24,7 @@ from gpukeeper.platforms.ray import reach, sockets, translate
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.processes import Process
 from gpukeeper.platforms.ray.reach import Door
-from gpukeeper.platforms.ray.visit import ELSEWHERE, Folder, Visit
+from gpukeeper.platforms.ray.visit import Folder, Visit
 
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
 # What people made, by their own doing or by a framework on their behalf.
@@ -112,6 +112,7 @@ def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) 
         disk=folder.disk,
         root=folder.path,
         findings=state.findings,
+        last_use=visit.last_use(folder, state.measured),
         kept=visit.holds(session.identity),
         uids=visit.uids(state.measured),
     )
@@ -176,8 +177,8 @@ def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
 
 def _unseen(session: Session, folder: Folder, visit: Visit, found: Measured) -> Unknown | None:
     """What keeps "nobody uses it" from being known. Its sockets were asked one by one, so they are no reason."""
-    if folder.shared:
-        return ELSEWHERE
+    if (unseen := visit.why_unseen(folder, session.name)) is not None:
+        return unseen
     asked = msgspec.structs.replace(found, sockets=0, fifos=0)
     used = open_files.is_in_use(session.name, asked, visit.below(folder))
     if used is True:

@@ -8,6 +8,8 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.disk import access_times
+from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured, printable
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.identity import Ref, Seen
@@ -45,6 +47,7 @@ class LogFile(msgspec.Struct, frozen=True):
     size: int  # bytes allocated
     newest: datetime
     uid: int
+    read: datetime | None = None  # after its last change, as far as that is recorded
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,9 +106,11 @@ def tree_subject(
     root: str = "",
     findings: tuple[str, ...] = (),
     uids: frozenset[int] | None = None,
+    last_use: LastUse | None = None,
 ) -> Subject:
     """`keeps`: who uses it, a sentence. `kept`: why it stays anyway. `uids`: owners of its entries, if those are users
-    of this machine."""
+    of this machine. `last_use`: None for what nobody can read."""
+    used = last_use or access_times.recorded(measured, at.now)
     newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
     return Subject(
@@ -116,7 +121,8 @@ def tree_subject(
         class_=kind,
         created=NOT_RECORDED,
         size=measured.size,
-        last_used=measured.newest,
+        last_used=used.at,
+        use_evidence=used.how,
         in_use=in_use,
         kept=kept,
         category=category,

@@ -49,6 +49,7 @@ def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject
         disk=folder.disk,
         root=folder.path,
         uids=visit.uids(found),
+        last_use=visit.last_use(folder, found),
     )
 
 

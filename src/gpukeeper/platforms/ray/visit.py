@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import measure, mounts, open_files, trash
+from gpukeeper.disk import access_times, measure, mounts, open_files, trash
+from gpukeeper.disk.access_times import LastUse, Reads, Recorded
+from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.disk.mounts import Mount
 from gpukeeper.disk.open_files import Below, OpenFiles
@@ -23,8 +25,6 @@ from gpukeeper.platforms.ray import reach, translate
 from gpukeeper.platforms.ray.connect import user_name
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process
-
-ELSEWHERE = Unknown("it is on a filesystem that other machines may use, too; who does cannot be seen from here")
 
 
 class Around(msgspec.Struct, frozen=True):
@@ -44,9 +44,10 @@ class Folder(msgspec.Struct, frozen=True):
     disk: Disk
     size: int  # of its filesystem, bytes
     free: int
-    shared: bool  # other machines may have it mounted
+    unseen: Unknown | None  # why other machines may use it, too
     private: bool  # on the layer of one container, which nobody outside it has mounted
     uids: frozenset[int] | None = None  # whose entries count; None: anybody's
+    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
 
     def counts(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids
@@ -86,10 +87,12 @@ class Visit:
             found = usage(fd)
             mount = mounts.covering(real, self.mounts)
             disk = Disk(mount.point if mount else real, found.used, found.inodes_used)
-            shared = mounts.is_shared(real, self.mounts)
+            unseen = why_unseen(real, self.mounts, self.around.used.exports)
             private = mount is not None and mount.point == "/" and mount.kind == "overlay"
             uids = whose(self.node.uids, linkers)
-            yield Folder(fd, os.path.normpath(path), real, disk, found.size, found.free, shared, private, uids)
+            reads = access_times.reads_of(real, self.mounts, self.around.used.tables)
+            named = os.path.normpath(path)
+            yield Folder(fd, named, real, disk, found.size, found.free, unseen, private, uids, reads)
 
     def is_hosts(self, folder: Folder) -> bool:
         """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
@@ -106,6 +109,9 @@ class Visit:
 
     def measure(self, folder: int, name: str) -> Measured | None:
         return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
+
+    def last_use(self, folder: Folder, found: Measured) -> LastUse:
+        return access_times.last_use(found, folder.reads, None, self.at.now)
 
     def below(self, folder: Folder) -> Below:
         return open_files.below(folder.real, seen_from_here(folder, self.used))
@@ -131,9 +137,14 @@ class Visit:
         user = open_files.user_of(name, found, used)
         if user is not None:
             return True, self.about(user)
-        if folder.shared:
-            return ELSEWHERE, None
-        return open_files.is_in_use(name, found, used), None
+        unseen = self.why_unseen(folder, name)
+        return open_files.is_in_use(name, found, used) if unseen is None else unseen, None
+
+    def why_unseen(self, folder: Folder, name: str) -> Unknown | None:
+        """Of one entry: something inside of it may be exported, too."""
+        if folder.unseen is not None:
+            return folder.unseen
+        return why_unseen(str(Path(folder.real, name)), self.mounts, self.around.used.exports)
 
     def about(self, pid: int) -> str:
         if pid == open_files.KERNEL:

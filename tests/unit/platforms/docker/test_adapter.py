@@ -9,6 +9,7 @@ import pytest
 
 from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
@@ -94,3 +95,24 @@ def test_events_that_are_refused_are_asked_for_less_and_less_often(
     with pytest.raises(Enough):
         asyncio.run(run())
     assert pauses == [1.0, 5.0, 15.0, 60.0, 60.0]
+
+
+BOUND = [{"Type": "bind", "Source": "/tmp/data", "Destination": "/d"}, {"Type": "volume", "Source": "/var/lib/v"}]
+
+
+def test_the_folders_that_stopped_containers_have_mounted_are_told(tmp_path: Path) -> None:
+    stopped, running = told(state=ended()), told(id=OTHER_ID, name="/running")
+    for one in (stopped, running):
+        one["Mounts"] = BOUND if one is stopped else [{**BOUND[0], "Source": "/tmp/other"}]
+    fake = FakeEngine(stopped, running)
+
+    async def ask() -> object:
+        async with served(fake) as engine:
+            return await platform(engine, tmp_path).bound()
+
+    found = asyncio.run(ask())
+    assert isinstance(found, dict)
+    assert list(found) == ["/tmp/data"]
+    assert "stopped container" in found["/tmp/data"]
+    fake.answers["GET /containers/json"] = (500, '{"message": "busy"}')
+    assert isinstance(asyncio.run(ask()), Unknown)

@@ -350,7 +350,11 @@ def test_a_tree_has_nothing_to_capture_and_the_rest_is_not_captured(proc: Path, 
     assert isinstance(wait(platform.capture(gpu, ("logs",))), Unknown)
 
 
-def test_it_gives_no_hints(tmp_path: Path) -> None:
+def test_it_gives_no_hints_and_where_it_cannot_watch_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpukeeper.disk.watch.Watch.start", lambda _: "Operation not permitted")
+
     async def hints() -> list[Ref | None]:
         return [hint async for hint in host(tmp_path).wake()]
 

@@ -259,3 +259,31 @@ def test_what_could_not_be_deleted_is_said_and_waits_in_the_trash(tmp_path: Path
         os.system(f"chattr -i {tmp_path}/.gpukeeper-trash-*/tmp-a/below/f1")
     assert isinstance(machine.remove(machine.look(left)), Accepted)
     assert machine.names() == []
+
+
+# What stopped containers need
+
+
+def test_a_folder_that_a_stopped_container_has_mounted_stays(tmp_path: Path) -> None:
+    async def needed() -> dict[str, str]:
+        return {str(tmp_path / "tmp-a/below"): "the stopped container x has it mounted", str(tmp_path): "all of it"}
+
+    on = Machine(tmp_path, needed=needed)
+    on.tree()
+    on.tree("tmp-b")
+    found = on.observe()
+    assert (found["tmp-a"].in_use, found["tmp-a"].kept) == (True, "the stopped container x has it mounted")
+    assert (found["tmp-b"].in_use, found["tmp-b"].kept) == (False, None)
+    assert on.look(found["tmp-a"]).kept is not None
+
+
+def test_when_the_engine_does_not_say_what_its_containers_need_nothing_goes(tmp_path: Path) -> None:
+    async def needed() -> Unknown:
+        return Unknown("the engine did not answer")
+
+    on = Machine(tmp_path, needed=needed)
+    on.tree()
+    found = on.observe()["tmp-a"]
+    assert found.in_use == Unknown("whether a stopped container needs it is not known: the engine did not answer")
+    assert isinstance(on.remove(found), Refused)
+    assert on.names() == ["tmp-a"]

@@ -9,6 +9,7 @@ import pytest
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured
 from gpukeeper.disk.usage import Usage
 from gpukeeper.model.subject import Disk, Shape, State
@@ -136,7 +137,7 @@ def measured(size: int | Unknown, ctime_ns: int | Unknown = 5) -> Measured:
 
 
 def standing(path: str = "/tmp/a", in_use: bool | Unknown = False, **more: Any) -> Standing:
-    return Standing(path=path, root="/tmp", owner="ann", in_use=in_use, **more)
+    return Standing(path=path, root="/tmp", owner="ann", in_use=in_use, last_use=LastUse(NOW, "a clause"), **more)
 
 
 def test_a_tree_is_named_by_its_path_and_known_by_its_identity() -> None:
@@ -144,7 +145,7 @@ def test_a_tree_is_named_by_its_path_and_known_by_its_identity() -> None:
     assert (tree.shape, tree.ref.kind, tree.ref.name, tree.ref.uid) == (Shape.TREE, "tree", "/tmp/pip-\\x0a", "8:42")
     assert tree.seen.incarnation == "42:5"
     assert change_of(tree) == 5
-    assert (tree.size, tree.last_used, tree.in_use) == (10, NOW, False)
+    assert (tree.size, tree.last_used, tree.use_evidence, tree.in_use) == (10, NOW, "a clause", False)
     assert tree.labels == {"root": "/tmp", "held_by": "pid 77"}
 
 

@@ -1,0 +1,273 @@
+"""Which entries of some folders were used, and since when that is known: the kernel tells of each file that is closed.
+
+fanotify on whole filesystems, so that it does not matter by which mount or in which namespace a file is used. Closing
+is the end of every use, mapped files and programs included; what is still open is seen by `open_files`. Whatever is
+missed (the queue was full, the filesystem unmounted, an event could not be resolved) begins the time anew.
+Needs root and Linux 5.9. Not told: what an overlay reads from its layers, and what an NFS server reads; both keep a
+tree for their own reasons.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.disk import kernel
+from gpukeeper.disk.access_times import Watched
+from gpukeeper.disk.mounts import covering, own_mounts
+from gpukeeper.model.unknown import Unknown
+
+REMEMBERED = 50_000  # entries; more are forgotten, the oldest first, and with them the time before
+_CLOEXEC, _NONBLOCK, _REPORT_DIR_AND_NAME = 0x1, 0x2, 0xC00
+_ADD, _FILESYSTEM = 0x1, 0x100
+_CLOSED, _OVERFLOW = 0x18, 0x4000
+_HERE = -100  # AT_FDCWD
+_DIR_AND_NAME = 2
+_EVENT = struct.Struct("=IBBHQii")  # length, version, -, length of this, mask, fd, pid
+_INFO = struct.Struct("=BBH8sIi")  # type, -, length, filesystem, bytes of the handle, type of the handle
+_BUFFER = 256 * 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A file of that name, in that folder, was closed. Without a handle: it is not told where."""
+
+    filesystem: bytes
+    handle: bytes | None  # type and bytes, as open_by_handle_at wants them
+    name: str
+    pid: int
+    lost: bool = False  # others were not told
+
+
+class _Disk(msgspec.Struct):
+    mark: str  # as fdinfo calls its mark
+    filesystem: bytes
+    since: float
+    folders: set[str]
+
+
+def since_start() -> float:
+    """Seconds that no clock change moves; a suspended machine counts."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Watch:
+    def __init__(self, clock: Callable[[], float] = since_start) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._fd = -1
+        self._wake = (-1, -1)
+        self._disks: dict[str, _Disk] = {}  # by the name of its mark
+        self._last: dict[tuple[str, str], float] = {}  # by folder and entry
+        self._why: dict[str, str] = {}  # by folder: why it is not watched
+
+    def start(self) -> str | None:
+        """Why nothing can be watched; None: it begins."""
+        fd = _libc.fanotify_init(_CLOEXEC | _NONBLOCK | _REPORT_DIR_AND_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        if fd < 0:
+            return os.strerror(ctypes.get_errno())
+        with self._lock:
+            self._fd, self._wake = fd, os.pipe2(os.O_CLOEXEC)
+        threading.Thread(target=self._run, args=(fd, self._wake[0]), daemon=True, name="watch").start()
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd < 0:
+                return
+            os.close(self._wake[1])
+            os.close(self._fd)
+            self._fd = -1
+            self._disks, self._last, self._why = {}, {}, {}
+
+    def add(self, folder: str) -> None:
+        """A path without links. Every further call is free, unless its filesystem is another one now."""
+        with self._lock:
+            if self._fd >= 0:
+                try:
+                    self._add(folder)
+                    self._why.pop(folder, None)
+                except OSError as error:
+                    self._why[folder] = error.strerror or str(error)
+
+    def watched(self, folder: str, name: str, now: datetime) -> Watched | Unknown | None:
+        """Of an entry of that folder. Unknown: it could not be watched; None: nobody asked for that."""
+        with self._lock:
+            if self._fd < 0:
+                return None
+            self._drain()
+            disk = next((one for one in self._disks.values() if folder in one.folders), None)
+            if disk is None or disk.mark not in self._marks():
+                return Unknown(self._why.get(folder, "its filesystem is another one now"))
+            time_now, last = self._clock(), self._last.get((folder, name))
+            at = None if last is None else now - timedelta(seconds=time_now - last)
+            return Watched(now - timedelta(seconds=time_now - disk.since), at)
+
+    def _add(self, folder: str) -> None:
+        mount = covering(folder, own_mounts())
+        if mount is None:
+            raise OSError(errno.ENOENT, "its mount is not listed")
+        major, minor = map(int, mount.device.split(":"))
+        mark = f"sdev:{major << 20 | minor:x}"
+        known = self._disks.get(mark)
+        if known is not None and mark in self._marks():
+            known.folders.add(folder)
+            return
+        _resolvable(folder)
+        if _libc.fanotify_mark(self._fd, _ADD | _FILESYSTEM, ctypes.c_uint64(_CLOSED), _HERE, os.fsencode(folder)):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        if mark not in self._marks():
+            raise OSError(errno.EXDEV, "the kernel watches another filesystem")
+        for other in self._disks.values():
+            other.folders.discard(folder)
+        filesystem = os.statvfs(folder).f_fsid.to_bytes(8, "little")
+        self._disks[mark] = _Disk(mark, filesystem, self._clock(), {folder})
+
+    def _marks(self) -> set[str]:
+        """That are there. One of a filesystem that was unmounted is not, even if it was mounted again since."""
+        with open(f"/proc/self/fdinfo/{self._fd}") as lines:  # noqa: PTH123 - of the kernel
+            return {line.split()[1] for line in lines if line.startswith("fanotify sdev:")}
+
+    def _run(self, fd: int, ended: int) -> None:
+        try:
+            while not any(one == ended for one in select.select([fd, ended], [], [])[0]):
+                with self._lock:
+                    if self._fd != fd:
+                        return
+                    self._drain()
+        except (OSError, ValueError):
+            return  # closed meanwhile; whoever asks next reads what is left
+        finally:
+            os.close(ended)
+
+    def _drain(self) -> None:
+        """Everything that was told so far. A folder is resolved once at a time: it may be renamed later."""
+        known: dict[tuple[bytes, bytes], str | None] = {}
+        now = self._clock()
+        while True:
+            try:
+                told = os.read(self._fd, _BUFFER)
+            except BlockingIOError:
+                break
+            for event in parse(told):
+                if event.pid != os.getpid():
+                    self._note(event, known, now)
+        if len(self._last) > REMEMBERED:
+            self._forget()
+
+    def _note(self, event: Event, known: dict[tuple[bytes, bytes], str | None], now: float) -> None:
+        disks = [one for one in self._disks.values() if event.lost or one.filesystem == event.filesystem]
+        for disk in disks:
+            if event.lost or event.handle is None:
+                disk.since = now
+                continue
+            key = event.filesystem, event.handle
+            try:
+                path = known[key] if key in known else known.setdefault(key, self._resolved(disk, event.handle))
+            except OSError:
+                disk.since = now
+                continue
+            for folder in disk.folders if path is not None else ():
+                entry = entry_of(folder, str(path), event.name)
+                if entry is not None:
+                    self._last[folder, entry] = now
+
+    def _resolved(self, disk: _Disk, handle: bytes) -> str | None:
+        """The path of a folder. None: it is gone, and so is what was in it."""
+        for folder in disk.folders:
+            try:
+                with opened(folder) as mount:
+                    return resolve(mount, handle)
+            except FileNotFoundError:
+                continue  # that one was removed
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    return None
+                raise
+        raise FileNotFoundError(errno.ENOENT, "none of its folders is there any more")
+
+    def _forget(self) -> None:
+        """The older half, and all that was before: since then it is not known what nobody used."""
+        oldest = sorted(self._last.items(), key=lambda item: item[1])[: len(self._last) // 2]
+        for key, _ in oldest:
+            del self._last[key]
+        for disk in self._disks.values():
+            disk.since = max(disk.since, oldest[-1][1])
+
+
+@contextmanager
+def opened(folder: str) -> Iterator[int]:
+    """For a moment only: what stays open keeps its filesystem from being unmounted."""
+    fd = os.open(folder, kernel.FOLDER)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def entry_of(folder: str, path: str, name: str) -> str | None:
+    """The entry of a folder to which a file belongs that is called `name` in `path`. None: it is not below it."""
+    if path == folder:
+        return name
+    prefix = folder.rstrip("/") + "/"
+    return path[len(prefix) :].split("/", 1)[0] if path.startswith(prefix) else None
+
+
+def parse(told: bytes) -> Iterator[Event]:
+    at = 0
+    while at + _EVENT.size <= len(told):
+        length, _, _, head, mask, _, pid = _EVENT.unpack_from(told, at)
+        if mask & _OVERFLOW:
+            yield Event(b"", None, "", 0, lost=True)
+        else:
+            yield _event(told[at + head : at + length], pid)
+        at += max(length, _EVENT.size)
+
+
+def _event(info: bytes, pid: int) -> Event:
+    at = 0
+    while at + _INFO.size <= len(info):
+        kind, _, length, filesystem, size, of_type = _INFO.unpack_from(info, at)
+        if kind == _DIR_AND_NAME:
+            begin = at + _INFO.size
+            name = info[begin + size : at + length].split(b"\0", 1)[0]
+            return Event(
+                filesystem, struct.pack("=Ii", size, of_type) + info[begin : begin + size], os.fsdecode(name), pid
+            )
+        at += max(length, 4)
+    return Event(b"", None, "", pid, lost=True)  # of which filesystem is not told either
+
+
+def resolve(mount: int, handle: bytes) -> str:
+    fd = _libc.open_by_handle_at(mount, handle, os.O_PATH | os.O_CLOEXEC)
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    try:
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
+    finally:
+        os.close(fd)
+
+
+def _resolvable(folder: str) -> None:
+    """OSError where handles cannot be opened again: then it would not be known what an event is about."""
+    buffer = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128), 136)
+    number = ctypes.c_int()
+    if _libc.name_to_handle_at(_HERE, os.fsencode(folder), buffer, ctypes.byref(number), 0):
+        failed = ctypes.get_errno()
+        raise OSError(failed, os.strerror(failed))
+    with opened(folder) as mount:
+        if resolve(mount, buffer.raw) != folder:
+            raise OSError(errno.EXDEV, "its path is another one for the kernel")
