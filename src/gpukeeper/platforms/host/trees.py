@@ -246,7 +246,7 @@ class Trees:
         else:
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
-            named_by = in_use.named.get(entry.name) if held_by is None else None
+            named_by = in_use.named.who(entry.name) if held_by is None else None
         standing = translate.Standing(
             path=entry.path,
             root=entry.root,
@@ -294,7 +294,7 @@ class Trees:
 
 
 def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
-    if entry.name in used.named:
+    if used.named.who(entry.name) is not None:
         return True
     in_use = open_files.is_in_use(entry.name, found, used.below)
     shared = in_use is False and mounts.is_shared(entry.real_path, used.below.open_files.own_mounts)
