@@ -213,9 +213,7 @@ class Walk:
                     self._compare(way.folders)
                     return left
                 if way.here.todo:
-                    name, listed = way.here.todo.pop()
-                    assert listed is not None
-                    self._enter(way, name, listed, depth)
+                    self._enter(way, way.here.todo.pop()[0], depth)
                 elif len(way.folders) > 1:
                     self._compare([way.here])
                     self._leave(way)
@@ -240,11 +238,11 @@ class Walk:
         finally:
             os.close(fd)
 
-    def _enter(self, way: Descent, name: str, listed: os.stat_result, depth: int) -> None:
+    def _enter(self, way: Descent, name: str, depth: int) -> None:
         try:
             folder, found = way.enter(name)
         except OSError as error:
-            self.count([listed])
+            self.tally.entries += 1
             self.tally.problem(reason(name, error))
             return
         self.count([found])
@@ -264,15 +262,15 @@ class Walk:
             self.tally.problem(reason(folder.name, error))
 
     def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+        # Folders are not asked before they are opened: what is mounted on one may never answer.
+        folder.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
+        chunk = [entry for entry in chunk if not entry.is_dir(follow_symlinks=False)]
         try:
             found = [entry.stat(follow_symlinks=False) for entry in chunk]
         except OSError:
             chunk, found = self._one_by_one(chunk)
         if any(map(stat.S_ISDIR, set(map(_mode, found)))):
-            both = list(zip(chunk, found, strict=True))
-            folder.todo += [(entry.name, one) for entry, one in both if stat.S_ISDIR(one.st_mode)]
-            found = [one for one in found if not stat.S_ISDIR(one.st_mode)]
-            chunk = [entry for entry, one in both if not stat.S_ISDIR(one.st_mode)]
+            self.tally.problem(CHANGED)  # a file when it was listed
         self.count(found)
         self._look_for_open(folder, chunk, found)
 
