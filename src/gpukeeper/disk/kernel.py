@@ -74,6 +74,13 @@ def rename_inside(folder: int, name: Name, other: int, new_name: Name) -> None:
         raise _failure(name)
 
 
+def exchange_inside(folder: int, name: Name, other: int, other_name: Name) -> None:
+    """Each gets the name of the other, in one step. EINVAL: this filesystem cannot do that."""
+    done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(other_name), _EXCHANGE)
+    if done != 0:
+        raise _failure(name)
+
+
 def is_open(folder: int, name: Name) -> bool | None:
     """Whether anybody has this plain file open or mapped. None: the kernel does not say.
 

@@ -119,6 +119,7 @@ def finish(
         with trash.opening(folder, taken.trash) as bin_:
             if not taken.doomed:
                 return bin_.put_back(taken) or Changed("an interrupted run had taken it; it was put back")
+            bin_.free_place()
             act = _Act(bin_, taken, until, progress)
             return act.run(_Checks(scan, still_free, True, None, None))
     except OSError as error:
