@@ -147,7 +147,7 @@ def holds(
 
 def _holder(one: holders.Holder, proc: str) -> GpuHolder:
     try:
-        state, parent = parse_parent(Path(proc, str(one.pid), "stat").read_text("utf-8", "replace"))
+        state, parent = parse_parent(holders.text_of(Path(proc, str(one.pid), "stat")))
     except OSError:
         state, parent = "", 0
     return GpuHolder(

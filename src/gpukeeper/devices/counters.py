@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpukeeper.devices.holders import parse_stat
+from gpukeeper.devices.holders import parse_stat, text_of
 from gpukeeper.model.series import Signal
 from gpukeeper.model.unknown import Unknown
 
@@ -78,8 +78,8 @@ def read_process(pid: int, proc: str = "/proc") -> Counters | None:
         return None
     counters = Counters(
         starttime=starttime,
-        cpu_ns=_attempt("CPU use", lambda: parse_cpu_time((home / "stat").read_text("utf-8", "replace"))),
-        disk_bytes=_attempt("disk use", lambda: parse_io((home / "io").read_text())),
+        cpu_ns=_attempt("CPU use", lambda: parse_cpu_time(text_of(home / "stat"))),
+        disk_bytes=_attempt("disk use", lambda: parse_io(text_of(home / "io"))),
         network_bytes=HOST_NETWORK,
         typed=_attempt("what was typed", lambda: _newest(_terminal_inputs(home / "fd"))),
     )
@@ -132,10 +132,15 @@ def _typing(before: datetime | Unknown, after: datetime | Unknown) -> float | Un
 def parse_groups(cgroup: str) -> dict[str, str]:
     """/proc/<pid>/cgroup: kind of counter → path; the tree of v2 has the empty name."""
     found: dict[str, str] = {}
-    for line in cgroup.splitlines():
+    for line in _lines(cgroup):
         _number, kinds, path = line.split(":", 2)
         found.update(dict.fromkeys(kinds.split(","), path))
     return found
+
+
+def _lines(text: str) -> list[str]:
+    """Only a newline ends a line: names of groups and interfaces may hold other signs that end lines elsewhere."""
+    return [line for line in text.split("\n") if line]
 
 
 def own_path(path: str) -> str | None:
@@ -152,7 +157,7 @@ def own_path(path: str) -> str | None:
 
 def _group(home: Path, root: Path, kind: str) -> Group | None:
     """None: it shares the root's group. FileNotFoundError: this kind is nowhere mounted."""
-    kinds = parse_groups((home / "cgroup").read_text("utf-8", "replace"))
+    kinds = parse_groups(text_of(home / "cgroup"))
     v2 = kind not in kinds
     if v2 and "" not in kinds:
         raise FileNotFoundError(errno.ENOENT, f"the kernel keeps no {kind} group for it")
@@ -179,8 +184,8 @@ def _cpu(home: Path, root: Path) -> int | Unknown:
     if group is None:
         return NO_GROUP
     if not group.v2:
-        return int((group.path / "cpuacct.usage").read_text())
-    lines = dict(line.split(" ", 1) for line in (group.path / "cpu.stat").read_text().splitlines())
+        return int(text_of(group.path / "cpuacct.usage"))
+    lines = dict(line.split(" ", 1) for line in _lines(text_of(group.path / "cpu.stat")))
     return int(lines["usage_usec"]) * 1000
 
 
@@ -189,10 +194,10 @@ def _disk(home: Path, root: Path) -> int | Unknown:
     if group is None:
         return NO_GROUP
     if not group.v2:
-        return parse_throttle(_recursive(group.path).read_text())
-    if "io" not in (group.path / "cgroup.controllers").read_text().split():
+        return parse_throttle(text_of(_recursive(group.path)))
+    if "io" not in text_of(group.path / "cgroup.controllers").split():
         return Unknown("the kernel was not told to count its disk use", by_design=True)
-    return parse_io_stat((group.path / "io.stat").read_text())
+    return parse_io_stat(text_of(group.path / "io.stat"))
 
 
 def _recursive(group: Path) -> Path:
@@ -203,13 +208,13 @@ def _recursive(group: Path) -> Path:
 
 def parse_throttle(text: str) -> int:
     """`8:0 Read 4096`, …, and one last `Total 8192` over all devices."""
-    totals = [line.split() for line in text.splitlines() if line.startswith("Total ")]
+    totals = [line.split() for line in _lines(text) if line.startswith("Total ")]
     return int(totals[-1][1]) if totals else 0
 
 
 def parse_io_stat(text: str) -> int:
     """`8:0 rbytes=4096 wbytes=0 rios=1 …`; an empty file has seen no device."""
-    fields = (field.partition("=") for line in text.splitlines() for field in line.split()[1:])
+    fields = (field.partition("=") for line in _lines(text) for field in line.split()[1:])
     return sum(int(value) for name, _, value in fields if name in {"rbytes", "wbytes"})
 
 
@@ -221,7 +226,7 @@ def parse_cpu_time(text: str) -> int:
 
 def parse_io(text: str) -> int:
     """Of /proc/<pid>/io: what really went to and came from disks."""
-    fields = dict(line.split(": ") for line in text.splitlines())
+    fields = dict(line.split(": ") for line in _lines(text))
     return int(fields["read_bytes"]) + int(fields["write_bytes"])
 
 
@@ -229,7 +234,7 @@ def _network(home: Path, proc: Path) -> int | Unknown:
     def read() -> int | Unknown:
         if (home / "ns/net").readlink() == _hosts_network(proc):
             return HOST_NETWORK
-        return parse_net_dev((home / "net/dev").read_text())
+        return parse_net_dev(text_of(home / "net/dev"))
 
     return _attempt("network use", read)
 
@@ -246,7 +251,7 @@ def _hosts_network(proc: Path) -> Path:
 def parse_net_dev(text: str) -> int:
     """Received and sent over every interface that leads out."""
     total = 0
-    for line in text.splitlines()[2:]:
+    for line in _lines(text)[2:]:
         name, _, numbers = line.partition(":")
         if name.strip() != "lo":
             fields = numbers.split()
@@ -271,7 +276,7 @@ def _members(home: Path, root: Path) -> tuple[int, ...] | Unknown:
 
 def _listed(path: Path) -> list[int]:
     try:
-        return [int(line) for line in path.read_text().split()]
+        return [int(line) for line in text_of(path).split()]
     except OSError as error:
         if error.errno in {errno.EOPNOTSUPP, errno.ENOENT, errno.ENODEV}:
             return []  # a group of threads, listed further up; or a group that has just gone
@@ -308,7 +313,7 @@ def _terminal_inputs(folder: Path) -> Iterator[float]:
 
 def _starttime(home: Path) -> int | None:
     try:
-        found = parse_stat((home / "stat").read_text("utf-8", "replace"))
+        found = parse_stat(text_of(home / "stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if found.state in "ZXx" else found.starttime

@@ -99,13 +99,13 @@ def look_up(pid: int, proc: str = "/proc") -> Holder | None:
     PermissionError: it is there and may not be read."""
     home = Path(proc, str(pid))
     try:
-        stat = parse_stat((home / "stat").read_text("utf-8", "replace"))
+        stat = parse_stat(text_of(home / "stat"))
         if stat.holds_nothing:
             return None
         links = _links(home / "fd")
-        uid = parse_uid((home / "status").read_text("utf-8", "replace"))
+        uid = parse_uid(text_of(home / "status"))
         container = _container(home / "cgroup")
-        again = parse_stat((home / "stat").read_text("utf-8", "replace"))
+        again = parse_stat(text_of(home / "stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     if again.starttime != stat.starttime:  # the pid was reused between two reads: nothing was learned of either
@@ -129,6 +129,11 @@ def pids(proc: str = "/proc") -> tuple[int, ...]:
 def shows_everyone(proc: str = "/proc") -> bool:
     """False when this proc hides other people's processes (mount option hidepid)."""
     return Path(proc, "1", "stat").exists()
+
+
+def text_of(path: Path) -> str:
+    """Of a file of the kernel. Not read_text: that takes b"\\r" for the end of a line, which any name may hold."""
+    return path.read_bytes().decode("utf-8", "replace")
 
 
 def parse_stat(text: str) -> Stat:
@@ -167,7 +172,7 @@ def parse_mig_minors(text: str) -> dict[int, tuple[int, int, int]]:
 
 def mig_minors(proc: str = "/proc") -> dict[int, tuple[int, int, int]]:
     try:
-        return parse_mig_minors(Path(proc, "driver/nvidia-caps/mig-minors").read_text())
+        return parse_mig_minors(text_of(Path(proc, "driver/nvidia-caps/mig-minors")))
     except OSError:
         return {}  # no driver, or one without slices
 
@@ -178,13 +183,13 @@ def parse_boot_time(stat: str) -> datetime:
 
 
 def boot_time(proc: str = "/proc") -> datetime:
-    return parse_boot_time(Path(proc, "stat").read_text())
+    return parse_boot_time(text_of(Path(proc, "stat")))
 
 
 def boot_id(proc: str = "/proc") -> str:
     """Says which boot a start time counts from; empty where the kernel does not tell."""
     try:
-        return Path(proc, "sys/kernel/random/boot_id").read_text().strip()
+        return text_of(Path(proc, "sys/kernel/random/boot_id")).strip()
     except OSError:
         return ""
 
@@ -211,6 +216,6 @@ def _links(folder: Path) -> list[str]:
 
 def _container(path: Path) -> str | Unknown | None:
     try:
-        return parse_container(path.read_text("utf-8", "replace"))
+        return parse_container(text_of(path))
     except PermissionError as error:
         return Unknown(f"its cgroup could not be read: {error.strerror}")

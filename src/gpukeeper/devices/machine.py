@@ -66,17 +66,17 @@ def is_inside(variables: Mapping[str, str] = os.environ, proc: str = "/proc", ro
     if any(Path(root, mark.lstrip("/")).exists() for mark in INSIDE_MARKS):
         return True
     try:
-        cgroup = Path(proc, "self/cgroup").read_text("utf-8", "replace")
-        mounts = Path(proc, "self/mountinfo").read_text("utf-8", "replace")
+        cgroup = holders.text_of(Path(proc, "self/cgroup"))
+        mounts = holders.text_of(Path(proc, "self/mountinfo"))
     except OSError:
         return True
     return holders.parse_container(cgroup) is not None or _root_is_layered(mounts)
 
 
 def _root_is_layered(mounts: str) -> bool:
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         fields, _, rest = line.partition(" - ")
-        if fields.split()[4:5] == ["/"] and rest.split()[:1] == ["overlay"]:
+        if fields.split(" ")[4:5] == ["/"] and rest.split(" ")[:1] == ["overlay"]:
             return True
     return False
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.devices.holders import parse_containers, parse_stat
+from gpukeeper.devices.holders import parse_containers, parse_stat, text_of
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -141,8 +141,8 @@ def _compare(target: Target, number: signal.Signals, proc: str) -> bool | Change
     """After the pidfd was opened. True: it is the process that was seen."""
     home = Path(proc, str(target.pid))
     try:
-        stat = parse_stat((home / "stat").read_text("utf-8", "replace"))
-        cgroup = (home / "cgroup").read_text("utf-8", "replace")
+        stat = parse_stat(text_of(home / "stat"))
+        cgroup = text_of(home / "cgroup")
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:

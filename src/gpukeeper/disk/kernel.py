@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 from functools import cache
 
 Name = str | bytes
@@ -21,7 +22,11 @@ _IOPRIO_IDLE = 3 << 13
 _KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}
 OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working folder, root and so mount namespace
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
-_NOREPLACE = 1
+_NOREPLACE, _EXCHANGE = 1, 2
+_F_SETSIG = 10
+_AT_FDCWD, _AT_NO_AUTOMOUNT, _AT_DONT_SYNC, _BASIC_STATS = -100, 0x800, 0x4000, 0x7FF
+# Held, or about to be: EAGAIN from a lease, EBUSY from some filesystems, EWOULDBLOCK from an open that breaks one.
+_IS_OPEN = {errno.EAGAIN, errno.EBUSY, errno.ETXTBSY}
 
 
 class _OpenHow(ctypes.Structure):
@@ -67,6 +72,72 @@ def rename_inside(folder: int, name: Name, other: int, new_name: Name) -> None:
     done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(new_name), _NOREPLACE)
     if done != 0:
         raise _failure(name)
+
+
+def exchange_inside(folder: int, name: Name, other: int, other_name: Name) -> None:
+    """Each gets the name of the other, in one step. EINVAL: this filesystem cannot do that."""
+    done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(other_name), _EXCHANGE)
+    if done != 0:
+        raise _failure(name)
+
+
+def is_open(folder: int, name: Name) -> bool | None:
+    """Whether anybody has this plain file open or mapped. None: the kernel does not say.
+
+    The kernel grants a write lease only on a file that nobody else has open, and knows that without looking for who:
+    also of a descriptor that changes its number, is on its way through a socket, or is registered with io_uring.
+    The lease needs the owner or CAP_LEASE. It is given back at once. Whoever opens the file in that moment (only by a
+    descriptor of a folder above it) waits for that; the signal that tells us of it is one that is ignored by default.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        return True if error.errno in _IS_OPEN else None
+    try:
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return True if error.errno in _IS_OPEN else None
+    finally:
+        os.close(fd)
+    return False
+
+
+class Glance(ctypes.Structure):
+    """The beginning of what statx(2) tells."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("blksize", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint64),
+        ("nlink", ctypes.c_uint32),
+        ("uid", ctypes.c_uint32),
+        ("gid", ctypes.c_uint32),
+        ("mode", ctypes.c_uint16),
+        ("spare", ctypes.c_uint16),
+        ("ino", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("blocks", ctypes.c_uint64),
+        ("attributes_mask", ctypes.c_uint64),
+        ("times", ctypes.c_uint64 * 8),
+        ("rdev_major", ctypes.c_uint32),
+        ("rdev_minor", ctypes.c_uint32),
+        ("dev_major", ctypes.c_uint32),
+        ("dev_minor", ctypes.c_uint32),
+        ("rest", ctypes.c_uint64 * 14),
+    )
+
+    @property
+    def dev(self) -> int:
+        return os.makedev(self.dev_major, self.dev_minor)
+
+
+def glance(path: str) -> Glance:
+    """What a path leads to, as the kernel remembers it: nobody is asked, so a dead server or program cannot keep us."""
+    found = Glance()
+    if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_DONT_SYNC | _AT_NO_AUTOMOUNT, _BASIC_STATS, ctypes.byref(found)):
+        raise _failure(path)
+    return found
 
 
 def lock(folder: int) -> bool:

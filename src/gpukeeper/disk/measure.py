@@ -6,6 +6,7 @@ What could not be read, or changed during the walk, is a problem, and a tree wit
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -93,9 +94,13 @@ def measure(
 ) -> Measured | None:
     """The entry `name` of the directory that is open as `parent`. None: there is no such entry."""
     try:
-        top = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        top = kernel.stat_inside(parent, name)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return _mount_point(name, parent)
+        raise
     limits = limits or Limits()
     tally = Tally(open_files or {})
     walk = Walk(tally, limits.entries, limits.depth, is_time_up, lister)
@@ -156,6 +161,17 @@ def in_short(problems: Sequence[str]) -> str:
 def instant(ns: int) -> datetime:
     """Rounded up, so that nothing ever looks older than it is."""
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
+
+
+def _mount_point(name: str, parent: int) -> Measured | None:
+    """What is mounted there may be a filesystem that never answers: nothing is asked of it."""
+    try:
+        top = kernel.glance(f"/proc/self/fd/{parent}/{name}")
+    except FileNotFoundError:
+        return None
+    why = Unknown(MOUNT_POINT)
+    about = {"device": top.dev, "inode": top.ino, "uid": top.uid}
+    return Measured(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
 
 
 def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int | None) -> os.stat_result:

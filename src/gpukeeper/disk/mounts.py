@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-_LAYERS = {"lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"}  # options of an overlay that name folders
+from gpukeeper.disk import procfs
+
+_LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}  # options of an overlay that name folders
 _COLON = re.compile(r"(?<!\\):")
 
 
@@ -25,14 +26,21 @@ class Mount(msgspec.Struct, frozen=True):
     kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
     layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
     options: tuple[str, ...] = ()  # of this mount, such as noatime; of the whole filesystem only `ro`
+    number: int | None = None  # the kernel's, of all mounts in all namespaces
 
 
-def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
-    return tuple(_mount(line) for line in mountinfo.splitlines() if len(line.split()) > 4)
+def parse_mounts(mountinfo: bytes | str) -> tuple[Mount, ...]:
+    """A line that is not as the kernel writes them is left out; see `unparsed`."""
+    return tuple(_mount(fields) for line in _lines(mountinfo) if len(fields := line.split(b" ")) > 4)
+
+
+def unparsed(mountinfo: bytes | str) -> int:
+    """How many lines are not as the kernel writes them: what is mounted there is not known."""
+    return sum(len(line.split(b" ")) <= 4 for line in _lines(mountinfo))
 
 
 def own_mounts(proc: str = "/proc") -> tuple[Mount, ...]:
-    return parse_mounts(Path(proc, "self/mountinfo").read_text("utf-8", "surrogateescape"))
+    return parse_mounts(procfs.read(f"{proc}/self/mountinfo", procfs.TABLE))
 
 
 def has_mount_inside(path: str, mounts: Iterable[Mount]) -> bool:
@@ -59,28 +67,32 @@ def is_at_or_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _unescaped(field: str) -> str:
-    """Blanks and line breaks in names are written as \\040 and \\012."""
-    return _ESCAPED.sub(lambda match: chr(int(match.group(1), 8)), field)
+def _lines(mountinfo: bytes | str) -> list[bytes]:
+    whole = mountinfo if isinstance(mountinfo, bytes) else os.fsencode(mountinfo)
+    return [line for line in whole.split(b"\n") if line]
 
 
-def _mount(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    row, about = before.split(), after.split()
-    kind = about[0] if about else ""
+def _mount(fields: list[bytes]) -> Mount:
+    end = fields.index(b"-", 5) if b"-" in fields[5:] else len(fields)
+    about = fields[end + 1 :]
+    kind = about[0].decode("ascii", "backslashreplace") if about else ""
     layers = tuple(_layers(about[2])) if kind == "overlay" and len(about) > 2 else ()
-    return Mount(row[2], _unescaped(row[3]), _unescaped(row[4]), kind, layers, _options(row, about))
+    number = int(fields[0]) if fields[0].isdigit() else None
+    device = fields[2].decode("ascii", "backslashreplace")
+    options = _options(fields[:end], about)
+    return Mount(device, procfs.unescaped(fields[3]), procfs.unescaped(fields[4]), kind, layers, options, number)
 
 
-def _options(row: list[str], about: list[str]) -> tuple[str, ...]:
-    whole = about[2].split(",") if len(about) > 2 else []
-    return (*(row[5].split(",") if len(row) > 5 else ()), *(one for one in whole if one == "ro"))
+def _options(row: list[bytes], about: list[bytes]) -> tuple[str, ...]:
+    own = row[5].split(b",") if len(row) > 5 else []
+    whole = about[2].split(b",") if len(about) > 2 else []
+    return tuple(one.decode("ascii", "backslashreplace") for one in (*own, *(one for one in whole if one == b"ro")))
 
 
-def _layers(options: str) -> Iterator[str]:
+def _layers(options: bytes) -> Iterator[str]:
     """Several lower ones are separated by colons; a colon of a name has a backslash before it."""
-    for option in options.split(","):
-        name, _, value = option.partition("=")
+    for option in options.split(b","):
+        name, _, value = option.partition(b"=")
         if name in _LAYERS:
-            folders = _COLON.split(_unescaped(value)) if name == "lowerdir" else [_unescaped(value)]
+            folders = _COLON.split(procfs.unescaped(value)) if name == b"lowerdir" else [procfs.unescaped(value)]
             yield from (folder.replace("\\:", ":") for folder in folders if folder)

@@ -11,21 +11,28 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import kernel
+from gpukeeper.disk import kernel, procfs
 from gpukeeper.disk.elsewhere import Export, exported
 from gpukeeper.disk.measure import Measured
-from gpukeeper.disk.mounts import Mount, is_at_or_below, own_mounts, parse_mounts, source_of
+from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
 from gpukeeper.disk.namespaces import mountinfo_of
-from gpukeeper.disk.walk import BLOCK, Identity
+from gpukeeper.disk.unresponsive import leads_through_silent, may_hang
+from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 from gpukeeper.model.unknown import Unknown
 
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
 ROUNDS = 50
+SECONDS = 20.0  # for all of it
+AGREEING = 5  # looks at the descriptors of one process that show the same
+WHOLE = 15  # looks in which nothing vanished, of a process that never shows the same twice
+LOOKS = 200
+DESCRIPTORS = 50_000  # of one process; more are not looked at
 ONLY_HERE = "only the processes of this container can be seen from here, not those of the machine"
 DELETED = " (deleted)"
 KERNEL = 0  # as a holder: no process, the kernel itself
@@ -33,7 +40,10 @@ KERNEL_THREAD = 0x00200000
 MOUNT_NAMESPACE = "mnt:["
 RECENT = 8  # tables of one process a thread is compared with, beside the first
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")  # noqa: S108 - a name to compare
-_MAPPED = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/.*)$", re.MULTILINE)
+OF_NO_MOUNT = ("/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/drm mm object", "/dmabuf:")  # the kernel's own
+# Every byte but b"\n" may be in a name; the kernel writes b"\n" as \012.
+_MAPPED = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\d*) +(/[^\n]*)$", re.MULTILINE)
+_DEVICE = re.compile(r"(\d+):(\d+)")
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -58,12 +68,15 @@ class OpenFiles(msgspec.Struct, frozen=True):
     tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
     exports: tuple[Export, ...] = ()  # what this machine offers to others
 
+    def user_of(self, identity: Identity) -> int | None:
+        """One pid that has it open."""
+        return self.files.get(identity, self.files.get((ANY_DEVICE, identity[1])))
+
 
 def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] = ()) -> OpenFiles:
     """`unreadable`: programs of root that need not be looked into when they cannot be; somebody vouches for them."""
     found = _Scan(proc, frozenset(unreadable))
     found.add_all()
-    found.add_kept_namespaces()
     for path in _kernel_files(proc, system):
         found.paths.setdefault(path, KERNEL)
     mounts = own_mounts(proc)
@@ -75,7 +88,7 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
         found.why_hidden(),
         frozenset(found.points),
         tuple(found.held.values()),
-        tuple(found.tables),
+        tuple(found.namespaces.values()),
         exported(mounts),
     )
 
@@ -145,17 +158,18 @@ def held_open(open_files: OpenFiles) -> dict[int, int] | Unknown:
     return Unknown(open_files.hidden) if open_files.hidden and not held else held
 
 
-def parse_maps(maps: str) -> Iterator[tuple[Identity, str]]:
+def parse_maps(maps: bytes) -> Iterator[tuple[Identity, str]]:
     """The mapped files, each once. Device numbers are hexadecimal here; what has no inode is no file."""
     for major, minor, inode, path in dict.fromkeys(_MAPPED.findall(maps)):
-        yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), path.removesuffix(DELETED)
+        name = procfs.unescaped(path).removesuffix(DELETED)
+        yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), name
 
 
-def parse_backing_files(swaps: str) -> Iterator[str]:
+def parse_backing_files(swaps: bytes) -> Iterator[str]:
     """Files that the kernel swaps to; they are in nobody's descriptors."""
-    for line in swaps.splitlines()[1:]:
-        if line.startswith("/"):
-            yield line.split()[0]
+    for line in swaps.split(b"\n")[1:]:
+        if line.startswith(b"/"):
+            yield procfs.unescaped(line.split(b" ")[0].split(b"\t")[0])
 
 
 class _Process:
@@ -176,17 +190,22 @@ class _Scan:
     def __init__(self, proc: str, vouched: frozenset[str]) -> None:
         self.proc, self.vouched = proc, vouched
         self.comparable = _is_own(proc)
+        self.until = time.monotonic() + SECONDS
         self.files: dict[Identity, int] = {}
         self.paths: dict[str, int] = {}
         self.held: dict[Identity, Held] = {}
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
-        self.namespaces: set[str] = set()
-        self.tables: list[tuple[Mount, ...]] = []
-        self.kept_namespaces: dict[str, str] = {}  # that a descriptor or a mount keeps, each with a way to it
+        self.namespaces: dict[str, tuple[Mount, ...]] = {}
+        self.kept_namespaces: dict[
+            str, str
+        ] = {}  # that a descriptor or a mount keeps, each with a way to it (empty: it may hang)
         self.unentered: str | None = None
+        self.by_number: dict[int, Mount] = {}
+        self.detached: list[tuple[int, int, int]] = []  # number of the mount, inode, pid
         self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
+        self.unsteady: list[str] = []  # why not all of a process was seen, although it may be read
         self.restless = False
 
     def add_all(self) -> None:
@@ -195,11 +214,17 @@ class _Scan:
         for _ in range(ROUNDS):
             new = [pid for pid in _pids(self.proc) if pid not in seen]
             if not new:
-                return
+                break
             for pid in new:
+                if time.monotonic() > self.until:
+                    self.restless = True
+                    return
                 self.add(pid)
             seen.update(new)
-        self.restless = True
+        else:
+            self.restless = True
+        self.add_kept_namespaces()
+        self.add_detached()
 
     def add(self, pid: int) -> None:
         home = Path(self.proc, str(pid))
@@ -209,7 +234,9 @@ class _Scan:
                 self.add_threads(home, _Process(pid, self.comparable), has_ended)
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended
-        except OSError:
+        except procfs.TooLong as error:
+            self.unsteady.append(f"pid {pid} has {error.strerror} in {Path(error.filename).name}")
+        except (OSError, ValueError, IndexError):
             if not self.is_vouched(home):
                 self.unread.append(pid)
 
@@ -217,12 +244,11 @@ class _Scan:
         """Of root only: anybody can give a program any name. Not by the owner of its folder: that is root for whatever
         may not be looked into, whoever runs it."""
         try:
-            name = (home / "comm").read_text("utf-8", "replace").rstrip("\n")
-            status = (home / "status").read_text("utf-8", "replace")
+            name = procfs.read(f"{home}/comm", procfs.STATUS).removesuffix(b"\n")
+            uids = procfs.status_value(procfs.read(f"{home}/status", procfs.STATUS), b"Uid")
         except OSError:
             return False
-        uids = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), [])
-        return name in self.vouched and uids == ["0"] * 4
+        return os.fsdecode(name) in self.vouched and uids == b"0\t0\t0\t0"
 
     def add_threads(self, home: Path, process: _Process, has_ended: bool) -> None:
         """Until no new one is found. Of what ended and was not yet waited for, other threads may still run."""
@@ -240,65 +266,155 @@ class _Scan:
         self.restless = True
 
     def add_thread(self, home: Path, tid: int, process: _Process) -> None:
-        if not process.has_read(kernel.OPEN_FILES, tid):
-            for link in (home / "fd").iterdir():
-                self.add_link(link, process.pid)
-            process.read[kernel.OPEN_FILES].append(tid)
+        mounts = self.add_mounts(home)
+        tables = not process.has_read(kernel.OPEN_FILES, tid)
+        folders = not process.has_read(kernel.FOLDERS, tid)
         if not process.mapped:
-            self.add_mapped(home, process.pid)
+            self.add_mapped(home, process.pid, mounts)
             process.mapped = True
-        if not process.has_read(kernel.FOLDERS, tid):
-            for name in ("cwd", "root"):
-                self.add_link(home / name, process.pid)
-            self.add_mounts(home)
-            process.read[kernel.FOLDERS].append(tid)
+        if tables or folders:
+            self.add_open(home, process.pid, mounts, tables)
+        for kind, is_read in ((kernel.OPEN_FILES, tables), (kernel.FOLDERS, folders)):
+            if is_read:
+                process.read[kind].append(tid)
 
-    def add_mapped(self, home: Path, pid: int) -> None:
-        self.add_link(home / "exe", pid)
-        for identity, path in parse_maps((home / "maps").read_text("utf-8", "surrogateescape")):
+    def add_mapped(self, home: Path, pid: int, mounts: tuple[Mount, ...]) -> None:
+        self.add_path(f"{home}/exe", self.read_link(f"{home}/exe"), pid, mounts)
+        for identity, path in parse_maps(procfs.read(f"{home}/maps", procfs.TABLE)):
             self.files.setdefault(identity, pid)
             self.paths.setdefault(path, pid)
 
-    def add_link(self, link: Path, pid: int) -> None:
+    def add_open(self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool) -> None:
+        """Its descriptors and its folders, again and again until looks agree: what moves from one number to another,
+        or to its working folder, may be missed by any single look."""
+        if self.comparable and pid == os.getpid():
+            self.look(home, pid, mounts, tables, {})  # once: looking at ourselves opens and closes descriptors
+            return
+        before: dict[str, str] = {}
+        agreeing = whole = 0
+        for _ in range(LOOKS):
+            now = self.look(home, pid, mounts, tables, before)
+            if now is not None:
+                agreeing, whole = agreeing + 1 if now == before else 1, whole + 1
+                before = now
+                if agreeing >= AGREEING or whole >= WHOLE:
+                    return
+            if time.monotonic() > self.until:
+                break
+        self.unsteady.append(f"pid {pid} keeps changing which files it has open, faster than can be looked at")
+
+    def look(
+        self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool, known: dict[str, str]
+    ) -> dict[str, str] | None:
+        """What leads where; files only. None: something was closed between listing and reading, so it may have moved.
+        What `known` tells already is not asked anew."""
+        found: dict[str, str] = {}
+        whole = True
+        for name in ("cwd", "root"):
+            path = self.read_link(f"{home}/{name}")
+            if path is not None:
+                found[name] = path
+                if known.get(name) != path:
+                    self.add_path(f"{home}/{name}", path, pid, mounts)
+        numbers = os.listdir(f"{home}/fd") if tables else []  # noqa: PTH208 - as text, since there are many
+        if len(numbers) > DESCRIPTORS:
+            raise procfs.TooLong(0, f"more than {DESCRIPTORS:,} descriptors", f"{home}/fd")
+        for number in numbers:
+            path = self.read_link(f"{home}/fd/{number}")
+            if path is None:
+                whole = False
+            elif path.startswith(MOUNT_NAMESPACE):
+                self.kept_namespaces.setdefault(path, f"{home}/fd/{number}")
+            elif not path or path.startswith("/"):  # else a pipe, a socket
+                found[number] = path
+                if known.get(number) != path:
+                    whole = self.add_descriptor(home, number, path, pid) and whole
+        return found if whole else None
+
+    def read_link(self, link: str) -> str | None:
+        """None: closed since it was listed. Empty: too deep to have a path, as anybody can arrange; then it is known
+        by identity alone."""
         try:
-            path = str(link.readlink())
+            return os.readlink(link)  # noqa: PTH115
         except (FileNotFoundError, ProcessLookupError):
-            return  # closed since it was listed
+            return None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            path = ""  # too deep to have one, as anybody can arrange: then known by identity alone
-        if path.startswith(MOUNT_NAMESPACE):
-            self.kept_namespaces.setdefault(path, str(link))
-        if path and not path.startswith("/"):
-            return  # a pipe, a socket
+            return ""
+
+    def add_descriptor(self, home: Path, number: str, path: str, pid: int) -> bool:
+        """Asks nothing of a filesystem that may not answer: the kernel itself knows the mount and the inode of what is
+        open. False: it was closed meanwhile."""
+        try:
+            about = procfs.read_part(f"{home}/fdinfo/{number}", 512)
+        except (FileNotFoundError, ProcessLookupError):
+            about = b""
+        inode = int(procfs.status_value(about, b"ino") or 0)
+        mount = self.by_number.get(int(procfs.status_value(about, b"mnt_id") or 0))
         if path:
             self.paths.setdefault(path.removesuffix(DELETED), pid)
+        if inode and mount is None and not path.startswith(OF_NO_MOUNT):
+            self.detached.append((int(procfs.status_value(about, b"mnt_id") or 0), inode, pid))
+            return True
+        if mount is not None and may_hang(mount.kind):
+            if (match := _DEVICE.fullmatch(mount.device)) and inode:
+                self.files.setdefault((os.makedev(int(match[1]), int(match[2])), inode), pid)
+            return True
+        return self.add_identity(f"{home}/fd/{number}", path, pid)
+
+    def add_path(self, link: str, path: str | None, pid: int, mounts: tuple[Mount, ...]) -> None:
+        """Of a link that has no number. By its path it is known on which mount it is, as its process sees that."""
+        if path is None:
+            return
+        if path:
+            self.paths.setdefault(path.removesuffix(DELETED), pid)
+        mount = covering(path, mounts) if path else None
+        if mount is None or not may_hang(mount.kind):
+            self.add_identity(link, path, pid)
+
+    def add_identity(self, link: str, path: str, pid: int) -> bool:
         try:
-            found = link.stat()
+            found = kernel.glance(link)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
         except OSError:
-            return  # a user's own FUSE mount refuses even root; such a file is not on a disk we walk
-        identity = found.st_dev, found.st_ino
+            return True  # a user's own FUSE mount refuses even root; such a file is not on a disk we walk
+        identity = found.dev, found.ino
         self.files.setdefault(identity, pid)
         # Memory files (memfd, shared memory of the kernel) have no links either, and are on no disk.
-        if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and not path.startswith(IN_MEMORY):
-            self.held.setdefault(identity, Held(pid, path.removesuffix(DELETED), identity, found.st_blocks * BLOCK))
+        if found.nlink == 0 and stat.S_ISREG(found.mode) and not path.startswith(IN_MEMORY):
+            self.held.setdefault(identity, Held(pid, path.removesuffix(DELETED), identity, found.blocks * BLOCK))
+        return True
 
-    def add_mounts(self, home: Path) -> None:
-        namespace = str((home / "ns/mnt").readlink())
+    def add_detached(self) -> None:
+        """What is open on a mount that no process has in its namespace: unmounted while in use, or in a namespace that
+        only a descriptor keeps. Its filesystem is not known, and may not answer; its inode counts on every one."""
+        for number, inode, pid in self.detached:
+            mount = self.by_number.get(number)
+            match = None if mount is None else _DEVICE.fullmatch(mount.device)
+            device = ANY_DEVICE if match is None else os.makedev(int(match[1]), int(match[2]))
+            self.files.setdefault((device, inode), pid)
+
+    def add_mounts(self, home: Path) -> tuple[Mount, ...]:
+        namespace = os.readlink(f"{home}/ns/mnt")  # noqa: PTH115
         if namespace not in self.namespaces:
-            mounts = parse_mounts((home / "mountinfo").read_text("utf-8", "surrogateescape"))
-            self.add_table(namespace, mounts, home)
+            text = procfs.read(f"{home}/mountinfo", procfs.TABLE)
+            if unparsed(text):
+                self.unsteady.append(f"{unparsed(text)} lines of {home}/mountinfo could not be understood")
+            self.add_table(namespace, parse_mounts(text), home)
+        return self.namespaces[namespace]
 
     def add_table(self, namespace: str, mounts: tuple[Mount, ...], home: Path) -> None:
-        self.namespaces.add(namespace)
-        self.tables.append(mounts)
+        self.namespaces[namespace] = mounts
+        self.by_number.update((mount.number, mount) for mount in mounts if mount.number is not None)
         self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
         self.points.update(mount.point for mount in mounts)
         for mount in mounts:
-            self.add_layers(mount, home)
+            self.add_layers(mount, home, mounts)
             if mount.kind == "nsfs" and mount.source.startswith(MOUNT_NAMESPACE):
-                self.kept_namespaces.setdefault(mount.source, f"{home}/root{mount.point}")
+                hangs = leads_through_silent(mount.point, mounts)
+                self.kept_namespaces.setdefault(mount.source, "" if hangs else f"{home}/root{mount.point}")
 
     def add_kept_namespaces(self) -> None:
         """Those in which no process is: whatever enters one of them later finds its mounts."""
@@ -306,37 +422,40 @@ class _Scan:
             left = [one for one in self.kept_namespaces if one not in self.namespaces]
             if not left:
                 return
-            found = mountinfo_of(self.kept_namespaces[left[0]], self.proc)
+            way = self.kept_namespaces[left[0]]
+            found = mountinfo_of(way, self.proc) if way else None
             if found is None:
                 self.unentered = left[0]
                 return
             self.add_table(left[0], parse_mounts(found), Path(self.proc, "self"))
         self.unentered = "more than can be looked at"
 
-    def add_layers(self, mount: Mount, home: Path) -> None:
+    def add_layers(self, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> None:
         """The folders an overlay is made of are open in nobody's descriptors and mounted nowhere. They are called as
         whoever mounted it called them, so it is asked in each namespace until one knows them all."""
         if not mount.layers or (mount.device, mount.layers) in self.overlays:
             return
         for layer in mount.layers:
             self.paths.setdefault(layer, KERNEL)
-        found = [self.add_layer(layer, mount, home) for layer in mount.layers]
+        found = [self.add_layer(layer, mount, home, mounts) for layer in mount.layers]
         if all(found):
             self.overlays.add((mount.device, mount.layers))
 
-    def add_layer(self, layer: str, mount: Mount, home: Path) -> bool:
+    def add_layer(self, layer: str, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> bool:
         """One that is relative was so to a folder that engines keep above another layer or above the mount point."""
         near = [mount.point, *(other for other in mount.layers if other.startswith("/"))]
         bases = dict.fromkeys(str(above) for one in near for above in Path(one).parents)
         known = False
         for base in ["/"] if layer.startswith("/") else bases:
             path = os.path.normpath(Path(base, layer))
+            if leads_through_silent(path, mounts):
+                continue
             try:
-                found = os.stat(f"{home}/root{path}")  # noqa: PTH116 - joined as text: the path is absolute
+                found = kernel.glance(f"{home}/root{path}")
             except OSError:
                 continue
             self.paths.setdefault(path, KERNEL)
-            self.files.setdefault((found.st_dev, found.st_ino), KERNEL)
+            self.files.setdefault((found.dev, found.ino), KERNEL)
             known = True
         return known
 
@@ -353,6 +472,9 @@ class _Scan:
             return f"a mount namespace without processes ({self.unentered}) could not be looked into; that needs root"
         if self.restless:
             return "processes come and go faster than they can be looked at"
+        if self.unsteady:
+            more = f", and {len(self.unsteady) - 1} more such" if len(self.unsteady) > 1 else ""
+            return f"{self.unsteady[0]}{more}; ask its owner to end it, or wait until it ends"
         return ONLY_HERE if _namespace(self.proc) != FIRST_PID_NAMESPACE else None
 
 
@@ -371,18 +493,17 @@ def _tids(home: Path, pid: int) -> list[int]:
 
 def _state(home: Path) -> tuple[int, bool]:
     """Its flags, and whether it ended and was not yet waited for."""
-    status = (home / "stat").read_text("utf-8", "replace")
-    fields = status[status.rindex(")") + 2 :].split()
-    return int(fields[6]), fields[0] in "ZXx"
+    fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
+    return int(fields[6]), fields[0] in {b"Z", b"X", b"x"}
 
 
 def _is_own(proc: str) -> bool:
     """Whether its numbers mean for the kernel what they mean for us: it may be that of another pid namespace."""
     try:
-        status = Path(proc, "self/status").read_text("utf-8", "replace")
+        status = procfs.read(f"{proc}/self/status", procfs.STATUS)
     except OSError:
         return False
-    return f"\nNSpid:\t{os.getpid()}\n" in status
+    return procfs.status_value(status, b"NSpid") == str(os.getpid()).encode()
 
 
 def _namespace(proc: str) -> str | None:
@@ -395,10 +516,10 @@ def _namespace(proc: str) -> str | None:
 def _kernel_files(proc: str, system: str) -> Iterator[str]:
     for path in Path(system, "block").glob("loop*/loop/backing_file"):
         try:
-            yield path.read_text("utf-8", "surrogateescape").rstrip("\n").removesuffix(DELETED)
+            yield os.fsdecode(procfs.read(str(path), procfs.STATUS).removesuffix(b"\n")).removesuffix(DELETED)
         except OSError:
             continue  # detached since it was listed
     try:
-        yield from parse_backing_files(Path(proc, "swaps").read_text("utf-8", "surrogateescape"))
+        yield from parse_backing_files(procfs.read(f"{proc}/swaps", procfs.TABLE))
     except FileNotFoundError:
         return  # a kernel without swap

@@ -20,7 +20,7 @@ from gpukeeper.disk import crew, kernel, measure, rights, trash
 from gpukeeper.disk.erase import Eraser
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Taken, Trash
-from gpukeeper.disk.walk import LOCKED, Enough, Identity, Tally, Walk, printable
+from gpukeeper.disk.walk import LOCKED, OPEN, Enough, Identity, Tally, Walk, printable
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 
@@ -119,6 +119,7 @@ def finish(
         with trash.opening(folder, taken.trash) as bin_:
             if not taken.doomed:
                 return bin_.put_back(taken) or Changed("an interrupted run had taken it; it was put back")
+            bin_.free_place()
             act = _Act(bin_, taken, until, progress)
             return act.run(_Checks(scan, still_free, True, None, None))
     except OSError as error:
@@ -215,7 +216,7 @@ class _Act:
 
     def _users(self, open_files: OpenFiles) -> Changed | Unknown | None:
         # By identity too: where everybody may rename, our trash may have another name by now.
-        user: int | Unknown | None = open_files.files.get(self.taken.identity)
+        user: int | Unknown | None = open_files.user_of(self.taken.identity)
         if user is None:
             user = users_of_trash(self.taken.trash, open_files)
         if isinstance(user, Unknown):
@@ -251,6 +252,8 @@ class _Act:
         found = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
         tally = Tally(open_files.files)
         tally.add([found])
+        if stat.S_ISREG(found.st_mode) and kernel.is_open(self.bin.fd, self.taken.name):
+            tally.problem(OPEN)
         why = _found(tally, msgspec.structs.replace(checks, ctime_ns=None))
         if why is not None:
             return self.undo(why)
@@ -328,8 +331,9 @@ def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
     """What the walk over a tree in the trash tells against deleting it."""
     if tally.held_by is not None:
         return Changed(_used_by(tally.held_by))
-    if LOCKED in tally.problems:
-        return Changed(LOCKED)
+    for used in (LOCKED, OPEN):
+        if used in tally.problems:
+            return Changed(used)
     if tally.problems:
         return Unknown(measure.in_short(tally.problems))
     if checks.uid is not None and (why := rights.others_in(tally.uids, checks.uid)) is not None:
@@ -373,7 +377,7 @@ def _keep_used(
     for one, before in taken:
         why: Changed | Unknown | None = None
         found = os.stat(one.name, dir_fd=bin_.fd, follow_symlinks=False)
-        user = used.get(one.name, open_files.files.get(one.identity))
+        user = used.get(one.name, open_files.user_of(one.identity))
         if user is not None:
             why = Changed(_used_by(user))
         elif seen_through == KERNEL:
@@ -384,6 +388,8 @@ def _keep_used(
             why = Changed("it is no plain file")
         elif (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
             why = Changed("it changed since it was looked at")
+        elif kernel.is_open(bin_.fd, one.name):
+            why = Changed(OPEN)
         if why is None:
             free.append(one.name)
         else:

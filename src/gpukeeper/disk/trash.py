@@ -3,6 +3,9 @@
 The trash is a folder of ours beside the tree, which nobody else may enter, with a random name. A link in it says which
 folder and which tree it was made for; the name of that link says whether the tree was only taken (a crash puts it
 back) or is being deleted (a crash leaves it to be finished). A link needs no data block, so this works on a full disk.
+Meanwhile an empty file of ours that nobody may open has the name of the tree, so that nobody else takes it; another
+link says which. Where a filesystem cannot exchange two names, or somebody removed that file and made another entry, a
+tree that is put back gets a visible name beside it: it never stays where its owner cannot reach it.
 Every name around it is hostile: a folder that looks like our trash and does not prove it is left alone.
 """
 
@@ -12,6 +15,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -23,8 +27,14 @@ from gpukeeper.model.decision import Changed, Refused
 
 TRASH = ".gpukeeper-trash-"  # and 16 hexadecimal digits; such names are never offered as trees themselves
 TAKEN, DOOMED = ".gpukeeper", ".gpukeeper-deleting"  # what the link in it is called
+PLACE, FREED = (
+    ".gpukeeper-place",
+    ".gpukeeper-freed",
+)  # the link about the file at the tree's name; that file, back here
+RETURNED = ".gpukeeper-returned-"  # and 8 hexadecimal digits, after the name of a tree that could not have it back
 SEVERAL = "*"
 _NAME = re.compile(re.escape(TRASH) + r"[0-9a-f]{16}")
+_PLACE = re.compile(r"1 (\d+) (.+)", re.DOTALL)
 _PROOF = re.compile(r"1 \d+:(\d+) (?:\d+:(\d+)|\*)")
 
 # Why a rename is refused, for whoever wonders that a tree stays.
@@ -78,15 +88,16 @@ def put_back(parent: int, taken: Taken) -> Refused | None:
 class Trash:
     """An open trash folder of ours. By descriptor, so that it stays the same whatever is renamed around it."""
 
-    def __init__(self, parent: int, name: str, fd: int) -> None:
-        self.parent, self.name, self.fd = parent, name, fd
+    def __init__(self, parent: int, name: str, fd: int, holds_place: bool = False) -> None:
+        """`holds_place`: whether a tree that is taken leaves a file of ours at its name."""
+        self.parent, self.name, self.fd, self.holds_place = parent, name, fd, holds_place
 
     def take(self, name: str, identity: Identity) -> Taken | Changed | Refused:
         try:
             # Looked at first, only to spare an innocent neighbour of the same name the way there and back.
             if _identity(self.parent, name) != identity:
                 return Changed("another entry has its name now")
-            kernel.rename_inside(self.parent, name, self.fd, name)
+            self._move_in(name)
         except FileNotFoundError:
             return Changed("it is gone already")
         except OSError as error:
@@ -97,18 +108,110 @@ class Trash:
         return self.put_back(taken) or Changed("another entry had its name just now; that was put back")
 
     def put_back(self, taken: Taken) -> Refused | None:
+        """Under its name, or beside it where somebody else has that. Refused says where it is then."""
+        if self._put_in_place(taken):
+            return None
         try:
             kernel.rename_inside(self.fd, taken.name, self.parent, taken.name)
         except FileExistsError:
-            return _not_put_back(taken, "somebody made another of that name meanwhile")
+            return self._put_beside(taken)
         except OSError as error:
             return _not_put_back(taken, error.strerror or str(error))
+        self._forget_place()
         return None
 
     def doom(self) -> None:
-        """From here on a crash leads to deletion and not to putting back. Renamed, since that needs no room at all."""
+        """From here on a crash leads to deletion and not to putting back. Renamed, since that needs no room at all.
+        Its name is free again."""
         with suppress(FileNotFoundError):  # it was before
             kernel.rename_inside(self.fd, TAKEN, self.fd, DOOMED)
+        self.free_place()
+
+    def free_place(self) -> None:
+        """Takes our file away from the name of the tree, and nothing else: what is not ours is put back at once."""
+        place = self._place()
+        if place is None:
+            return
+        inode, name = place
+        if _is_place(self.parent, name, inode):
+            with suppress(OSError):
+                kernel.rename_inside(self.parent, name, self.fd, FREED)
+        if not _is_place(self.fd, FREED, inode):
+            with suppress(OSError):
+                kernel.rename_inside(self.fd, FREED, self.parent, name)
+        self._forget_place()
+
+    def _move_in(self, name: str) -> None:
+        if self._make_place(name):
+            try:
+                kernel.exchange_inside(self.parent, name, self.fd, name)
+            except OSError:
+                os.unlink(name, dir_fd=self.fd)  # ours; whether the tree may be moved at all is told below
+                self._forget_place()
+            else:
+                return
+        kernel.rename_inside(self.parent, name, self.fd, name)
+
+    def _make_place(self, name: str) -> bool:
+        if not self.holds_place:
+            return False
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0, dir_fd=self.fd)
+        except OSError:
+            return False
+        try:
+            os.symlink(f"1 {os.fstat(fd).st_ino} {name}", PLACE, dir_fd=self.fd)
+        except OSError:
+            os.unlink(name, dir_fd=self.fd)
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _put_in_place(self, taken: Taken) -> bool:
+        place = self._place()
+        if place is None or place[1] != taken.name or not _is_place(self.parent, taken.name, place[0]):
+            return False
+        try:
+            kernel.exchange_inside(self.fd, taken.name, self.parent, taken.name)
+        except OSError:
+            return False
+        if not _is_place(self.fd, taken.name, place[0]):  # somebody was faster: what they put there is theirs
+            with suppress(OSError):
+                kernel.rename_inside(self.fd, taken.name, self.parent, _beside(taken.name))
+        self._forget_place()
+        return True
+
+    def _put_beside(self, taken: Taken) -> Refused:
+        name = _beside(taken.name)
+        try:
+            kernel.rename_inside(self.fd, taken.name, self.parent, name)
+        except OSError as error:
+            return _not_put_back(taken, error.strerror or str(error))
+        self._forget_place()
+        return Refused(
+            "it was not removed, and could not have its name back: somebody made another entry of that name while it "
+            f"was looked at. It is whole and its owner's as before, beside its old place as {printable(name)}. Rename "
+            "it by hand"
+        )
+
+    def _place(self) -> tuple[int, str] | None:
+        """The inode of our file, and the name it has or had."""
+        try:
+            match = _PLACE.fullmatch(os.readlink(PLACE, dir_fd=self.fd))
+        except OSError:
+            return None
+        return None if match is None else (int(match[1]), match[2])
+
+    def _forget_place(self) -> None:
+        """The link, and our file where it is in here by now."""
+        place = self._place()
+        if place is not None:
+            for name in (FREED, place[1]):
+                if _is_place(self.fd, name, place[0]):
+                    os.unlink(name, dir_fd=self.fd)
+        with suppress(FileNotFoundError):
+            os.unlink(PLACE, dir_fd=self.fd)
 
     def close(self) -> None:
         """Removes it if nothing but the link is left in it."""
@@ -117,6 +220,8 @@ class Trash:
         os.close(self.fd)
 
     def remove(self) -> bool:
+        if not self._holds_tree():
+            self.free_place()
         names = set(_names(self.fd))
         if names - {TAKEN, DOOMED}:
             return False
@@ -128,13 +233,19 @@ class Trash:
         os.rmdir(self.name, dir_fd=self.parent)
         return True
 
+    def _holds_tree(self) -> bool:
+        """Something other than our own file."""
+        place = self._place()
+        names = set(_names(self.fd)) - {TAKEN, DOOMED, PLACE, FREED}
+        return any(place is None or not _is_place(self.fd, name, place[0]) for name in names)
+
 
 @contextmanager
 def making(parent: int, bound: str) -> Iterator[Trash | Refused]:
     """A new trash folder, with the link that proves it. Gone afterwards if nothing was put into it."""
     name = TRASH + secrets.token_hex(8)
     try:
-        trash = Trash(parent, name, _made(parent, name))
+        trash = Trash(parent, name, _made(parent, name), holds_place=bound != SEVERAL)
     except OSError as error:
         yield Refused(_refusal(error))
         return
@@ -210,6 +321,21 @@ def _not_put_back(taken: Taken, why: str) -> Refused:
     return Refused(f"it could not be put back: {why}; it is whole, in {place} beside its old place. Move it by hand")
 
 
+def _beside(name: str) -> str:
+    """A name that nobody can have taken before."""
+    return os.fsdecode(os.fsencode(name)[:200]) + RETURNED + secrets.token_hex(4)
+
+
+def _is_place(folder: int, name: str, inode: int) -> bool:
+    """Our own empty file, which nobody may open."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    ours = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o7777
+    return ours and found.st_ino == inode and found.st_size == 0
+
+
 def _contents(parent: int, trash: str) -> list[Taken]:
     try:
         fd = _private(parent, trash)
@@ -219,7 +345,7 @@ def _contents(parent: int, trash: str) -> list[Taken]:
         proof = _proof(fd)
         if proof is None:
             return []
-        names = sorted(set(_names(fd)) - {TAKEN, DOOMED})
+        names = sorted(set(_names(fd)) - {TAKEN, DOOMED, PLACE, FREED})
         found = [(name, _identity(fd, name)) for name in names]
     except OSError:
         return []

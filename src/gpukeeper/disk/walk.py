@@ -24,6 +24,8 @@ MOUNT_POINT = "contains a mount point"
 CHANGED = "changed while it was measured"
 OUT_OF_TIME = "could not be finished in the time there was"
 LOCKED = "somebody holds a lock on a folder in it"
+OPEN = "it is in use: a process has a file of it open or mapped"
+ANY_DEVICE = -1  # of an open file whose filesystem is not known: its inode counts on every one
 BLOCK = 512  # st_blocks counts these, whatever the filesystem's own block is
 CHUNK = 1024  # entries at a time: a folder may have millions
 DESCRIPTORS = 48
@@ -132,7 +134,8 @@ class Tally:
 
     def _look_for_users(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
-            self.held_by = self.open_files.get((one.st_dev, one.st_ino), self.held_by)
+            known = self.open_files.get((ANY_DEVICE, one.st_ino), self.held_by)
+            self.held_by = self.open_files.get((one.st_dev, one.st_ino), known)
 
     def _look_at_kinds(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
@@ -231,9 +234,7 @@ class Walk:
                     self._compare(way.folders)
                     return left
                 if way.here.todo:
-                    name, listed = way.here.todo.pop()
-                    assert listed is not None
-                    self._enter(way, name, listed, depth)
+                    self._enter(way, way.here.todo.pop()[0], depth)
                 elif len(way.folders) > 1:
                     self._compare([way.here])
                     self._leave(way)
@@ -258,11 +259,11 @@ class Walk:
         finally:
             os.close(fd)
 
-    def _enter(self, way: Descent, name: str, listed: os.stat_result, depth: int) -> None:
+    def _enter(self, way: Descent, name: str, depth: int) -> None:
         try:
             folder, found = way.enter(name)
         except OSError as error:
-            self.count([listed])
+            self.tally.entries += 1
             self.tally.problem(reason(name, error))
             return
         self.count([found])
@@ -282,15 +283,26 @@ class Walk:
             self.tally.problem(reason(folder.name, error))
 
     def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+        # Folders are not asked before they are opened: what is mounted on one may never answer.
+        folder.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
+        chunk = [entry for entry in chunk if not entry.is_dir(follow_symlinks=False)]
         try:
             found = [entry.stat(follow_symlinks=False) for entry in chunk]
         except OSError:
             chunk, found = self._one_by_one(chunk)
         if any(map(stat.S_ISDIR, set(map(_mode, found)))):
-            both = list(zip(chunk, found, strict=True))
-            folder.todo += [(entry.name, one) for entry, one in both if stat.S_ISDIR(one.st_mode)]
-            found = [one for one in found if not stat.S_ISDIR(one.st_mode)]
+            self.tally.problem(CHANGED)  # a file when it was listed
         self.count(found)
+        self._look_for_open(folder, chunk, found)
+
+    def _look_for_open(self, folder: Folder, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
+        """Asked of the kernel, file by file: a look at processes may miss one that keeps moving its descriptors."""
+        if not self.locking:
+            return
+        for entry, one in zip(chunk, found, strict=True):
+            if stat.S_ISREG(one.st_mode) and kernel.is_open(folder.fd, entry.name):
+                self.tally.problem(OPEN)
+                return
 
     def _one_by_one(self, chunk: list[os.DirEntry[str]]) -> tuple[list[os.DirEntry[str]], list[os.stat_result]]:
         seen: list[tuple[os.DirEntry[str], os.stat_result]] = []

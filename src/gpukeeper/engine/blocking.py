@@ -9,10 +9,12 @@ from datetime import timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
+LEFT_BEHIND_MAX = 16  # threads that did not come back in time; with that many nothing more is begun
+_left_behind: set[threading.Thread] = set()
 
 
 async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
-    """TimeoutError when it takes longer; the thread is then left behind.
+    """TimeoutError when it takes longer; the thread is then left behind. Also, at once, when too many were.
 
     Not asyncio.to_thread: its threads are waited for when the program ends, and a thread inside a dead network
     filesystem never ends.
@@ -37,6 +39,15 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    threading.Thread(target=run, name="gpukeeper-blocking", daemon=True).start()
-    async with asyncio.timeout(deadline.total_seconds()):
-        return await answer
+    _left_behind.difference_update([one for one in _left_behind if not one.is_alive()])
+    if len(_left_behind) >= LEFT_BEHIND_MAX:
+        raise TimeoutError(f"{LEFT_BEHIND_MAX} earlier calls have not come back; nothing more is begun until they do")
+    thread = threading.Thread(target=run, name="gpukeeper-blocking", daemon=True)
+    thread.start()
+    try:
+        async with asyncio.timeout(deadline.total_seconds()):
+            return await answer
+    except TimeoutError:
+        if not answer.done() or answer.cancelled():
+            _left_behind.add(thread)
+        raise

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import sys
 from collections.abc import Callable
-from itertools import cycle
+from contextlib import suppress
+from itertools import count, cycle
 
 EXCHANGE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,9 +45,32 @@ def trash(root: int) -> Callable[[], bool]:
     return swap
 
 
+def takeover(root: int) -> Callable[[], bool]:
+    """Takes the name of the tree while it is elsewhere: what is there without being the tree is moved away first."""
+    number = count()
+
+    def swap() -> bool:
+        try:
+            found = os.stat("tree", dir_fd=root, follow_symlinks=False)
+        except FileNotFoundError:
+            with suppress(OSError):
+                os.mkdir("tree", 0o777, dir_fd=root)
+                return True
+            return False
+        if found.st_size or stat.S_ISDIR(found.st_mode):
+            return False
+        with suppress(OSError):
+            os.rename("tree", f"gone-{next(number)}", src_dir_fd=root, dst_dir_fd=root)
+            os.mkdir("tree", 0o777, dir_fd=root)
+            return True
+        return False
+
+    return swap
+
+
 def main(how: str, folder: str, swaps: str) -> None:
     root, done = os.open(folder, os.O_RDONLY), 0
-    swap = {"inside": inside, "itself": itself, "trash": trash}[how](root)
+    swap = {"inside": inside, "itself": itself, "trash": trash, "takeover": takeover}[how](root)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from gpukeeper.disk import kernel
 from gpukeeper.disk.erase import Eraser
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import Expected, Removal, remove
+from gpukeeper.disk.trash import RETURNED, TRASH
 from tests.real.disk.bed import REPOSITORY, picture
 from tests.unit.disk.trees import everything_seen, tree
 
@@ -98,6 +100,46 @@ def test_whatever_is_swapped_nothing_outside_is_touched(ground: Ground, how: str
         assert running.returncode == 0
     assert tries > 20
     assert picture(ground.canary) == ground.before
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_tree_whose_name_somebody_takes_meanwhile_never_stays_in_the_trash(tmp_path: Path, mode: int) -> None:
+    """Found in use in the last look, it is back under its name, or beside it under one that says so."""
+    root, tries = tmp_path / "root", 40
+    root.mkdir()
+    root.chmod(mode)
+    inodes = []
+    with neighbour("takeover", root, 10**9):
+        for number in range(tries):
+            path = tree(tmp_path, f"made-{number}")
+            path.chmod(0o755)
+            inodes.append(path.stat().st_ino)
+            with suppress(OSError):
+                (root / "tree").rename(root / f"old-{number}")  # of the neighbour
+            kernel_rename(path, root / "tree")
+            with open_directory(str(root)) as parent:
+                found = measure("tree", parent)
+                if found is not None and found.inode == inodes[-1] and isinstance(found.ctime_ns, int):
+                    wanted = Expected((found.device, found.inode), found.ctime_ns)
+                    in_use = OpenFiles({(found.device, found.inode): 1}, {}, (), frozenset(), None)
+                    remove(parent, "tree", wanted, scan=lambda: busy(in_use), until=time.monotonic() + 60)  # noqa: B023
+    there = {one.stat().st_ino for one in root.iterdir()} | {one.stat().st_ino for one in tmp_path.iterdir()}
+    assert set(inodes) <= there
+    assert list(root.glob(f"{TRASH}*")) == []
+    taken_over = len(list(root.glob(f"tree{RETURNED}*")))
+    assert (taken_over > 0) is (mode == 0o777)  # a sticky folder guards our file, and so the name
+
+
+def busy(answer: OpenFiles) -> OpenFiles:
+    """A look that takes its time, in which the neighbour is awake."""
+    time.sleep(0.02)
+    return answer
+
+
+def kernel_rename(path: Path, to: Path) -> None:
+    with open_directory(str(path.parent)) as above, open_directory(str(to.parent)) as below, suppress(OSError):
+        # The neighbour may have the name; then the tree stays where it was made.
+        kernel.rename_inside(above, path.name, below, to.name)
 
 
 def test_the_deleter_alone_leaves_nothing_outside_touched(ground: Ground) -> None:

@@ -12,7 +12,7 @@ TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 
 
 def test_blanks_in_names_are_read_back() -> None:
-    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point", "tmpfs", options=("rw",))
+    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point", "tmpfs", options=("rw",), number=41)
 
 
 def test_a_mount_inside_a_tree_is_seen_even_of_a_single_file() -> None:

@@ -252,6 +252,10 @@ def test_a_program_that_nobody_may_look_into_hides_everything_unless_somebody_vo
     (sealed / "comm").write_text(f"{comm}\n")
     (sealed / "status").write_text("Name:\tx\nUid:\t{}\nGid:\t0\t0\t0\t0\n".format(uids.replace(" ", "\t")))
     (sealed / "fd").write_text("no folder, so that listing it fails")
+    (sealed / "ns").mkdir()
+    (sealed / "ns/mnt").symlink_to("mnt:[1]")
+    for name in ("mountinfo", "maps"):
+        (sealed / name).touch()
     hidden = scan(str(tmp_path), system=str(tmp_path), unreadable=["sealed"]).hidden
     assert (hidden is None) is vouched
     assert vouched or "disk.unreadable" in str(hidden)
@@ -281,9 +285,9 @@ print(scan().hidden)
 
 def test_mapped_files_are_read_with_device_and_inode() -> None:
     maps = (
-        "7f00-7f01 r--p 00000000 fe:0a 4711                       /tmp/tree/lib with blank.so (deleted)\n"
-        "7f01-7f02 rw-p 00000000 00:00 0                          [heap]\n"
-        "7f02-7f03 rw-s 00000000 00:01 1025                       /dev/zero (deleted)\n"
+        b"7f00-7f01 r--p 00000000 fe:0a 4711                       /tmp/tree/lib with blank.so (deleted)\n"
+        b"7f01-7f02 rw-p 00000000 00:00 0                          [heap]\n"
+        b"7f02-7f03 rw-s 00000000 00:01 1025                       /dev/zero (deleted)\n"
     )
     assert list(parse_maps(maps)) == [
         ((os.makedev(0xFE, 0x0A), 4711), "/tmp/tree/lib with blank.so"),
@@ -292,4 +296,4 @@ def test_mapped_files_are_read_with_device_and_inode() -> None:
 
 
 def test_swap_partitions_are_devices_and_stay_what_they_are() -> None:
-    assert list(parse_backing_files("Filename\n/dev/sda2 partition 1 0 -2\n")) == ["/dev/sda2"]
+    assert list(parse_backing_files(b"Filename\n/dev/sda2 partition 1 0 -2\n")) == ["/dev/sda2"]

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gpukeeper.disk import kernel
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import (
     DOOMED,
+    FREED,
+    RETURNED,
     TAKEN,
     TRASH,
     Taken,
@@ -26,7 +30,7 @@ from gpukeeper.disk.trash import (
     take,
 )
 from gpukeeper.model.decision import Changed, Refused
-from tests.unit.disk.trees import expected, look, trash_in, tree
+from tests.unit.disk.trees import expected, finished, look, trash_in, tree
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
 
@@ -56,7 +60,7 @@ def test_what_is_taken_is_out_of_reach_and_can_be_put_back(tmp_path: Path, paren
     (folder,) = trash_in(tmp_path)
     assert is_trash(folder.name)
     assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.geteuid())
-    assert not path.exists()
+    assert (path.is_file(), path.stat().st_mode & 0o777, path.stat().st_size) == (True, 0, 0)  # nobody takes its name
     assert leftovers(parent) == (taken,)
     assert put_back(parent, taken) is None
     assert path.stat().st_ino == inode
@@ -89,15 +93,67 @@ def test_another_entry_of_that_name_is_left_alone(tmp_path: Path, parent: int) -
     assert sorted(one.name for one in tmp_path.iterdir()) == ["other", "tree"]
 
 
-def test_a_name_that_was_given_away_meanwhile_is_not_replaced(tmp_path: Path, parent: int) -> None:
+def returned_in(folder: Path) -> Path:
+    (found,) = folder.glob(f"*{RETURNED}*")
+    return found
+
+
+def test_a_name_that_was_given_away_meanwhile_is_not_replaced_and_the_tree_comes_back_beside_it(
+    tmp_path: Path, parent: int
+) -> None:
+    """As where everybody may rename: our file was moved away, and another entry has the name."""
     path = tree(tmp_path)
     taken = taken_from(parent, path)
+    path.rename(tmp_path / "moved-away")
     path.mkdir()
     answer = put_back(parent, taken)
     assert isinstance(answer, Refused)
-    assert f"{taken.trash}/tree" in answer.why
-    assert (tmp_path / taken.trash / "tree/d0/f0").exists()
+    assert (returned_in(tmp_path) / "d0/f0").exists()
+    assert returned_in(tmp_path).name in answer.why
     assert list(path.iterdir()) == []
+    assert trash_in(tmp_path) == []
+
+
+def test_where_names_cannot_be_exchanged_the_tree_comes_back_all_the_same(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("gpukeeper.disk.kernel.exchange_inside", cannot)
+    path = tree(tmp_path)
+    assert put_back(parent, taken_from(parent, path)) is None
+    assert (path / "d0/f0").exists()
+    taken = taken_from(parent, path)
+    assert not path.exists()
+    path.mkdir()
+    assert isinstance(put_back(parent, taken), Refused)
+    assert (returned_in(tmp_path) / "d0/f0").exists()
+    assert trash_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["made", "exchanged", "doomed", "freed"])
+def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path, parent: int, moment: str) -> None:
+    path = tree(tmp_path)
+    trash = Trash(parent, f"{TRASH}{'0' * 16}", -1, holds_place=True)
+    (tmp_path / trash.name).mkdir(mode=0o700)
+    trash.fd = os.open(tmp_path / trash.name, os.O_RDONLY)
+    found, about = (tmp_path / trash.name).stat(), path.stat()
+    os.symlink(f"1 {found.st_dev}:{found.st_ino} {about.st_dev}:{about.st_ino}", TAKEN, dir_fd=trash.fd)
+    if moment == "made":
+        assert trash._make_place("tree")
+    else:
+        trash._move_in("tree")
+    if moment in {"doomed", "freed"}:
+        kernel.rename_inside(trash.fd, TAKEN, trash.fd, DOOMED)
+    if moment == "freed":
+        kernel.rename_inside(parent, "tree", trash.fd, FREED)
+    os.close(trash.fd)
+    answers = finished(tmp_path, scan=lambda: OpenFiles({}, {}, (), frozenset(), None))
+    sweep(parent)
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == (["tree"] if moment in {"made", "exchanged"} else []), answers
+    assert not left or (path / "d0/f0").exists()
 
 
 def test_an_empty_trash_folder_is_swept_and_a_full_one_is_not(tmp_path: Path, parent: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.translate import state_of
@@ -40,7 +40,7 @@ def proof_of(
 def is_another_engines(holder: Holder, proc: str = "/proc") -> bool:
     """A pod's, or Podman's: shown by whoever looks after those."""
     try:
-        cgroup = Path(proc, str(holder.pid), "cgroup").read_text("utf-8", "replace")
+        cgroup = text_of(Path(proc, str(holder.pid), "cgroup"))
     except OSError:
         return True
     return "kubepods" in cgroup or "libpod" in cgroup

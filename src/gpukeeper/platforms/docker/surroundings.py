@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.devices import holders
-from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.unknown import Unknown, is_known
@@ -218,7 +218,7 @@ def holders_of(container: Inspected, around: Around, proc: str = "/proc") -> tup
 def _groups_of(pid: int, container: str, proc: str) -> frozenset[str]:
     """The paths of its control groups down to the id, one for each tree that names it."""
     try:
-        cgroup = Path(proc, str(pid), "cgroup").read_text("utf-8", "replace")
+        cgroup = text_of(Path(proc, str(pid), "cgroup"))
     except OSError:
         return frozenset()
     paths = (line.split(":", 2)[-1].partition(container) for line in cgroup.split("\n"))
@@ -230,7 +230,7 @@ def container_ids(holder: Holder, proc: str = "/proc") -> tuple[str, ...]:
     if not isinstance(holder.container, str):
         return ()
     try:
-        cgroup = Path(proc, str(holder.pid), "cgroup").read_text("utf-8", "replace")
+        cgroup = text_of(Path(proc, str(holder.pid), "cgroup"))
     except OSError:
         return (holder.container,)
     return holders.parse_containers(cgroup) or (holder.container,)

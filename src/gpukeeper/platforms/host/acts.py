@@ -64,7 +64,7 @@ class Removals:
         kept = roots.why_kept(entry, named.roots, named.untouched(), roots.links_in(entry.folder))
         if kept is not None:
             return Changed(f"it stays: {kept}")
-        named_by = self._mentioned(spellings(named, entry.inside)).get(entry.name)
+        named_by = self._mentioned(spellings(named, entry.inside)).who(entry.name)
         if named_by is not None:
             return Changed(f"it is in use: {named_by}")
         with opened(entry.folder) as folder:

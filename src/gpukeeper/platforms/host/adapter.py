@@ -120,7 +120,9 @@ class HostPlatform:
             return
         async for subjects, unseen in self._gpus.observe():
             yield Snapshot(self.name, self._place, self._clock.now(), subjects, unseen)
+        silent = await self._trees.ask_roots()
         disks, unseen = await self._disks.observe()
+        unseen = (*silent, *unseen)
         if disks or unseen:
             yield Snapshot(self.name, self._place, self._clock.now(), disks, unseen)
         async for subjects, unseen in self._trees.observe():

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.disk import measure
+from gpukeeper.disk import measure, mounts, unresponsive
+from gpukeeper.disk.unresponsive import Answering
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DiskMarks
@@ -21,6 +22,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy names, and what must not go with any of it."""
 
     roots: tuple[Root, ...] = ()
+    silent: tuple[str, ...] = ()  # roots of the policy whose filesystem does not answer, and so no roots for now
     folders: tuple[str, ...] = ()  # of gpukeeper itself
     marks: DiskMarks = DiskMarks()
     keep_last: int = 0  # reports of each root
@@ -28,7 +30,9 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
     def untouched(self) -> tuple[str, ...]:
         """Links resolved. A root may lie inside an entry of another root, and so may our own ledger."""
-        return tuple(os.path.realpath(path) for path in (*(root.path for root in self.roots), *self.folders))
+        paths = (*(root.path for root in self.roots), *self.silent, *self.folders)
+        known = mounts.own_mounts()
+        return tuple(unresponsive.real_path(path, known) for path in paths)
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,26 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
 def spellings(named: Named, folder: str) -> tuple[str, ...]:
     """The ways in which people may write that folder."""
     return (folder, *(os.path.normpath(root.path) for root in named.roots if root.is_at(folder)))
+
+
+async def answering(named: Named, ask: Answering, deadline: timedelta) -> tuple[Named, tuple[Unseen, ...]]:
+    """Without the roots whose filesystem does not answer."""
+    whys: dict[str, str] = {}
+
+    def work() -> None:
+        known = mounts.own_mounts()
+        for root in named.roots:
+            why = ask.why_not(root.path, known)
+            if why is not None:
+                whys[root.path] = why
+
+    try:
+        await in_thread(work, deadline)
+    except (OSError, TimeoutError):
+        return named, ()  # each of them says so itself
+    answer = tuple(root for root in named.roots if root.path not in whys)
+    unseen = tuple(Unseen(path, why) for path, why in whys.items())
+    return msgspec.structs.replace(named, roots=answer, silent=tuple(whys)), unseen
 
 
 async def list_all(named: Named, deadline: timedelta) -> tuple[dict[str, list[Entry]], tuple[Unseen, ...]]:

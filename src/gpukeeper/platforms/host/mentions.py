@@ -2,7 +2,7 @@
 
 A program with a temporary folder often has nothing of it open, for hours. By path, as it is called here: what a process
 in another mount namespace names may be something else, and then keeps a little more. Of what may not be read nothing
-is said; the list of open files says that already.
+is said; the list of open files says that already. A process with more words than are read of one may name anything.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.disk import procfs
 from gpukeeper.disk.measure import printable
 
 FOLDERS = (b"TMPDIR", b"TMP", b"TEMP", b"RAY_TMPDIR")
 NAME_MAX = 255  # bytes of one name
+WORDS_MAX = 256 * 1024  # bytes that are read of a command line, and of an environment
+NAMES_MAX = 2_000  # names that one process may mention: many texts can be read in many ways
 ENDS = frozenset(b" \t\n\"'`:;,=|&<>()[]{}$?*#!\\")  # where a name in the middle of a text may end; or it goes on
 
 
@@ -26,12 +31,25 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     pid: int
     words: bytes
     variable: str | None = None  # None: its command line
+    cut: bool = False  # there is more
 
     def __str__(self) -> str:
         return "in its command line" if self.variable is None else f"as its {self.variable}"
 
+    @property
+    def where(self) -> str:
+        return "in its command line" if self.variable is None else "in its environment"
 
-Mentions: TypeAlias = dict[str, str]  # by name: who names it, in words
+
+class Mentions(dict[str, str]):
+    """By name: who names it, in words. `anything`: who may name every entry, since not all of it was read."""
+
+    anything: str | None = None
+
+    def who(self, name: str) -> str | None:
+        return self.get(name, self.anything)
+
+
 Mentioned: TypeAlias = Callable[[Iterable[str]], Mentions]
 
 
@@ -39,13 +57,23 @@ def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:
     """The entries of one folder that anybody names. `folders`: that folder, in each way it may be written."""
     prefixes = [os.fsencode(folder.rstrip("/") + "/") for folder in dict.fromkeys(folders)]
     found: dict[bytes, Text] = {}
-    for text in _texts(proc):
-        for prefix in prefixes:
-            for name in names_after(prefix, text.words):
-                found.setdefault(name, text)
-    return {
-        os.fsdecode(name): f"pid {text.pid} ({_comm(text.pid, proc)}) names it {text}" for name, text in found.items()
-    }
+    too_much: Text | None = None
+    for _, texts in groupby(_texts(proc), key=attrgetter("pid")):
+        named: dict[bytes, Text] = {}
+        for text in texts:
+            names = chain.from_iterable(names_after(prefix, text.words) for prefix in prefixes)
+            named |= dict.fromkeys(islice(names, NAMES_MAX + 1 - len(named)), text)
+            if text.cut or len(named) > NAMES_MAX:
+                too_much, named = text, {}
+                break
+        found = named | found
+    mentions = Mentions(
+        {os.fsdecode(name): f"pid {text.pid} ({_comm(text.pid, proc)}) names it {text}" for name, text in found.items()}
+    )
+    if too_much is not None:
+        who = f"pid {too_much.pid} ({_comm(too_much.pid, proc)})"
+        mentions.anything = f"{who} has more words {too_much.where} than are read of one process, and may name it there"
+    return mentions
 
 
 def names_after(prefix: bytes, words: bytes) -> Iterator[bytes]:
@@ -66,12 +94,18 @@ def _texts(proc: str) -> Iterator[Text]:
         if not home.name.isdecimal():
             continue
         pid = int(home.name)
-        if pid not in ours:
-            yield from (Text(pid, word) for word in _read(home / "cmdline") if b"/" in word)
-        for setting in _read(home / "environ"):
+        if pid in ours:
+            line, cut = b"", False
+        else:
+            line, cut = _read(home / "cmdline")
+        yield from (Text(pid, word) for word in line.split(b"\0") if b"/" in word)
+        settings, more = _read(home / "environ")
+        for setting in settings.split(b"\0"):
             name, _, value = setting.partition(b"=")
             if name in FOLDERS:
                 yield Text(pid, value, name.decode())
+        if cut or more:
+            yield Text(pid, b"", "" if more and not cut else None, cut=True)
 
 
 def _ours(proc: str) -> set[int]:
@@ -80,18 +114,19 @@ def _ours(proc: str) -> set[int]:
     while pid > 1 and pid not in found:
         found.add(pid)
         with suppress(OSError, ValueError):
-            status = Path(proc, str(pid), "stat").read_text("utf-8", "replace")
-            pid = int(status[status.rindex(")") + 2 :].split()[1])
+            pid = int(procfs.stat_fields(procfs.read(f"{proc}/{pid}/stat", procfs.STATUS))[1])
     return found
 
 
-def _read(path: Path) -> list[bytes]:
+def _read(path: Path) -> tuple[bytes, bool]:
+    """And whether there is more."""
     with suppress(OSError):
-        return path.read_bytes().split(b"\0")
-    return []
+        found = procfs.read_part(str(path), WORDS_MAX + 1)
+        return found[:WORDS_MAX], len(found) > WORDS_MAX
+    return b"", False
 
 
 def _comm(pid: int, proc: str) -> str:
     with suppress(OSError):
-        return printable(Path(proc, str(pid), "comm").read_text("utf-8", "replace").rstrip("\n"))
+        return printable(os.fsdecode(procfs.read(f"{proc}/{pid}/comm", procfs.STATUS).removesuffix(b"\n")))
     return "ended"

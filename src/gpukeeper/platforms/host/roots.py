@@ -6,6 +6,7 @@ none is followed. Whatever is removed was found here, by its identity, whatever 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import kernel, measure, mounts, naming, trash
+from gpukeeper.disk import kernel, measure, mounts, naming, trash, unresponsive
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.unknown import Unknown
@@ -154,18 +155,20 @@ def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
     try:
         with opened(folder) as fd, os.scandir(fd) as listing:
             for entry in listing:
-                if entry.inode() == inode and is_still(entry, device, inode):
+                if entry.inode() == inode and is_still(fd, entry, device, inode):
                     yield entry.name
     except FileNotFoundError:
         return
 
 
-def is_still(entry: os.DirEntry[str], device: int, inode: int) -> bool:
+def is_still(folder: int, entry: os.DirEntry[str], device: int, inode: int) -> bool:
     """A listing tells the inode below a mount point; only a stat tells what is there now."""
     try:
-        found = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
+        found = kernel.stat_inside(folder, entry.name)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.EXDEV}:
+            return False
+        raise
     return (found.st_dev, found.st_ino) == (device, inode)
 
 
@@ -220,7 +223,7 @@ def _read_link(path: Path) -> Link | None:
         first = os.path.normpath(path.parent / path.readlink())
     except OSError:
         return None  # removed since it was listed
-    return Link(path.name, (first, os.path.realpath(path)))
+    return Link(path.name, (first, unresponsive.real_path(str(path), mounts.own_mounts())))
 
 
 def _is_one(entry: os.DirEntry[str], root: Root) -> bool:
@@ -238,8 +241,17 @@ def _left_in_trash(root: Root, folder: str, identity: tuple[int, int]) -> Entry 
 
 
 def top_of(entry: Entry) -> os.stat_result | None:
-    """Of the entry itself. None: it went away."""
+    """Of the entry itself. None: it went away. What is mounted on it is not asked where it may hang."""
     try:
-        return os.lstat(entry.real_path)
+        with opened(entry.inside) as folder:
+            return kernel.stat_inside(folder, entry.name)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    mount = unresponsive.silent_mount(entry.real_path, mounts.own_mounts())
+    if mount is not None:
+        why = f"a filesystem of the kind {mount.kind} is mounted on it, which may hang, so it is not asked"
+        raise OSError(errno.EXDEV, why)
+    return os.lstat(entry.real_path)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import measure, open_files
+from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import Answer, Expected, Removal, remove
 from gpukeeper.model.decision import Changed
@@ -182,11 +182,10 @@ def _may_work_for_us(home: Path, since: int) -> bool:
 def _status(home: Path) -> _Status | None:
     """None: it may not be read. A thread of the kernel has no files, nor has what ended, unless threads of it go on."""
     try:
-        status = (home / "stat").read_text("utf-8", "replace")
+        fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
     except PermissionError:
         return None
-    fields = status[status.rindex(")") + 2 :].split()
-    ended = fields[0] in "ZXx" and int(fields[17]) <= 1
+    ended = fields[0] in {b"Z", b"X", b"x"} and int(fields[17]) <= 1
     of_the_kernel = bool(int(fields[6]) & open_files.KERNEL_THREAD)
     return _Status(int(fields[1]), int(fields[19]), not ended and not of_the_kernel)
 

@@ -16,6 +16,7 @@ from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.disk.trash import is_trash
+from gpukeeper.disk.unresponsive import Answering
 from gpukeeper.disk.watch import Watch
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
@@ -70,15 +71,21 @@ class Trees:
     ) -> None:
         self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
         self._mentioned, self._needed, self.watch = mentioned, needed, watch or Watch()
+        self._answering = Answering()
         self.follow(named)
 
     def follow(self, named: Named) -> None:
         """What was learned under another policy is learned anew."""
-        self.named = named
+        self.named = self._all = named
         self._together: dict[str, int] = {}  # by folder, of the last observe; a look measures one tree only
         self._ranked: dict[str, reports.Ranked] = {}  # by folder, the same
         self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when what is in them last changed
         self._remembered = Remembered()
+
+    async def ask_roots(self) -> tuple[Unseen, ...]:
+        """Whose filesystem does not answer is left out until it does."""
+        self.named, unseen = await folders.answering(self._all, self._answering, self._patience.tree)
+        return unseen
 
     async def observe(self) -> AsyncIterator[Page]:
         """Folder by folder: how much its trees hold together is known only when all of them were measured."""
@@ -228,7 +235,7 @@ class Trees:
         if found is None and limits is None:
             found = _unmeasured(top, FAR_BELOW)
         elif found is None and limits is not None:
-            found = self._walk(entry, in_use, until, limits)
+            found = self._walk(entry, in_use, until, limits, top)
             if found is None:
                 return None
             if limits.entries < self._limits.entries and found.entries > limits.entries:
@@ -243,12 +250,15 @@ class Trees:
         stays = entry.kind == translate.TREE and entry.name in folder.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 
-    def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits) -> Measured | None:
+    def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits, top: os.stat_result) -> Measured | None:
+        """What holds a mount is not walked: a single file mounted inside escapes a walk, or never answers it."""
+        known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts
+        if mounts.has_mount_inside(entry.real_path, known):
+            return _unmeasured(top, Unknown(measure.MOUNT_POINT))
         end = min(until, time.monotonic() + self._patience.tree.total_seconds())
         files = {} if isinstance(in_use, Unknown) else in_use.below.open_files.files
         with opened(entry.inside) as folder:
-            found = measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
-        return found if found is None or isinstance(in_use, Unknown) else _with_mounts(entry, found, in_use.below)
+            return measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
 
     def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
         used: bool | Unknown
@@ -260,7 +270,7 @@ class Trees:
                 findings = (f"{unseen.why}, {errors.NEVER_FROM_HERE}",)
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
-            named_by = in_use.named.get(entry.name) if held_by is None else None
+            named_by = in_use.named.who(entry.name) if held_by is None else None
         standing = translate.Standing(
             path=entry.path,
             root=entry.root,
@@ -312,7 +322,8 @@ class Trees:
         now = self._at().now
         if folder.may_be_too_full or folder.above == 0 or self._remembered.is_far_below(folder, now):
             return self._remembered.is_far_below(folder, now)
-        paths = [entry.real_path for entry in folder.entries]
+        known = mounts.own_mounts()
+        paths = [one.real_path for one in folder.entries if not mounts.has_mount_inside(one.real_path, known)]
         total = 0
         for start in range(0, len(paths), AT_ONCE):
             some, deadline = paths[start : start + AT_ONCE], self._patience.tree
@@ -334,7 +345,7 @@ def _entry_of(folder: str, path: str) -> str | None:
 
 
 def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
-    if entry.name in used.named:
+    if used.named.who(entry.name) is not None:
         return True
     in_use = open_files.is_in_use(entry.name, found, used.below)
     unseen = _why_unseen(entry, used) if in_use is False else None
@@ -369,12 +380,3 @@ def _with_rank(report: Subject, ranked: reports.Ranked, there: frozenset[str], k
     if report.kept is not None:
         return report
     return msgspec.structs.replace(report, kept=ranked.why_kept(report.ref.uid, there, keep_last))
-
-
-def _with_mounts(entry: Entry, found: Measured, in_use: open_files.Below) -> Measured:
-    """A single file mounted inside escapes the walk; the list of mounts knows it."""
-    if not mounts.has_mount_inside(entry.real_path, in_use.open_files.own_mounts):
-        return found
-    why = Unknown(measure.MOUNT_POINT)
-    problems = (*found.problems, measure.MOUNT_POINT)
-    return msgspec.structs.replace(found, size=why, newest=why, ctime_ns=why, problems=problems)

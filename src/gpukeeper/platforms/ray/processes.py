@@ -13,9 +13,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.devices.holders import KERNEL_THREAD, parse_container, parse_uid, pids
+from gpukeeper.devices.holders import KERNEL_THREAD, parse_container, parse_uid, pids, text_of
+from gpukeeper.disk import procfs
 
 ENDED = frozenset("ZXx")
+COMMAND_LINE = 256 * 1024  # bytes that are read of one
 TICKS = os.sysconf("SC_CLK_TCK")
 _FLAG = re.compile(r"--([a-z_-]+)=(.*)", re.DOTALL)
 
@@ -34,6 +36,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     pids: str | None  # its pid namespace
     inside: int  # its pid as it sees itself
     container: str | None  # the id in its cgroup
+    cut: bool = False  # its argv is longer than what is read of it
 
     @property
     def title(self) -> str:
@@ -64,8 +67,8 @@ def read(pid: int, proc: str = "/proc") -> Process | None:
         fields = _stat(home)
         if fields[0] in ENDED or int(fields[6]) & KERNEL_THREAD:
             return None
-        argv = (home / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        status = (home / "status").read_text("utf-8", "replace")
+        words = procfs.read_part(f"{home}/cmdline", COMMAND_LINE + 1)
+        status = text_of(home / "status")
         again = _stat(home)
         if again[19] != fields[19]:
             return None  # the pid was reused between two reads
@@ -75,8 +78,9 @@ def read(pid: int, proc: str = "/proc") -> Process | None:
             parent=int(fields[1]),
             uid=parse_uid(status),
             ticks=int(again[11]) + int(again[12]),
-            comm=(home / "comm").read_text("utf-8", "replace").rstrip("\n"),
-            argv=tuple(os.fsdecode(word) for word in argv),
+            comm=text_of(home / "comm").rstrip("\n"),
+            argv=tuple(os.fsdecode(word) for word in words[:COMMAND_LINE].rstrip(b"\0").split(b"\0")),
+            cut=len(words) > COMMAND_LINE,
             mounts=_link(home / "ns/mnt"),
             pids=_link(home / "ns/pid"),
             inside=parse_inside(status, pid),
@@ -145,7 +149,7 @@ def ancestors(pid: int, everyone: Iterable[Process]) -> frozenset[int]:
 
 
 def _stat(home: Path) -> list[str]:
-    text = (home / "stat").read_text("utf-8", "replace")
+    text = text_of(home / "stat")
     return text[text.rindex(")") + 2 :].split()
 
 
@@ -158,6 +162,6 @@ def _link(path: Path) -> str | None:
 
 def _container(home: Path) -> str | None:
     try:
-        return parse_container((home / "cgroup").read_text("utf-8", "replace"))
+        return parse_container(text_of(home / "cgroup"))
     except PermissionError:
         return None

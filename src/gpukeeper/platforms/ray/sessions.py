@@ -125,6 +125,8 @@ def named_by(session: Session, visit: Visit) -> str | Unknown | None:
 
 def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
     for process in everyone:
+        if process.cut:
+            return f"pid {process.pid} ({process.comm}) has a command line too long to be read, and may name it there"
         words = [word for word in process.argv if session.name in word]
         if not words or process.pid == os.getpid():
             continue

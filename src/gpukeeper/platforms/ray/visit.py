@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import access_times, measure, mounts, open_files, trash
+from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
@@ -76,8 +76,7 @@ class Visit:
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
         self.limits = limits or Limits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
-        text = Path(who, "mountinfo").read_text("utf-8", "surrogateescape")
-        self.mounts = mounts.parse_mounts(text)
+        self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
         self.used = _as_node_sees(node, around.used, self.mounts)
         self._holding, self._hosts = _identities(root, needed or Needed())
 

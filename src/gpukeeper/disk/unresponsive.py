@@ -1,0 +1,116 @@
+"""Which filesystems may not answer: what asks them anything about a file may hang for ever.
+
+An allow-list: whatever is not named here (FUSE, NFS, a filesystem nobody heard of) is not asked by a look that concerns
+everybody's processes. What must be asked is asked by a program of its own, which can be ended or left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from gpukeeper.disk.mounts import Mount, covering, is_at_or_below
+
+LINKS = 40  # as many as the kernel follows
+PATIENCE_SECONDS = 5.0
+FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
+LEFT_BEHIND_MAX = 4  # programs that no signal reached; with that many no more are started
+ON_DISKS = (
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat"),
+    *("msdos", "ntfs", "ntfs3", "iso9660", "udf", "squashfs", "erofs", "cramfs", "overlay"),
+)
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs")
+OF_THE_KERNEL = (
+    *("proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "bpf"),
+    *("pstore", "efivarfs", "fusectl", "binfmt_misc", "nsfs", "pipefs", "sockfs", "anon_inodefs", "selinuxfs", "bdev"),
+)
+_ANSWERS = frozenset((*ON_DISKS, *IN_MEMORY, *OF_THE_KERNEL))
+
+
+def may_hang(kind: str) -> bool:
+    """Of a filesystem of that kind, as mount(8) calls it."""
+    return kind not in _ANSWERS
+
+
+def silent_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount of a path without links, where it may hang."""
+    mount = covering(path, mounts)
+    return mount if mount is not None and may_hang(mount.kind) else None
+
+
+def leads_through_silent(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether a mount that may hang is on the way to a path without links, or at its end."""
+    return any(may_hang(mount.kind) and is_at_or_below(path, mount.point) for mount in mounts)
+
+
+def real_path(path: str, mounts: Iterable[Mount]) -> str:
+    """As realpath does, but it asks nothing of a filesystem that may hang: from there on, it stays as it is written."""
+    known = tuple(mounts)
+    at, links = "/", 0
+    left = [step for step in reversed(os.path.abspath(path).split("/")) if step]  # noqa: PTH100
+    while left:
+        step = left.pop()
+        if step == "..":
+            at = os.path.dirname(at)  # noqa: PTH120
+            continue
+        at = f"{at.rstrip('/')}/{step}"
+        if silent_mount(at, known) is not None:
+            return os.path.normpath("/".join([at, *reversed(left)]))
+        target = None
+        with suppress(OSError):
+            target = os.readlink(at)  # noqa: PTH115
+        if target is not None and links < LINKS:
+            links += 1
+            at = "/" if target.startswith("/") else os.path.dirname(at)  # noqa: PTH120
+            left += [part for part in reversed(target.split("/")) if part not in {"", "."}]
+    return at
+
+
+class Answering:
+    """Whether paths answer at all. One that did not is asked again after a while, and then after a longer one."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._silent: dict[str, tuple[float, float]] = {}  # until when it is not asked, and for how long that was
+        self._left_behind: list[subprocess.Popen[bytes]] = []
+
+    def why_not(self, path: str, mounts: Iterable[Mount]) -> str | None:
+        """A sentence; None: it answers. Blocks for a few seconds at most."""
+        known = tuple(mounts)
+        mount = silent_mount(real_path(path, known), known)
+        if mount is None:
+            self._silent.pop(path, None)
+            return None
+        until, wait = self._silent.get(path, (0.0, FIRST_WAIT / 2))
+        if self._now() >= until:
+            if self._answers(path):
+                self._silent.pop(path, None)
+                return None
+            wait = min(2 * wait, LONGEST_WAIT)
+            self._silent[path] = until, _ = self._now() + wait, wait
+        rest = max(1, round((until - self._now()) / 60))
+        return (
+            f"did not answer within {PATIENCE_SECONDS:g} s: the filesystem {mount.kind} at {mount.point} hangs; it is "
+            f"skipped and asked again in {rest} min"
+        )
+
+    def _answers(self, path: str) -> bool:
+        self._left_behind = [child for child in self._left_behind if child.poll() is None]
+        if len(self._left_behind) >= LEFT_BEHIND_MAX:
+            return False
+        command = ["stat", "-L", "--format=%i", "--", path]
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(PATIENCE_SECONDS)
+            return True  # also an error is an answer, and whoever looks there gets it
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+            return False
+        self._left_behind.append(child)
+        return False
