@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 import msgspec
 
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
@@ -195,13 +196,13 @@ class _Scalar(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType
 def _data(body: bytes, kind: type[T]) -> T:
     """ValueError when it is no whole answer."""
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = reading.decode(body, type=_Answer)
         if answer.status != "success":
             raise ValueError(answer.error or f"it says {answer.status!r}")
         partial = [one for one in answer.warnings or () if not one.startswith(_REMARKS)]
         if partial:
             raise ValueError(f"its answer may be incomplete: {partial[0]}")
-        return msgspec.json.decode(answer.data, type=kind)
+        return reading.decode(answer.data, type=kind)
     except msgspec.MsgspecError as error:
         raise ValueError(f"what it answered could not be read: {error}") from error
 
@@ -213,7 +214,7 @@ def _lines(body: bytes) -> list[Line]:
 
 def _refusal(code: int, reason: str, body: bytes) -> str:
     try:
-        said = msgspec.json.decode(body, type=_Answer).error
+        said = reading.decode(body, type=_Answer).error
     except msgspec.MsgspecError:
         said = ""
     words = f"it answered {code} {said or reason}"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.ledger.lines import decode, moment
+from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event
 
@@ -42,8 +43,8 @@ class _Stored(msgspec.Struct, frozen=True):
     line: msgspec.Raw
 
 
-_HEADER = msgspec.json.Decoder(Header)
-_STORED = msgspec.json.Decoder(_Stored)
+_HEADER = reading.Decoder(Header)
+_STORED = reading.Decoder(_Stored)
 
 
 def digest_rows(c: sqlite3.Connection, first: int, last: int) -> Header | None:

@@ -17,6 +17,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.wiring import Session, user_name
 
@@ -63,7 +64,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ke
     who = user_name(_peer_uid(writer))
     try:
         line = await asyncio.wait_for(reader.readline(), PATIENCE)
-        request = msgspec.json.decode(line, type=Request)
+        request = reading.decode(line, type=Request)
     except (TimeoutError, ValueError, ConnectionError) as problem:
         return Reply(done=False, words=f"that is not a request: {problem}", exit_code=2)
     return await fulfil(keeper, book, who, request)

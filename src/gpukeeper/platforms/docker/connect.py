@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker.errors import NOT_MODIFIED, EngineError, EngineSilent, cannot_connect
@@ -105,7 +106,7 @@ class Engine:
         assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
         asked = _query({**query, "filters": msgspec.json.encode(filters).decode()})
         timeout = aiohttp.ClientTimeout(total=None, connect=QUICK.total_seconds())
-        decoder = msgspec.json.Decoder(EngineEvent)
+        decoder = reading.Decoder(EngineEvent)
         try:
             # An event carries all labels in one line, and anybody may write long ones.
             async with self._session.get(
@@ -241,13 +242,13 @@ def _query(query: Mapping[str, object]) -> dict[str, str]:
 
 def _decode(read: bytes, type_: type[T], path: str) -> T:
     try:
-        return msgspec.json.decode(read, type=type_)
+        return reading.decode(read, type=type_)
     except msgspec.DecodeError as error:
         raise EngineSilent(f"the engine's answer to {path} cannot be read: {error}") from error
 
 
 def _refusal(read: bytes) -> str:
     try:
-        return msgspec.json.decode(read, type=Message).message
+        return reading.decode(read, type=Message).message
     except msgspec.DecodeError:
         return read[:200].decode("utf-8", "replace").strip()

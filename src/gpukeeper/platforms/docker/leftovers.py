@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.engine.ports import Clock
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused, Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
@@ -109,7 +110,7 @@ class Leftovers:
             answer = await self._engine.post(
                 "/build/prune", all=True, filters=msgspec.json.encode(filters).decode(), deadline=MEASURING
             )
-            pruned = msgspec.json.decode(answer, type=Pruned)
+            pruned = reading.decode(answer, type=Pruned)
         except EngineError as error:
             return Refused(error.words)
         except (EngineSilent, msgspec.DecodeError) as problem:

@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
@@ -147,7 +148,7 @@ class StateApi:
     async def _get(self, path: str, kind: type[T]) -> T | Unknown:
         try:
             return await in_thread(
-                lambda: msgspec.json.decode(self._download(path), type=kind, strict=False), self._deadline
+                lambda: reading.decode(self._download(path), type=kind, strict=False), self._deadline
             )
         except TimeoutError:
             return Unknown(f"Ray at {self.address} did not answer within {in_words(self._deadline)}")
@@ -312,7 +313,7 @@ def _refusal(error: urllib.error.HTTPError, body: bytes) -> str:
     if error.code == http.client.FORBIDDEN:
         return f"it refused the token; look at {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
     try:
-        said = msgspec.json.decode(body, type=_Words).msg
+        said = reading.decode(body, type=_Words).msg
     except msgspec.MsgspecError:
         said = ""
     return f"it answered {error.code} {_first(said) or error.reason}"
