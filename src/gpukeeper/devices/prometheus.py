@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
@@ -79,8 +79,8 @@ class Prometheus:
         if isinstance(found, Unknown):
             return found
         try:
-            return datetime.fromtimestamp(found.result[0], UTC)
-        except (ValueError, OverflowError, OSError):
+            return reading.instant(found.result[0])
+        except ValueError:
             return Unknown("Prometheus says a time that cannot be")
 
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown:
@@ -209,7 +209,21 @@ def _data(body: bytes, kind: type[T]) -> T:
 
 def _lines(body: bytes) -> list[Line]:
     rows = _data(body, _Matrix).result
-    return [Line(row.metric, [(at, float(value)) for at, value in row.values]) for row in rows]
+    return [Line(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
+
+
+def _seconds(at: float) -> float:
+    reading.instant(at)
+    return at
+
+
+def _value(text: str) -> float:
+    if text in {"NaN", "+Inf", "-Inf"}:
+        return float(text)
+    try:
+        return reading.number(text)
+    except ValueError as problem:
+        raise ValueError(f"{text[:40]!r} {problem}") from None
 
 
 def _refusal(code: int, reason: str, body: bytes) -> str:

@@ -32,12 +32,16 @@ class Leftovers:
         self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
 
-    async def observe(self, used: Counter[str]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+    async def observe(self, used: Counter[str] | Unknown) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
         subjects: list[Subject] = []
         unseen: list[Unseen] = []
         try:
-            images = await self._engine.get("/images/json", list[ImageListed], deadline=SLOW)
-            subjects += [self._image(image, used[image.id], None) for image in images]
+            images, unread = await self._engine.listed("/images/json", ImageListed, "image", deadline=SLOW)
+            unseen += unread
+            if isinstance(used, Unknown):
+                unseen.append(Unseen("images", used.why))
+            else:
+                subjects += [self._image(image, used[image.id], None) for image in images]
         except (EngineError, EngineSilent) as problem:
             unseen.append(Unseen("images", str(problem)))
         if self.cache:

@@ -93,7 +93,9 @@ class StateApi:
             return version
         if version.session == session:
             return None
-        return Unknown(f"Ray at {self.address} is {version.session or 'a session without a name'}, not {session}")
+        return Unknown(
+            f"Ray at {self.address} is {_first(version.session or 'a session without a name')}, not {session}"
+        )
 
     async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
         """With the jobs that are over although a driver of theirs is alive."""
@@ -325,5 +327,5 @@ class _Words(msgspec.Struct, frozen=True):
 
 def _first(words: str) -> str:
     """Ray's own words may have a traceback below them."""
-    line = next((line.strip() for line in words.splitlines() if line.strip()), "")
+    line = next((line.strip() for line in words.split("\n") if line.strip()), "")
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]
