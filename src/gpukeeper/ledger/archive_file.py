@@ -128,7 +128,10 @@ def read_archive(path: Path) -> Iterator[tuple[int, Event]]:
     with _opened(path) as packed:
         _take_header(path, packed)
         for line in _lines(path, packed):
-            stored = _STORED.decode(line)
+            try:
+                stored = _STORED.decode(line)
+            except msgspec.MsgspecError as error:
+                raise _unreadable(path, error) from error
             yield stored.seq, decode(bytes(stored.line), f"Line {stored.seq} of {path}")
 
 
