@@ -68,6 +68,7 @@ class Parser(NamedTuple):
     read: Callable[[bytes], object]
     samples: tuple[bytes, ...]
     declared: tuple[type[Exception], ...] = ()
+    weight: int = 10  # its part of a long run; what takes milliseconds gets less
 
 
 def _json(*values: object) -> tuple[bytes, ...]:
@@ -517,6 +518,7 @@ _MATRIX = {
 }
 
 UNREADABLE = (msgspec.DecodeError,)
+SLOW = 1
 
 PARSERS: tuple[Parser, ...] = (
     Parser("duration", _text(reading.span), _DURATIONS, (ValueError,)),
@@ -576,12 +578,7 @@ PARSERS: tuple[Parser, ...] = (
         ),
         UNREADABLE,
     ),
-    Parser(
-        "kubeconfig",
-        _kubeconfig,
-        (_KUBECONFIG,),
-        (KeeperError,),
-    ),
+    Parser("kubeconfig", _kubeconfig, (_KUBECONFIG,), (KeeperError,), SLOW),
     *(Parser(f"Ray {name}", _ray(kind, name), _json(_page(row)), UNREADABLE) for name, (kind, row) in _RAY.items()),
     Parser(
         "Ray version",
@@ -651,6 +648,7 @@ PARSERS: tuple[Parser, ...] = (
         _report,
         (report_json(report_examples.one_good_gpu()), report_json(report_examples.eight_gpus())),
         (KeeperError,),
+        SLOW,
     ),
     Parser(
         "samples of a report",
@@ -669,12 +667,13 @@ PARSERS: tuple[Parser, ...] = (
         _json({"verb": "hold", "workload": "a", "seconds": 3600, "reason": "x", "suspends": ["idle"]}),
         UNREADABLE,
     ),
-    Parser("policy", _text(_policy), (_POLICY,), (KeeperError,)),
-    Parser("YAML", _text(document.read), (_POLICY,)),
+    Parser("policy", _text(_policy), (_POLICY,), (KeeperError,), SLOW),
+    Parser("YAML", _text(document.read), (_POLICY,), weight=SLOW),
     Parser(
         "exemptions",
         _exemptions,
         (b"- {owner: ann, until: 2026-09-01, reason: paper}\n- {workload: x, rules: [idle]}\n",),
+        weight=SLOW,
     ),
     *_KERNEL,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 
@@ -45,14 +44,3 @@ def fails(parser: Parser, seed: int) -> str | None:
         shown = data if len(data) < 3000 else data[:3000] + b"..."
         return f"{parser.name}, seed {seed}: {type(problem).__name__}: {problem} at {at}\ninput: {shown!r}"
     return None
-
-
-def failing(name: str, seeds: range) -> list[str]:
-    parser = next(one for one in PARSERS if one.name == name)
-    return [problem for seed in seeds if (problem := fails(parser, seed)) is not None]
-
-
-if __name__ == "__main__":
-    for one in PARSERS:
-        for found in failing(one.name, range(int(sys.argv[1])))[:1]:
-            print(found[:700], "\n")

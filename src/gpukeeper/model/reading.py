@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import UnionType
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -36,6 +36,7 @@ _WHOLE = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 T = TypeVar("T")
+Moment: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]  # in JSON, one without a zone is refused
 Json: TypeAlias = bytes | bytearray | str | msgspec.Raw
 
 

@@ -367,9 +367,9 @@ def _ray_rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unkno
     condition = rule.get("condition") if isinstance(rule, Mapping) else None
     if not isinstance(condition, Mapping):
         return Unknown("one of its deletionRules cannot be read")
-    if rule.get("policy") not in _ACTS:
+    if str(rule.get("policy")) not in _ACTS:
         return None
-    wanted = {condition.get("jobStatus"), condition.get("jobDeploymentStatus")} - {None, ""}
+    wanted = {str(condition.get(name) or "") for name in ("jobStatus", "jobDeploymentStatus")} - {""}
     if outcome is Outcome.SUCCEEDED and wanted and wanted <= {"FAILED", "Failed"}:
         return None
     if outcome is Outcome.FAILED and wanted and wanted <= {"SUCCEEDED", "Complete"}:
