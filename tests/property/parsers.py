@@ -26,7 +26,7 @@ from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
-from gpukeeper.ledger import archive_file, evidence, lines, state
+from gpukeeper.ledger import archive_file, evidence, lines
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import answers
 from gpukeeper.lifecycle.settings import Rulebook
@@ -432,10 +432,6 @@ def _index(data: bytes) -> None:
     evidence._INDEX.decode(data)
 
 
-def _memory(data: bytes) -> None:
-    state.read_memory(data.decode("utf-8", "replace"))
-
-
 _LINES = tuple(
     msgspec.json.encode(line)
     for line in (
@@ -477,6 +473,7 @@ def _exemptions(data: bytes) -> None:
 
 
 _POLICY = b"""preset: shared-host
+scope: {docker: {}}
 mode: plan
 retention: {succeeded: 1d, failed: 7d, max: 30d}
 classes:
@@ -545,12 +542,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser(
         "watch",
         _watch,
-        tuple(
-            one + b"\n"
-            for one in _json(
-                {"type": "MODIFIED", "object": _PODS[0]}, {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
-            )
-        ),
+        (b"".join(one + b"\n" for one in _json(*({"type": "MODIFIED", "object": pod} for pod in _PODS))),),
         (PlatformError, msgspec.DecodeError),
     ),
     Parser("namespace", _namespace, _json(kube_examples.meta(**_MARKED)), UNREADABLE),
@@ -635,7 +627,7 @@ PARSERS: tuple[Parser, ...] = (
         _index,
         _json(
             {
-                "ref": ["docker", "n", "container", "a", "b"],
+                "ref": {"platform": "docker", "place": "n", "kind": "container", "name": "a", "uid": "b"},
                 "step": "s",
                 "at": "2026-03-10T12:00:00Z",
                 "files": {"a": {"file": "a", "size": 1, "sha256": "0"}},
