@@ -1,4 +1,5 @@
-"""`make simulate HOURS=8`: seed after seed until the time is over or a promise breaks; SEED=n repeats one."""
+"""`make simulate HOURS=8`: a million damaged inputs for the parsers, then seed after seed until the time is over or
+a promise breaks; SEED=n repeats one."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import sys
 import time
 
 from tests.simulation.harness import CALM_HOURS, ROUGH_HOURS, simulate
+from tests.simulation.inputs import read_all
 from tests.simulation.promises import broken_promises
 
 BATCH = 64
@@ -32,6 +34,10 @@ def _many(end: float) -> int:
     begun, first = time.monotonic(), int(time.time())  # other seeds each time; the failing one is printed
     done = 0
     with multiprocessing.Pool(os.cpu_count()) as pool:
+        failed = read_all(pool, first=first)
+        if failed:
+            print(*failed, sep="\n\n")
+            return 1
         while time.monotonic() < end:
             for seed, broken in pool.imap_unordered(check, range(first + done, first + done + BATCH)):
                 if broken:

@@ -11,12 +11,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpukeeper.config.problems import Path, Problem
 
 LARGEST = 1024 * 1024  # characters
+DEEPEST = 50  # levels
 _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = {_TAG + "str", _TAG + "timestamp"}  # 2026-09-01 stays text: only `until` knows what it means
 _NUMBERS = {_TAG + "int", _TAG + "float", _TAG + "bool"}
@@ -35,7 +36,11 @@ def read(text: str) -> Document:
         document.problems.append(_not_yaml(f"it is larger than {LARGEST // 1024} KiB", 1))
         return document
     try:
+        depth = 0
         for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > DEEPEST:  # reading on costs the square of the depth
+                raise RecursionError
             if isinstance(event, AliasEvent):
                 line = event.start_mark.line + 1
                 document.problems.append(_not_yaml("aliases (*name) are not used here; write it out", line))

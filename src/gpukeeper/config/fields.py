@@ -15,6 +15,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
+from gpukeeper.model import reading
 from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
@@ -176,16 +177,16 @@ def _read_until(value: object) -> datetime:
     """A bare date means the end of that day, UTC: of the two readings the one that protects longer."""
     advice = "Write it like 2026-09-01 (that whole day, UTC) or 2026-09-01T18:00Z."
     try:
-        until = datetime.fromisoformat(value) if isinstance(value, str) else None
+        until = reading.moment(value, naive_is_utc=True) if isinstance(value, str) else None
     except ValueError:
         until = None
     if until is None or not isinstance(value, str):
         raise ValueError(f"{units.shown(value)} is not a date. {advice}")
     if len(value) <= len("2026-09-01"):
         return datetime.combine(until.date(), time.max, UTC)
-    if until.tzinfo is None:
+    if datetime.fromisoformat(value).tzinfo is None:
         raise ValueError(f"{units.shown(value)} has no time zone. {advice}")
-    return until.astimezone(UTC)
+    return until
 
 
 Until = Annotated[

@@ -9,14 +9,12 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
-import durationpy
+from gpukeeper.model import reading
 
-LONGEST = timedelta(days=36500)  # beyond it, adding a span to today leaves the calendar
+LONGEST = reading.SPAN_MAX
 LARGEST = 2**63 - 1
+SHOWN = 200  # characters of a value in a message
 
-# durationpy skips what it does not know between two parts, and reads mm as months; so the shape is checked first.
-_PART = re.compile(r"\d+(?:\.\d+)?(?:w|d|h|ms|us|m|s)")
-_SPAN = re.compile(rf"(?:{_PART.pattern})+")
 _SPAN_UNITS = (
     ("d", timedelta(days=1)),
     ("h", timedelta(hours=1)),
@@ -25,11 +23,11 @@ _SPAN_UNITS = (
     ("ms", timedelta(milliseconds=1)),
     ("us", timedelta(microseconds=1)),
 )
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
+_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,9})?) ?([A-Za-z]{1,3})")
 _SIZE_UNITS = {"B": 1}
 _SIZE_UNITS |= {f"{letter}iB": 1024 ** (i + 1) for i, letter in enumerate("KMGTP")}
 _SIZE_UNITS |= {f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("kMGTP")}
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 
 
 def shown(value: object) -> str:
@@ -38,7 +36,7 @@ def shown(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return f'"{value}"'
+            return f'"{value}"' if len(value) <= SHOWN else f'"{value[:SHOWN]}…"'
         case dict():
             return "a mapping"
         case list():
@@ -57,24 +55,12 @@ def read_span(value: object, otherwise: str = "") -> timedelta:
         raise ValueError(f"{shown(value)} {what}. {advice}")
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a duration. {advice}")
-    if value == "0":
-        return timedelta()
     if value.startswith("-"):
         raise ValueError(f"{shown(value)} is negative. {advice}")
-    if not _SPAN.fullmatch(value):
-        raise ValueError(f"{shown(value)} is not a duration. {advice}")
-    return _within_a_lifetime(value, advice)
-
-
-def _within_a_lifetime(text: str, advice: str) -> timedelta:
     try:
-        # Part by part: durationpy adds up in floats, which loses microseconds beyond some decades.
-        span = sum((durationpy.from_str(part) for part in _PART.findall(text)), timedelta())
-    except (durationpy.DurationError, OverflowError):  # the shape is right, so only an overflow is left
-        span = timedelta.max
-    if span > LONGEST:
-        raise ValueError(f"{shown(text)} is longer than 100 years. {advice}")
-    return span
+        return reading.span(value)
+    except ValueError as problem:
+        raise ValueError(f"{shown(value)} {problem}. {advice}") from None
 
 
 def span_in_words(span: timedelta) -> str:

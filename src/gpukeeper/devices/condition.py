@@ -18,6 +18,7 @@ from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
 from gpukeeper.devices.nvml import run_child
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.condition import NOT_ASKED, Advice, Condition, GpuHolder
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -110,7 +111,7 @@ def examine(
 
 def read(printed: bytes) -> tuple[WholeFacts, ...] | Unknown:
     try:
-        answer = msgspec.json.decode(printed, type=Answer)
+        answer = reading.decode(printed, type=Answer)
     except msgspec.DecodeError as error:
         return Unknown(f"the program that asks the NVIDIA driver gave no record: {error}")
     return answer.gpus if answer.state == "answered" else Unknown(answer.why)

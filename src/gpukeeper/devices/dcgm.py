@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
@@ -25,6 +26,7 @@ SIZE_MAX: Final = 8 * 1024 * 1024
 INT64_BLANK, FP64_BLANK, INT32_BLANK = 0x7FFFFFFFFFFFFFF0, 140737488355328.0, 0x7FFFFFF0
 NOT_EXPORTED: Final = Unknown("the DCGM exporter does not export it")
 
+_INSTANCE = re.compile(r"[0-9]{0,9}")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*')
 _ESCAPED = re.compile(r"\\(.)")
@@ -65,8 +67,8 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
     named: dict[tuple[str, int | None], Mapping[str, str]] = {}
     for metric in metrics:
         instance = metric.labels.get("GPU_I_ID", "")
-        if not metric.labels.get("UUID") or not (instance == "" or instance.isdecimal()):
-            return Unknown(f"the DCGM exporter says of no known GPU: {metric.name} {dict(metric.labels)}")
+        if not metric.labels.get("UUID") or not (_INSTANCE.fullmatch(instance)):
+            return Unknown(f"the DCGM exporter says of no known GPU: {metric.name} {str(dict(metric.labels))[:200]}")
         key = (metric.labels["UUID"], int(instance) if instance else None)
         field, read = FIELDS[metric.name]
         if field == "utilisation" and key[1] is not None:
@@ -113,7 +115,9 @@ def parse_line(line: str) -> Metric:
     words = line[position:].split()
     if not 1 <= len(words) <= 2:
         raise ValueError("it has no value")
-    return Metric(name.group(), labels, _number(words[0]), int(words[1]) if len(words) == 2 else None)
+    return Metric(
+        name.group(), labels, _number(words[0]), reading.whole(words[1].removeprefix("-")) if len(words) == 2 else None
+    )
 
 
 def _labels(line: str, position: int) -> tuple[dict[str, str], int]:
@@ -140,9 +144,10 @@ def _number(word: str) -> float:
     """As Go prints them; Python would also take 1_000 and infinity in full."""
     if word in {"NaN", "+Inf", "-Inf", "Inf"}:
         return float(word)
-    if not re.fullmatch(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?", word):
-        raise ValueError(f"{word!r} is no number")
-    return float(word)
+    try:
+        return reading.number(word)
+    except ValueError as problem:
+        raise ValueError(f"{word[:40]!r} {problem}") from None
 
 
 def _ratio(value: float) -> float | Unknown:

@@ -16,6 +16,7 @@ import msgspec
 
 from gpukeeper.devices.leash import Ended, Leashed
 from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import NOT_ASKED, Fact, Gpu, Health, Reading
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.durations import in_words
@@ -134,7 +135,7 @@ class Driver:
         try:
             child = self._child = self._child or await Leashed.start(self._command)
             await child.send(question.encode())
-            return msgspec.json.decode(await child.line(deadline.total_seconds()), type=kind)
+            return reading.decode(await child.line(deadline.total_seconds()), type=kind)
         except TimeoutError:
             return Unknown(f"the NVIDIA driver did not answer within {in_words(deadline)}")
         except Ended:

@@ -6,6 +6,7 @@ import os
 import re
 from datetime import datetime, timedelta
 
+from gpukeeper.model import reading
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.unknown import Unknown
 
@@ -14,7 +15,7 @@ MOST_RECORDS = 200_000  # a log that is written faster than we read must not kee
 SLACK = timedelta(seconds=2)  # the time of boot is known to the second
 FROM_USERS = 8  # priority and, times eight, who wrote it: 0 is the kernel
 WORDS = 120  # characters; the rest of a record is for the log
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)(?:, (.*))?")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]{1,40})\): ([0-9]{1,9})(?:, (.*))?")
 
 
 def xids(pci: str, since: datetime, boot: datetime, path: str = "/dev/kmsg") -> tuple[Xid, ...] | Unknown:
@@ -54,7 +55,10 @@ def same_address(logged: str, pci: str) -> bool:
 def logged_at(record: str) -> timedelta:
     """Since boot. A record begins: priority, number, microseconds."""
     fields = record.partition(";")[0].split(",")
-    return timedelta(microseconds=int(fields[2])) if len(fields) > 2 and fields[2].isdecimal() else timedelta.max
+    try:
+        return timedelta(microseconds=reading.whole(fields[2]))
+    except (IndexError, ValueError):
+        return timedelta.max
 
 
 def _address(words: str) -> tuple[int, ...]:

@@ -13,12 +13,12 @@ from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 _CDI = re.compile(r"(?:runtime\.)?nvidia\.com/gpu=")
-_REPLICA = re.compile(r"::\d+$")  # a time-shared copy, as Kubernetes numbers them
-_INDEX = re.compile(r"(?:gpu)?(\d+)")
-_MIG_INDEX = re.compile(r"(?:mig)?(\d+):(\d+)")  # GPU and index of the slice
-_INSTANCE = re.compile(r"(\d+)\.(\d+)")  # GPU and GPU instance: other numbers than the index
-_NODE = re.compile(r"(?:/dev/)?nvidia(\d+)(?:/gi(\d+))?")
-_OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)")
+_REPLICA = re.compile(r"::[0-9]+$")  # a time-shared copy, as Kubernetes numbers them
+_INDEX = re.compile(r"(?:gpu)?([0-9]{1,9})")
+_MIG_INDEX = re.compile(r"(?:mig)?([0-9]{1,9}):([0-9]{1,9})")  # GPU and index of the slice
+_INSTANCE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")  # GPU and GPU instance: other numbers than the index
+_NODE = re.compile(r"(?:/dev/)?nvidia([0-9]{1,9})(?:/gi([0-9]{1,9}))?")
+_OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/([0-9]{1,9})/([0-9]{1,9})")
 
 
 def resolve(request: str, inventory: Sequence[GpuFacts]) -> tuple[str, ...] | Unknown:

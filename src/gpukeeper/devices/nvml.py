@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
@@ -68,7 +69,7 @@ def inventory(
 
 def read(printed: bytes, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
     try:
-        answer = msgspec.json.decode(printed, type=Answer)
+        answer = reading.decode(printed, type=Answer)
     except msgspec.DecodeError as error:
         return Unknown(f"the program that asks the NVIDIA driver gave no record: {error}")
     if answer.state == "answered":

@@ -23,6 +23,7 @@ import msgspec
 
 from gpukeeper.acceptance.messages import classify
 from gpukeeper.devices.leash import Ended, Leashed
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import Answer, Broken, Done, Job
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
@@ -312,7 +313,7 @@ def _late(rank: int, words: str, left: RanksEnd) -> Broken:
 def _record(line: bytes) -> dict[str, Any]:
     """ValueError when it is none."""
     try:
-        said = msgspec.json.decode(line)
+        said = reading.decode(line)
     except msgspec.DecodeError as error:
         raise ValueError(f"it answered with no record: {error}") from error
     if not isinstance(said, dict):

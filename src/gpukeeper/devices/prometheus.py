@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 import msgspec
 
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
@@ -78,8 +79,8 @@ class Prometheus:
         if isinstance(found, Unknown):
             return found
         try:
-            return datetime.fromtimestamp(found.result[0], UTC)
-        except (ValueError, OverflowError, OSError):
+            return reading.instant(found.result[0])
+        except ValueError:
             return Unknown("Prometheus says a time that cannot be")
 
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown:
@@ -195,25 +196,39 @@ class _Scalar(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType
 def _data(body: bytes, kind: type[T]) -> T:
     """ValueError when it is no whole answer."""
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = reading.decode(body, type=_Answer)
         if answer.status != "success":
             raise ValueError(answer.error or f"it says {answer.status!r}")
         partial = [one for one in answer.warnings or () if not one.startswith(_REMARKS)]
         if partial:
             raise ValueError(f"its answer may be incomplete: {partial[0]}")
-        return msgspec.json.decode(answer.data, type=kind)
+        return reading.decode(answer.data, type=kind)
     except msgspec.MsgspecError as error:
         raise ValueError(f"what it answered could not be read: {error}") from error
 
 
 def _lines(body: bytes) -> list[Line]:
     rows = _data(body, _Matrix).result
-    return [Line(row.metric, [(at, float(value)) for at, value in row.values]) for row in rows]
+    return [Line(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
+
+
+def _seconds(at: float) -> float:
+    reading.instant(at)
+    return at
+
+
+def _value(text: str) -> float:
+    if text in {"NaN", "+Inf", "-Inf"}:
+        return float(text)
+    try:
+        return reading.number(text)
+    except ValueError as problem:
+        raise ValueError(f"{text[:40]!r} {problem}") from None
 
 
 def _refusal(code: int, reason: str, body: bytes) -> str:
     try:
-        said = msgspec.json.decode(body, type=_Answer).error
+        said = reading.decode(body, type=_Answer).error
     except msgspec.MsgspecError:
         said = ""
     words = f"it answered {code} {said or reason}"

@@ -25,6 +25,7 @@ from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import Export, GpuReading, Judge, Use
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
@@ -146,7 +147,7 @@ class Asking:
         if isinstance(printed, Unknown):
             return self._failed(printed.why)
         try:
-            answer = msgspec.json.decode(printed, type=Answer)
+            answer = reading.decode(printed, type=Answer)
         except msgspec.DecodeError as error:
             return self._failed(f"the program that asks the NVIDIA driver gave no record: {error}")
         if answer.state == "failed":  # what it opened may be stale: the driver was reloaded, a GPU was lost

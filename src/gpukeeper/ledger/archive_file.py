@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.ledger.lines import decode, moment
+from gpukeeper.model import reading
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Event
 
@@ -42,8 +43,8 @@ class _Stored(msgspec.Struct, frozen=True):
     line: msgspec.Raw
 
 
-_HEADER = msgspec.json.Decoder(Header)
-_STORED = msgspec.json.Decoder(_Stored)
+_HEADER = reading.Decoder(Header)
+_STORED = reading.Decoder(_Stored)
 
 
 def digest_rows(c: sqlite3.Connection, first: int, last: int) -> Header | None:
@@ -127,7 +128,10 @@ def read_archive(path: Path) -> Iterator[tuple[int, Event]]:
     with _opened(path) as packed:
         _take_header(path, packed)
         for line in _lines(path, packed):
-            stored = _STORED.decode(line)
+            try:
+                stored = _STORED.decode(line)
+            except msgspec.MsgspecError as error:
+                raise _unreadable(path, error) from error
             yield stored.seq, decode(bytes(stored.line), f"Line {stored.seq} of {path}")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.ledger.lines import text
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.identity import Ref
@@ -51,7 +52,7 @@ class Usage(msgspec.Struct, frozen=True):
     quota: int
 
 
-_INDEX = msgspec.json.Decoder(Index)
+_INDEX = reading.Decoder(Index)
 
 
 class FolderEvidence:

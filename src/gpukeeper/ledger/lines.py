@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Result
@@ -18,7 +19,7 @@ from gpukeeper.model.unknown import Unknown
 TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(cast("type[Event]", Event))
+_DECODER: reading.Decoder[Event] = reading.Decoder(cast("type[Event]", Event))
 _FAILED = frozenset({Result.STILL_THERE, Result.NOT_CAPTURED, Result.REFUSED, Result.UNKNOWN})
 
 COLUMNS = (

@@ -11,14 +11,15 @@ import msgspec
 
 from gpukeeper.ledger.lines import decode, text
 from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
+from gpukeeper.model import reading
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Memory
 
 T = TypeVar("T")
-_MEMORY = msgspec.json.Decoder(Memory)
-_REF = msgspec.json.Decoder(Ref)
+_MEMORY = reading.Decoder(Memory)
+_REF = reading.Decoder(Ref)
 _TABLES = ("memories", "present", "decided", "open_intents")
 
 

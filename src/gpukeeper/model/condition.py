@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
 from gpukeeper.model.direct import direct
+from gpukeeper.model.reading import Moment
 from gpukeeper.model.unknown import Unknown
 
 NOT_ASKED = Unknown("the driver was not asked")
@@ -51,7 +51,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU or slice as of one look."""
 
     uuid: str
-    at: datetime
+    at: Moment
     holders: tuple[GpuHolder, ...] = ()
     unread: int = 0  # processes whose descriptors could not be read: any of them may hold it
     listed: tuple[int, ...] | Unknown = ()  # pids that the driver lists; dead or reused ones among them
@@ -79,10 +79,10 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger remembers of a GPU. Rebuilt by folding the journal."""
 
     baseline_mib: int | None = None  # the least memory seen in use while nobody held it
-    checked: datetime | None = None
+    checked: Moment | None = None
     result: CheckResult | None = None
     reason: str = ""
-    quarantined: datetime | None = None
+    quarantined: Moment | None = None
     quarantine_reason: str = ""
     quarantined_by: str = ""
-    last_reset: datetime | None = None
+    last_reset: Moment | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeAlias
 
 import msgspec
@@ -13,6 +13,7 @@ from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.reading import Moment
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
 
@@ -20,7 +21,7 @@ SCHEMA_VERSION = 1
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    at: datetime
+    at: Moment
     ref: Ref | None = None
     owner: str | None = None
     by: str = "gpukeeper"  # who made this happen
@@ -31,9 +32,9 @@ class Noticed(Line, frozen=True, tag="noticed"):
 
     incarnation: str
     state: State | Unknown
-    started: datetime | None = None
-    ended: datetime | None = None
-    previous_end: datetime | None = None
+    started: Moment | None = None
+    ended: Moment | None = None
+    previous_end: Moment | None = None
     outcome: Outcome | None = None
     class_: str | None = None  # of what runs and has to do with a GPU; see Memory
 
@@ -49,7 +50,7 @@ class Decided(Line, frozen=True, tag="decision"):
     rule: str
     verdict: Verdict
     reason: str
-    due: datetime | None = None
+    due: Moment | None = None
 
 
 class WarningSent(Line, frozen=True, tag="warning"):
@@ -81,7 +82,7 @@ class Intended(Line, frozen=True, tag="intent"):
     incarnation: str
     running: bool = False
     gpus: int | Unknown = 0
-    since: datetime | None = None
+    since: Moment | None = None
     owner_verified: bool = False
 
 

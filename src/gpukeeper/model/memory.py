@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 
 from gpukeeper.model.acceptance import Past
 from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.reading import Moment
 
 KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload asked for it
 
@@ -15,7 +16,7 @@ KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload as
 class Warned(msgspec.Struct, frozen=True, gc=False):
     rule: str
     stage: int
-    at: datetime
+    at: Moment
     delivered: bool
     incarnation: str
     limit: timedelta = timedelta()  # what it warned about; a changed limit needs new warnings
@@ -25,8 +26,8 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     """Somebody asked to leave it alone. `suspends` empty means: idle and every removal, never max runtime."""
 
     by: str
-    at: datetime
-    until: datetime
+    at: Moment
+    until: Moment
     reason: str = ""
     admin: bool = False
     suspends: tuple[str, ...] = ()
@@ -38,20 +39,20 @@ class Stopped(msgspec.Struct, frozen=True, gc=False):
 
     by: str
     rule: str
-    at: datetime
+    at: Moment
     incarnation: str
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    first_start: datetime | None = None
+    first_start: Moment | None = None
     state: str = ""  # as last noticed
     incarnation: str = ""
-    started: datetime | None = None
+    started: Moment | None = None
     ran: timedelta = timedelta()  # of earlier incarnations
     warnings: tuple[Warned, ...] = ()
     holds: tuple[Hold, ...] = ()
     stopped: Stopped | None = None
-    first_seen_ended: datetime | None = None
+    first_seen_ended: Moment | None = None
     class_: str = ""  # while it last ran, if it had to do with a GPU: a GPU that it only held is not seen when it ended
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
     gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import SCHEMA, Finding, Reading, Report, Values
 from gpukeeper.model.errors import KeeperError
 
@@ -59,7 +60,7 @@ def samples_json(report: Report) -> bytes:
 def read_report(text: bytes, where: str) -> Report:
     _expect_schema(text, where)
     try:
-        report = msgspec.json.decode(text, type=Report)
+        report = reading.decode(text, type=Report)
     except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. Nothing was read from it.") from error
     if report.started.tzinfo is None or report.ended.tzinfo is None:
@@ -70,7 +71,7 @@ def read_report(text: bytes, where: str) -> Report:
 def read_samples(text: bytes, where: str) -> Samples:
     _expect_schema(text, where)
     try:
-        return msgspec.json.decode(text, type=Samples)
+        return reading.decode(text, type=Samples)
     except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. The report beside it can be read without it.") from error
 
@@ -83,7 +84,7 @@ def with_samples(report: Report, samples: Samples, where: str) -> Report:
 
 def _expect_schema(text: bytes, where: str) -> None:
     try:
-        schema = msgspec.json.decode(text, type=_Head).schema
+        schema = reading.decode(text, type=_Head).schema
     except DAMAGED as error:
         raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {error}.") from error
     if schema == SCHEMA:

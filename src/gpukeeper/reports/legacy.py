@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import Finding, Grade, Report, worst
 from gpukeeper.reports import lines
 from gpukeeper.reports.records import Said, broken, family, floats, mappings, said
@@ -112,7 +113,7 @@ def is_ours(name: str, content: bytes) -> bool:
     `results.json` is anybody's name, and nobody's other file may be replaced."""
     fields = _SKIP_FIELDS if name in SKIPPED.values() else LEGACY_FIELDS.get(name, LEGACY_FIELDS[SUMMARY])
     try:
-        found = msgspec.json.decode(content, type=dict[str, Any])
+        found = reading.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
     return bool(found) and found.keys() <= {field.partition(".")[0] for field in fields}

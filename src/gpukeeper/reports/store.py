@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.acceptance import SCHEMA, Grade, Report
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.reports import document, html, junit, legacy, tables, textfile
@@ -267,7 +268,7 @@ def _entry(folder: Path) -> Entry | None:
         return None
     try:
         text = read(path)
-        head = msgspec.json.decode(text, type=_Head)
+        head = reading.decode(text, type=_Head)
         if head.schema != SCHEMA:
             document.read_report(text, str(path))  # says what it is instead
     except (*document.DAMAGED, KeeperError) as error:

@@ -142,7 +142,7 @@ def test_credentials_come_with_the_address_or_from_the_environment(tmp_path: Pat
         (
             success({"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "soon"]]}]}),
             200,
-            "could not convert",
+            "'soon' is not a number",
         ),
         (success(None), 200, "could not be read"),
         (b'{"status":"success","data":{"resultType":"mat', 200, "could not be read"),

@@ -5,12 +5,14 @@ Flags win over variables. What was understood is said; what cannot be done is re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpukeeper.model.errors import UsageError
 
 LONGER = "5m"  # what QUICK=0 asked for: the older kit's full run took minutes
+_DIGITS = re.compile(r"[0-9]{1,9}")
 YES = {"1", "true", "yes", "on"}
 NO = {"0", "false", "no", "off"}
 ADDRESS = ("MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
@@ -122,7 +124,7 @@ def _nodes(words: str) -> int:
     last = words.rpartition(":")[2]
     if not words:
         return 1
-    if not last.isdigit():
+    if not _DIGITS.fullmatch(last):
         raise UsageError(f'PET_NNODES="{words}" is no number of nodes. Write it like 1 or 2:4, or unset it.')
     return int(last)
 
@@ -140,6 +142,6 @@ def _count(environ: Mapping[str, str], name: str, least: int = 1) -> int | None:
     words = environ.get(name, "")
     if not words:
         return None
-    if not words.isdigit() or int(words) < least:
+    if not _DIGITS.fullmatch(words) or int(words) < least:
         raise UsageError(f'{name}="{words}" is no number from {least} on. Nothing was run. Set it right, or unset it.')
     return int(words)

@@ -17,6 +17,7 @@ import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, ledger_path, socket_path
+from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
 
 SECONDS = 180.0  # a stop may take its grace and the looks afterwards
@@ -82,7 +83,7 @@ def _through_daemon(request: Request) -> Reply | None:
     except OSError as error:
         raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
     try:
-        return msgspec.json.decode(answer, type=Reply)
+        return reading.decode(answer, type=Reply)
     except msgspec.MsgspecError as error:
         raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
 

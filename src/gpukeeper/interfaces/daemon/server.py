@@ -25,6 +25,7 @@ from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
+from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring import Session
@@ -115,7 +116,7 @@ class Server:
     async def _answer(self, connection: socket.socket, uid: int) -> Reply:
         try:
             line = await asyncio.wait_for(_line(connection), PATIENCE)
-            request = msgspec.json.decode(line, type=Request)
+            request = reading.decode(line, type=Request)
         except (TimeoutError, ValueError, OSError) as problem:
             why = str(problem) or f"nothing arrived within {PATIENCE:g} s"
             return Reply(done=False, words=f"that is not a request: {why}", exit_code=2)

@@ -12,6 +12,7 @@ import msgspec
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.signals import Target, terminate
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
@@ -132,7 +133,7 @@ class Acts:
         try:
             body = {**recipe.body, "Image": await self._image_for(recipe)}
             answer = await self._engine.post("/containers/create", body, name=recipe.name)
-            made = msgspec.json.decode(answer, type=Made)
+            made = reading.decode(answer, type=Made)
             for network, settings in recipe.networks.items():
                 joined = {"Container": made.id, "EndpointConfig": settings}
                 await self._engine.post(f"/networks/{part(network)}/connect", joined)

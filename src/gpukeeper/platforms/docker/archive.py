@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.translate import ANONYMOUS
@@ -40,12 +41,16 @@ def demultiplexed(stream: bytes) -> bytes:
 
 def recipe(evidence: Evidence) -> Recipe | Unknown:
     try:
-        told = msgspec.json.decode(evidence.files[MANIFEST], type=dict[str, Any])
-        config, host = dict(told["Config"]), dict(told["HostConfig"])
-        name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
-        image = str(told["Image"])
-    except (KeyError, TypeError, ValueError) as error:
+        return _recipe(evidence)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         return Unknown(f"its captured description cannot be read: {error}")
+
+
+def _recipe(evidence: Evidence) -> Recipe:
+    told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
+    config, host = dict(told["Config"]), dict(told["HostConfig"])
+    name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
+    image = str(told["Image"])
     host["RestartPolicy"] = restart_policy(evidence) or host.get("RestartPolicy")
     if config.get("Hostname") == old_id[:12]:
         del config["Hostname"]  # the engine gave it; it gives a new one
@@ -66,7 +71,7 @@ def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
     for name in (BEFORE_STOP + MANIFEST, MANIFEST):
         if name in evidence.files:
             try:
-                told = msgspec.json.decode(evidence.files[name], type=dict[str, Any])
+                told = reading.decode(evidence.files[name], type=dict[str, Any])
                 policy = told["HostConfig"]["RestartPolicy"]
             except (KeyError, TypeError, msgspec.DecodeError):
                 continue

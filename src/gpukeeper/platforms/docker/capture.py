@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.engine.ports import Clock
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
@@ -59,7 +60,7 @@ class Captures:
         try:
             # Always: without it nothing can be brought back.
             files[archive.MANIFEST] = await self._engine.raw(f"/containers/{id_}/json")
-            container = msgspec.json.decode(files[archive.MANIFEST], type=Inspected)
+            container = reading.decode(files[archive.MANIFEST], type=Inspected)
             if "logs" in what:
                 files[archive.LOG] = await self._log(container)
             if "events" in what:
@@ -134,7 +135,7 @@ class Captures:
         sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=deadline)
         raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=deadline)
         # Millions of changed files are no reason to keep it for ever: its log and description are what is needed.
-        changes = msgspec.json.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
+        changes = reading.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
         inside = Inside(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside

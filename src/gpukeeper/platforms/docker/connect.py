@@ -14,6 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Unseen
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker.errors import NOT_MODIFIED, EngineError, EngineSilent, cannot_connect
@@ -89,6 +91,12 @@ class Engine:
     async def get(self, path: str, type_: type[T], *, deadline: timedelta = QUICK, **query: object) -> T:
         return _decode(await self._call("GET", path, deadline, query), type_, path)
 
+    async def listed(
+        self, path: str, type_: type[T], what: str, *, deadline: timedelta = QUICK, **query: object
+    ) -> tuple[list[T], list[Unseen]]:
+        """A list. An entry that cannot be read is one that was not seen; the others are."""
+        return read_list(await self._call("GET", path, deadline, query), type_, what, path)
+
     async def raw(self, path: str, *, deadline: timedelta = QUICK, most: int = MOST, **query: object) -> bytes:
         return await self._call("GET", path, deadline, query, most=most)
 
@@ -105,7 +113,7 @@ class Engine:
         assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
         asked = _query({**query, "filters": msgspec.json.encode(filters).decode()})
         timeout = aiohttp.ClientTimeout(total=None, connect=QUICK.total_seconds())
-        decoder = msgspec.json.Decoder(EngineEvent)
+        decoder = reading.Decoder(EngineEvent)
         try:
             # An event carries all labels in one line, and anybody may write long ones.
             async with self._session.get(
@@ -241,13 +249,39 @@ def _query(query: Mapping[str, object]) -> dict[str, str]:
 
 def _decode(read: bytes, type_: type[T], path: str) -> T:
     try:
-        return msgspec.json.decode(read, type=type_)
+        return reading.decode(read, type=type_)
     except msgspec.DecodeError as error:
         raise EngineSilent(f"the engine's answer to {path} cannot be read: {error}") from error
 
 
+def read_list(read: bytes | msgspec.Raw, type_: type[T], what: str, path: str) -> tuple[list[T], list[Unseen]]:
+    """All at once; one by one only where one of them cannot be read."""
+    try:
+        return reading.decode(read, type=list[type_]) or [], []  # type: ignore[valid-type]
+    except msgspec.DecodeError:
+        entries: list[msgspec.Raw] = _decode(bytes(read), list[msgspec.Raw], path)
+    found: list[T] = []
+    unseen: list[Unseen] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            found.append(reading.decode(entry, type=type_))
+        except msgspec.DecodeError as error:
+            name = _name_of(entry) or f"number {number} of {len(entries)}"
+            unseen.append(Unseen(f"{what} {name}", f"what the engine says of it cannot be read: {error}"))
+    return found, unseen
+
+
+def _name_of(entry: msgspec.Raw) -> str:
+    for key in ("Id", "ID"):
+        try:
+            return str(reading.decode(entry, type=dict[str, Any])[key])[:80]
+        except (KeyError, msgspec.DecodeError):
+            continue
+    return ""
+
+
 def _refusal(read: bytes) -> str:
     try:
-        return msgspec.json.decode(read, type=Message).message
+        return reading.decode(read, type=Message).message
     except msgspec.DecodeError:
         return read[:200].decode("utf-8", "replace").strip()

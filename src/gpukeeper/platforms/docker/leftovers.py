@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.engine.ports import Clock
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused, Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
@@ -31,12 +32,16 @@ class Leftovers:
         self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
 
-    async def observe(self, used: Counter[str]) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+    async def observe(self, used: Counter[str] | Unknown) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
         subjects: list[Subject] = []
         unseen: list[Unseen] = []
         try:
-            images = await self._engine.get("/images/json", list[ImageListed], deadline=SLOW)
-            subjects += [self._image(image, used[image.id], None) for image in images]
+            images, unread = await self._engine.listed("/images/json", ImageListed, "image", deadline=SLOW)
+            unseen += unread
+            if isinstance(used, Unknown):
+                unseen.append(Unseen("images", used.why))
+            else:
+                subjects += [self._image(image, used[image.id], None) for image in images]
         except (EngineError, EngineSilent) as problem:
             unseen.append(Unseen("images", str(problem)))
         if self.cache:
@@ -109,7 +114,7 @@ class Leftovers:
             answer = await self._engine.post(
                 "/build/prune", all=True, filters=msgspec.json.encode(filters).decode(), deadline=MEASURING
             )
-            pruned = msgspec.json.decode(answer, type=Pruned)
+            pruned = reading.decode(answer, type=Pruned)
         except EngineError as error:
             return Refused(error.words)
         except (EngineSilent, msgspec.DecodeError) as problem:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
@@ -43,6 +44,7 @@ class Records:
         self._stops: dict[str, datetime] = {}
         self._labels: dict[str, Mapping[str, str] | Unknown] = {}
         self._primed = False
+        self._unread = False  # a line of the list
         self._destroyed: dict[str, None] = {}
         self._images_used: dict[str, datetime] = {}  # by whatever name an event called them
         self._missing: dict[str, Inspected] = {}  # not listed any more, and nobody said why
@@ -54,12 +56,12 @@ class Records:
         """Every container, and those that could not be asked about. PlatformError when there is not even a list."""
         if not self._primed:
             await self._prime()
-        listed = {one.id: one for one in await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)}
+        found, unseen = await self._engine.listed("/containers/json", Listed, "container", all=1, deadline=SLOW)
+        listed, self._unread = {one.id: one for one in found}, bool(unseen)
         stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
         answers = await self._ask(stale)
         self._changed &= listed.keys()
         await self._part_with([id_ for id_ in self._known if id_ not in listed])
-        unseen = []
         for id_, answer in zip(stale, answers, strict=True):
             if isinstance(answer, Unknown):
                 self._known.pop(id_, None)
@@ -89,13 +91,18 @@ class Records:
         """As last asked about."""
         return self._known.get(id_)
 
-    def images_in_use(self) -> Counter[str]:
+    def images_in_use(self) -> Counter[str] | Unknown:
         """How many containers were made from each image: by the list, so that a stuck container counts, too."""
+        if self._unread:
+            return Unknown("a container in the list could not be read, so which images are in use is not known")
         return Counter(line.image_id for line in self._listed.values())
 
     def hear(self, event: EngineEvent) -> None:
         id_, action = event.actor.id, event.action.partition(":")[0]
-        at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
+        try:
+            at = reading.instant(event.time_nano // 1000 / 1e6)
+        except (ValueError, OverflowError):
+            at = datetime.now(UTC)  # heard now; a time that cannot be must not make it older
         used = event.actor.attributes.get("image", "") if event.type == "container" else id_
         if used and action in USES:
             self._images_used[used] = max(at, self._images_used.get(used, at))

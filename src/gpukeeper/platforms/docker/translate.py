@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-import durationpy
 import msgspec
 
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
@@ -203,21 +203,16 @@ def _findings(container: Inspected, facts: Facts) -> Iterable[str]:
 
 def _span(text: str) -> timedelta | Unknown:
     try:
-        found: timedelta = durationpy.from_str(text)
-    except (durationpy.DurationError, ValueError, OverflowError):
-        return Unknown(f"{TTL}={text[:40]!r} is no length such as 2h or 1d")
-    return found if found >= timedelta() else Unknown(f"{TTL}={text[:40]!r} is negative")
+        return reading.span(text.strip())
+    except ValueError as problem:
+        return Unknown(f"{TTL}={text[:40]!r} {problem}; write it like 2h or 1d")
 
 
 def _moment(text: str) -> datetime | Unknown:
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return Unknown(f"{HOLD_UNTIL}={text[:40]!r} is no time such as 2026-12-01T18:00:00Z")
-    try:
-        return found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    except OverflowError:
-        return Unknown(f"{HOLD_UNTIL}={text[:40]!r} is no time that ever comes")
+        return reading.moment(text.strip(), naive_is_utc=True)
+    except ValueError as problem:
+        return Unknown(f"{HOLD_UNTIL}={text[:40]!r} {problem}; write it like 2026-12-01T18:00:00Z")
 
 
 # Processes that a container left behind
@@ -288,8 +283,8 @@ def image_subject(
 def _built(seconds: int) -> datetime | Unknown:
     """Whoever builds an image writes any date into it, even one before the year 1."""
     try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
+        return reading.instant(seconds)
+    except ValueError:
         return Unknown(f"the image gives a date nobody can read ({seconds})")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.unknown import Unknown
 
 
@@ -194,9 +195,6 @@ def when(text: str) -> datetime | Unknown | None:
     if not text or text.startswith("0001-"):
         return None
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return Unknown(f"the engine gave a time nobody can read ({text[:40]!r})")
-    if found.tzinfo is None:
-        return Unknown(f"the engine gave a time without a zone ({text[:40]!r})")
-    return found if found.year > 1 else None
+        return reading.moment(text)
+    except ValueError as problem:
+        return Unknown(f"the engine gave a time that {problem} ({text[:40]!r})")

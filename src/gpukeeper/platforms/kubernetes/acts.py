@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, State, Subject
@@ -228,7 +229,7 @@ class Acts:
         async def write(conditions: Mapping[str, str]) -> bytes:
             body = {"metadata": {**conditions, "annotations": {STOPPED: note}}}
             answer = await self._cluster.patch(path, body, "merge")
-            noted.append(msgspec.json.decode(answer, type=Root))
+            noted.append(reading.decode(answer, type=Root))
             return answer
 
         answer = await self._insist(write, fresh, re_decide, f"patch {resource(kind)}")

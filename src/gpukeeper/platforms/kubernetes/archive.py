@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -186,7 +187,7 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
     written = (root.metadata.annotations or {}).get(STOPPED)
     if written is not None:
         try:
-            return msgspec.json.decode(written, type=dict[str, Any])
+            return reading.decode(written, type=dict[str, Any])
         except msgspec.DecodeError:
             if evidence is None:
                 return Unknown(f"its annotation {STOPPED} cannot be read; bring it back by hand")
@@ -297,7 +298,7 @@ def _holder(kind: Kind, spec: Json) -> Json:
 
 def _manifest(evidence: Evidence) -> Json | Unknown:
     try:
-        told = msgspec.json.decode(evidence.files[MANIFEST], type=dict[str, Any])
+        told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
         told["metadata"] = dict(told["metadata"])
     except (KeyError, TypeError, ValueError) as error:
         return Unknown(f"its captured description cannot be read: {error}")

@@ -248,7 +248,7 @@ def _read(file: Path) -> ConfigFile:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{file}{line}: this is no YAML: {error.problem}") from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: this is no YAML") from error
     return _converted({} if found is None else found, ConfigFile, str(file))
 

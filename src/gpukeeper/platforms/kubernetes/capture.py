@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -115,7 +116,7 @@ class Captures:
 
     async def _described(self, path: str) -> Json:
         """As served, without who wrote which field when."""
-        told = msgspec.json.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any])
+        told = reading.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any])
         if isinstance(told.get("metadata"), dict):
             told["metadata"].pop("managedFields", None)
         return told
@@ -179,7 +180,7 @@ class Captures:
             except (ApiError, TooLarge) as problem:
                 notes.append(str(problem))
                 break
-            items += [_event(one) for one in msgspec.json.decode(told, type=dict[str, Any]).get("items") or ()]
+            items += [_event(one) for one in reading.decode(told, type=dict[str, Any]).get("items") or ()]
         if len(uids) > ASKED_FOR_EVENTS:
             notes.append(f"asked for {ASKED_FOR_EVENTS} of {len(uids)} objects")
         return _encoded({"items": items, "notes": notes})

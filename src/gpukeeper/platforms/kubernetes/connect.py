@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.platforms.kubernetes.errors import (
@@ -170,7 +171,7 @@ class Cluster:
         self._old_watchers: list[httpx2.AsyncClient] = []
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._logging_in = asyncio.Lock()
-        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+        self._decoders: dict[Any, reading.Decoder[Any]] = {}
 
     @classmethod
     def from_environment(
@@ -515,9 +516,9 @@ class Cluster:
         except (KeyError, ValueError, TypeError):
             self.skew = None
 
-    def _decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
+    def _decoder(self, type_: Any) -> reading.Decoder[Any]:
         if type_ not in self._decoders:
-            self._decoders[type_] = msgspec.json.Decoder(type_)
+            self._decoders[type_] = reading.Decoder(type_)
         return self._decoders[type_]
 
     def _page(self, body: bytearray, type_: type[T], path: str) -> tuple[_Typed[T], tuple[str, ...]]:
@@ -623,17 +624,17 @@ async def _lines(chunks: AsyncIterator[bytes], seconds: float) -> AsyncGenerator
         yield bytes(rest)
 
 
-def _event(line: bytes, decoder: msgspec.json.Decoder[T]) -> WatchEvent[T]:
-    found = msgspec.json.decode(line, type=_Event)
+def _event(line: bytes, decoder: reading.Decoder[T]) -> WatchEvent[T]:
+    found = reading.decode(line, type=_Event)
     if found.type == "ERROR":
-        raise refusal(msgspec.json.decode(found.object, type=_Coded).code or 500, found.object)
-    version = msgspec.json.decode(found.object, type=_Versioned).metadata.resource_version
+        raise refusal(reading.decode(found.object, type=_Coded).code or 500, found.object)
+    version = reading.decode(found.object, type=_Versioned).metadata.resource_version
     return WatchEvent(type=found.type, object=decoder.decode(found.object), version=version)
 
 
 def _name_of(item: msgspec.Raw) -> str:
     try:
-        meta = msgspec.json.decode(item, type=_OnlyNamed).metadata
+        meta = reading.decode(item, type=_OnlyNamed).metadata
     except msgspec.DecodeError:
         return ""
     return "/".join(part for part in (meta.namespace, meta.name) if part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, TOO_MANY = 401, 403, 404, 409, 410, 422, 429
@@ -95,7 +96,7 @@ class StatusObject(msgspec.Struct):
 def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = None) -> ApiError:
     """What an answer of 300 or more says. What is no Status is told as it is and has no reason."""
     try:
-        said = msgspec.json.decode(body, type=StatusObject)
+        said = reading.decode(body, type=StatusObject)
     except msgspec.DecodeError:
         said = StatusObject()
     if said.kind != "Status":

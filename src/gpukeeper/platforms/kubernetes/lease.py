@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gpukeeper.engine.ports import Clock
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.platforms.kubernetes.errors import ApiError
@@ -169,7 +170,7 @@ class Leadership:
 
     def _holds(self, answer: bytes, began: float) -> None:
         try:
-            self._ours = _checked(msgspec.json.decode(answer))
+            self._ours = _checked(reading.decode(answer))
         except msgspec.DecodeError as error:
             raise PlatformError("what the cluster answered is no lease") from error
         self._renewed, self._holder = began, self.identity

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
@@ -40,14 +41,10 @@ GITOPS_LABELS = {
     "kustomize.toolkit.fluxcd.io/name": "Flux",
     "helm.toolkit.fluxcd.io/name": "Flux",
 }
-LONGEST = timedelta(days=36500)  # beyond it, adding a span to today leaves the calendar
 FAR = datetime(9999, 1, 1, tzinfo=UTC)  # the hold rule bounds it
 RAY_MARGIN = timedelta(seconds=60)
 SHOWN = 40  # characters of somebody's words in a sentence of ours
-_PART = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(w|d|h|m|s)")
-_SPAN = re.compile(rf"(?:{_PART.pattern})+")
-_ONE_UNIT = re.compile(r"\d{1,9}[smhdw]")
-_SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_ONE_UNIT = re.compile(r"[0-9]{1,9}[smhdw]")
 _ACTS = frozenset({"DeleteWorkers", "DeleteCluster", "DeleteSelf"})
 
 
@@ -165,22 +162,18 @@ def ray_words(spec: Spec, ending: Ending) -> str | None:
 
 def span(marker: str, text: str) -> timedelta | Unknown:
     """30m, 2d, 1h30m, 0s. Nothing is skipped: 10ay is no length."""
-    plain = text.strip()
-    if plain.startswith("-") and _SPAN.fullmatch(plain[1:]):
-        return Unknown(f"{marker}={text[:SHOWN]!r} is negative")
-    if plain != "0" and not _SPAN.fullmatch(plain):
-        return Unknown(f"{marker}={text[:SHOWN]!r} is no length such as 30m, 2h or 1d")
-    return _within_reason(marker, text, sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(plain)))
+    try:
+        return reading.span(text.strip())
+    except ValueError as problem:
+        return Unknown(f"{marker}={text[:SHOWN]!r} {problem}; write it like 30m, 2h or 1d")
 
 
 def moment(marker: str, text: str) -> datetime | Unknown:
     """RFC 3339 or a date; without a zone it is UTC."""
     try:
-        found = datetime.fromisoformat(text.strip())
-        found = found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        return Unknown(f"{marker}={text[:SHOWN]!r} is no time such as 2026-12-01T18:00:00Z")
-    return found
+        return reading.moment(text.strip(), naive_is_utc=True)
+    except ValueError as problem:
+        return Unknown(f"{marker}={text[:SHOWN]!r} {problem}; write it like 2026-12-01T18:00:00Z")
 
 
 # Times to live
@@ -256,10 +249,10 @@ def _twin(meta: Meta, text: str, refreshed: str | None) -> Expiry | Unknown:
 
 def _kyverno(text: str) -> Expiry | Unknown:
     """A length counts from when Kyverno saw the label. We cannot know that; the finish is later than the creation."""
-    compact = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d)(\d\d)(\d\d)Z", text.strip())
+    compact = re.fullmatch(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z", text.strip())
     if compact is not None:
         return _expires(moment(KYVERNO_TTL, f"{compact[1]}T{compact[2]}:{compact[3]}:{compact[4]}Z"))
-    if re.fullmatch(r"\d{4}-\d\d-\d\d", text.strip()):
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text.strip()):
         return _expires(moment(KYVERNO_TTL, text))
     after = span(KYVERNO_TTL, text)
     return after if isinstance(after, Unknown) else Expiry(after=after)
@@ -297,7 +290,7 @@ def _seconds(field: str, value: int | None) -> timedelta | Unknown | None:
 
 
 def _within_reason(marker: str, text: str, seconds: float) -> timedelta | Unknown:
-    if seconds > LONGEST.total_seconds():
+    if seconds > reading.SPAN_MAX.total_seconds():
         return Unknown(f"{marker}={text[:SHOWN]!r} is longer than 100 years")
     return timedelta(seconds=seconds)
 
@@ -374,9 +367,9 @@ def _ray_rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unkno
     condition = rule.get("condition") if isinstance(rule, Mapping) else None
     if not isinstance(condition, Mapping):
         return Unknown("one of its deletionRules cannot be read")
-    if rule.get("policy") not in _ACTS:
+    if str(rule.get("policy")) not in _ACTS:
         return None
-    wanted = {condition.get("jobStatus"), condition.get("jobDeploymentStatus")} - {None, ""}
+    wanted = {str(condition.get(name) or "") for name in ("jobStatus", "jobDeploymentStatus")} - {""}
     if outcome is Outcome.SUCCEEDED and wanted and wanted <= {"FAILED", "Failed"}:
         return None
     if outcome is Outcome.FAILED and wanted and wanted <= {"SUCCEEDED", "Complete"}:

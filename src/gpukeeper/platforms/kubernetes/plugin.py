@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 import httpx2
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ClusterSilent
@@ -113,7 +114,7 @@ class Plugin(httpx2.Auth):
 
     def _read(self, said: bytes) -> Given:
         try:
-            answer = msgspec.json.decode(said, type=Credential)
+            answer = reading.decode(said, type=Credential)
         except msgspec.DecodeError as error:
             raise self._failed("its answer is no ExecCredential") from error
         if answer.kind != "ExecCredential" or answer.api_version != self._spec.api_version:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
 from gpukeeper.model.subject import State, Subject
@@ -183,7 +184,7 @@ def incarnation_of(kind: Kind, root: Root) -> str:
 def _our_stop(meta: Meta) -> Stopped | None:
     note = (meta.annotations or {}).get(STOPPED)
     try:
-        ours = None if note is None else msgspec.json.decode(note, type=Stopped)
+        ours = None if note is None else reading.decode(note, type=Stopped)
     except msgspec.DecodeError:
         return None
     return ours if ours is not None and ours.incarnation and ours.generation >= 0 else None

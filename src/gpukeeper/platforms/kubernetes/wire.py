@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.model import reading
 from gpukeeper.model.unknown import Unknown
 
 EPOCH = datetime(1970, 1, 2, tzinfo=UTC)
@@ -254,11 +255,9 @@ def when(text: str | None) -> datetime | Unknown | None:
     if not text:
         return None
     try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return Unknown(f"{text!r} is no time")
-    if at.tzinfo is None:
-        return Unknown(f"{text!r} has no time zone")
+        at = reading.moment(text)
+    except ValueError as problem:
+        return Unknown(f"{text[:40]!r} {problem}")
     if at < EPOCH:
-        return Unknown(f"{text} is no time that anything happened at")
+        return Unknown(f"{text[:40]} is no time that anything happened at")
     return at

@@ -124,7 +124,7 @@ def busy(node_id: str, answers: Answers) -> str | Unknown | None:
         or _jobs(node, answers.jobs, answers.workers)
     )
     if found or node.state != ALIVE:
-        return found or Unknown(f"Ray calls node {_short(node_id)} {node.state.lower()}")
+        return found or Unknown(f"Ray calls node {_short(node_id)} {_printable(node.state.lower())}")
     asked: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
     return next((part for part in asked if isinstance(part, Unknown)), None)
 
@@ -156,21 +156,21 @@ def _drivers(node: RayNode, workers: Said[Worker], jobs: Said[Job]) -> str | Non
     here = [one.job_id for one in _known(workers) if one.drives and one.node_id == node.node_id]
     listed = here if isinstance(jobs, Unknown) else [job.job_id for job in jobs]
     names = [job_id for job_id in here if job_id in listed]
-    return _sentence(names, "driver of job {name} is alive", "{count} drivers are alive, that of job {name} for one")
+    return _sentence(names, "driver of job ", " is alive", "drivers are alive, that of job ", " for one")
 
 
 def _actors(node: RayNode, actors: Said[Actor]) -> str | None:
     here = [one for one in _known(actors) if one.node_id == node.node_id and one.state not in OVER_ACTOR]
     alive = [one.class_name for one in here if one.state == ALIVE]
     if alive:
-        return _sentence(alive, "actor {name} is alive", "{count} actors are alive, {name} for one")
+        return _sentence(alive, "actor ", " is alive", "actors are alive, ", " for one")
     names = [one.class_name for one in here]
-    return _sentence(names, "actor {name} starts", "{count} actors start, {name} for one")
+    return _sentence(names, "actor ", " starts", "actors start, ", " for one")
 
 
 def _tasks(node: RayNode, tasks: Said[Task]) -> str | None:
     names = [one.name for one in _known(tasks) if one.node_id == node.node_id and one.state not in OVER_TASK]
-    return _sentence(names, "task {name} runs", "{count} tasks run, {name} for one")
+    return _sentence(names, "task ", " runs", "tasks run, ", " for one")
 
 
 def _groups(node: RayNode, groups: Said[Group]) -> str | None:
@@ -180,7 +180,7 @@ def _groups(node: RayNode, groups: Said[Group]) -> str | None:
     names = [one.name for one in there if one.name]
     if not names:
         return "a placement group holds a bundle"
-    return _sentence(names, "placement group {name} holds a bundle", "{count} placement groups hold bundles")
+    return _sentence(names, "placement group ", " holds a bundle", "placement groups hold bundles, ", " for one")
 
 
 def _jobs(node: RayNode, jobs: Said[Job], workers: Said[Worker]) -> str | None:
@@ -188,8 +188,8 @@ def _jobs(node: RayNode, jobs: Said[Job], workers: Said[Worker]) -> str | None:
     placed = {one.job_id for one in _known(workers) if one.drives and one.node_id}
     here = [one for one in _known(jobs) if one.status not in OVER_JOB and one.job_id not in placed and _at(one, node)]
     names = [one.submission_id or one.job_id or "without a name" for one in here]
-    words = here[0].status.lower() if here else ""
-    return _sentence(names, f"job {{name}} is {words}", f"{{count}} jobs, {{name}} for one, which is {words}")
+    is_ = f" is {_printable(here[0].status.lower())}" if here else ""
+    return _sentence(names, "job ", is_, "jobs, ", f" for one, which{is_}")
 
 
 def _at(job: Job, node: RayNode) -> bool:
@@ -208,12 +208,12 @@ def _known(said: Said[T]) -> tuple[T, ...]:
     return said if is_known(said) else ()
 
 
-def _sentence(names: Sequence[str], one: str, more: str) -> str | None:
+def _sentence(names: Sequence[str], before: str, after: str, many_before: str, many_after: str) -> str | None:
+    """Put together, never formatted: a name, and even a state, may hold anything, braces included."""
     if not names:
         return None
-    first = min(names)  # the same sentence at each look
-    words = one if len(names) == 1 else more
-    return words.format(count=len(names), name=_printable(first))
+    first = _printable(min(names))  # the same sentence at each look
+    return f"{before}{first}{after}" if len(names) == 1 else f"{len(names)} {many_before}{first}{many_after}"
 
 
 def _printable(name: str) -> str:

@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
@@ -92,7 +93,9 @@ class StateApi:
             return version
         if version.session == session:
             return None
-        return Unknown(f"Ray at {self.address} is {version.session or 'a session without a name'}, not {session}")
+        return Unknown(
+            f"Ray at {self.address} is {_first(version.session or 'a session without a name')}, not {session}"
+        )
 
     async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
         """With the jobs that are over although a driver of theirs is alive."""
@@ -147,7 +150,7 @@ class StateApi:
     async def _get(self, path: str, kind: type[T]) -> T | Unknown:
         try:
             return await in_thread(
-                lambda: msgspec.json.decode(self._download(path), type=kind, strict=False), self._deadline
+                lambda: reading.decode(self._download(path), type=kind, strict=False), self._deadline
             )
         except TimeoutError:
             return Unknown(f"Ray at {self.address} did not answer within {in_words(self._deadline)}")
@@ -312,7 +315,7 @@ def _refusal(error: urllib.error.HTTPError, body: bytes) -> str:
     if error.code == http.client.FORBIDDEN:
         return f"it refused the token; look at {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
     try:
-        said = msgspec.json.decode(body, type=_Words).msg
+        said = reading.decode(body, type=_Words).msg
     except msgspec.MsgspecError:
         said = ""
     return f"it answered {error.code} {_first(said) or error.reason}"
@@ -324,5 +327,5 @@ class _Words(msgspec.Struct, frozen=True):
 
 def _first(words: str) -> str:
     """Ray's own words may have a traceback below them."""
-    line = next((line.strip() for line in words.splitlines() if line.strip()), "")
+    line = next((line.strip() for line in words.split("\n") if line.strip()), "")
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]

@@ -1,0 +1,671 @@
+"""Every parser of foreign data: what it reads, samples of that, and the exceptions it declares. One row, one parser.
+
+A row goes as far as the data goes before it is a value of the model: what an adapter decodes is translated, decided
+about and written as a journal line, too. Of files that the kernel writes only the part that a user chooses is foreign:
+a name, a path, a command. Any exception that is not declared is a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpukeeper.config import document, load, units
+from gpukeeper.config.exemptions import read_exemptions
+from gpukeeper.devices import condition, counters, dcgm, health, holders, kernel_log, naming, nvml, probing, usage
+from gpukeeper.devices import prometheus as prometheus_api
+from gpukeeper.disk import mounts, open_files
+from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.terminal.show import decision_row
+from gpukeeper.ledger import archive_file, evidence, lines
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.explain import answers
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Evidence, View
+from gpukeeper.model.errors import KeeperError, PlatformError
+from gpukeeper.model.event import Decided, Noticed
+from gpukeeper.model.memory import EMPTY
+from gpukeeper.model.subject import Subject
+from gpukeeper.notify.terminals import plain
+from gpukeeper.platforms.docker import archive as docker_archive
+from gpukeeper.platforms.docker import asks, owners
+from gpukeeper.platforms.docker import connect as docker_api
+from gpukeeper.platforms.docker import translate as docker
+from gpukeeper.platforms.docker import wire as docker_wire
+from gpukeeper.platforms.docker.records import Records
+from gpukeeper.platforms.kubernetes import auth, gpus, marks, plugin
+from gpukeeper.platforms.kubernetes import connect as kube_api
+from gpukeeper.platforms.kubernetes import translate as kube
+from gpukeeper.platforms.kubernetes import wire as kube_wire
+from gpukeeper.platforms.kubernetes.errors import refusal
+from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, TRAINJOB, V1_KINDS
+from gpukeeper.platforms.kubernetes.namespaces import facts_of
+from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.ray import busy
+from gpukeeper.platforms.ray import state as ray_api
+from gpukeeper.reports import compare, html, legacy, merge
+from gpukeeper.reports.document import read_report, read_samples, report_json, samples_json
+from tests.unit.ledger import examples as ledger_examples
+from tests.unit.platforms.docker import examples as docker_examples
+from tests.unit.platforms.kubernetes import examples as kube_examples
+from tests.unit.reports import examples as report_examples
+
+NOW = docker_examples.NOW
+
+
+class Parser(NamedTuple):
+    name: str
+    read: Callable[[bytes], object]
+    samples: tuple[bytes, ...]
+    declared: tuple[type[Exception], ...] = ()
+    weight: int = 10  # its part of a long run; what takes milliseconds gets less
+
+
+def _json(*values: object) -> tuple[bytes, ...]:
+    return tuple(json.dumps(value).encode() for value in values)
+
+
+def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: read(data.decode("utf-8", "surrogateescape"))
+
+
+# What becomes of a subject
+
+
+_BOOK = Rulebook(load.builtin_policy(("docker", "kubernetes", "host", "ray")))
+
+
+def _told(subject: Subject) -> None:
+    """Decided about, explained, and written down."""
+    view = View(subject, (), EMPTY)
+    decision = decide(view, _BOOK, NOW)
+    answers(view, _BOOK, NOW)
+    known = {
+        name: at if isinstance(at := getattr(subject, name), datetime) else None
+        for name in ("started", "ended", "previous_end")
+    }
+    noticed = Noticed(at=NOW, ref=subject.ref, incarnation=subject.seen.incarnation, state=subject.state, **known)
+    decided = Decided(
+        at=NOW,
+        ref=subject.ref,
+        action=decision.action,
+        rule=decision.rule,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        due=decision.due,
+    )
+    for line in (noticed, decided):
+        lines.row(*lines.fit(line))
+    table_row = decision_row(decision)
+    [plain(cell) for cell in table_row]
+
+
+# Docker
+
+
+def _container(data: bytes) -> None:
+    found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
+    asked = asks.asked(found)
+    inventory = (docker_examples.WHOLE, docker_examples.CUT)
+    people = owners.People({1000: "ann"}, frozenset({"ann"}), {})
+    facts = docker_examples.facts(
+        asks=asked,
+        devices=asks.devices_of(found, asked, (), inventory),
+        owned=owners.owned(found, people),
+    )
+    docker.anonymous_volumes(found)
+    owners.folders_of(found)
+    _told(docker.container_subject(found, facts, docker_examples.AT))
+
+
+def _containers(data: bytes) -> None:
+    found, _unseen = docker_api.read_list(data, docker_wire.Listed, "container", "/containers/json")
+    for one in found:
+        docker.is_called(one, ("eval*", "a=*"))
+
+
+def _images(data: bytes) -> None:
+    for one in docker_api.read_list(data, docker_wire.ImageListed, "image", "/images/json")[0]:
+        _told(docker.image_subject(one, 0, None, None, docker_examples.AT))
+
+
+def _disk_usage(data: bytes) -> None:
+    found = docker_api._decode(data, docker_wire.DiskUsage, "/system/df")
+    for entry in found.build_cache or ():
+        _told(docker.cache_subject(entry, docker_examples.AT))
+
+
+def _image(data: bytes) -> None:
+    found = docker_api._decode(data, docker_wire.ImageInspected, "/images/x/json")
+    docker_wire.when(found.metadata.last_tag_time)
+
+
+def _engine_event(data: bytes) -> None:
+    records = Records(docker_api.Engine("unix:///nowhere"))
+    records.hear(reading.decode(data, type=docker_wire.EngineEvent))
+
+
+def _recipe(data: bytes) -> None:
+    before = docker_archive.BEFORE_STOP + docker_archive.MANIFEST
+    docker_archive.recipe(Evidence({docker_archive.MANIFEST: data, before: data}))
+
+
+_ANSWERS = [docker_examples.recorded(name) for name in ("docker_20_10_answers", "podman_4_3_answers")]
+_CONTAINERS = [
+    *docker_examples.DOCKER.values(),
+    *docker_examples.PODMAN.values(),
+    docker_examples.told(
+        labels={"gpukeeper.io/ttl": "2h", "gpukeeper.io/hold-until": "2026-12-01T18:00:00Z", "ds01.user": "ann"},
+        state=docker_examples.ended(),
+        mounts=[{"Type": "bind", "Source": "/home/ann/x", "Destination": "/x"}],
+        host={"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}], "Runtime": "nvidia"},
+        config={"Env": ["NVIDIA_VISIBLE_DEVICES=0,1"], "User": "1000:1000"},
+    ),
+]
+
+# Kubernetes
+
+_NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
+_READING = kube.Reading(("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL))
+_MARKED = {
+    "annotations": {
+        marks.TTL: "30m",
+        marks.HOLD_UNTIL: "2026-12-01T18:00:00Z",
+        marks.JANITOR_TTL: "3d",
+        marks.JANITOR_EXPIRES: "2026-12-01",
+        marks.TWIN_TTL: "1h30m",
+        marks.TWIN_REFRESHED: "2026-11-15T10:00:00Z",
+        marks.EXCLUDE: "true",
+        marks.EXCLUDE_UNTIL: "2026-12-01",
+        kube.STOPPED: '{"incarnation":"1","generation":1}',
+    },
+    "labels": {marks.KYVERNO_TTL: "2026-12-01T180000Z", "owner": "ann"},
+}
+
+
+def _pods(data: bytes) -> None:
+    page, _problems = _cluster()._page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
+    for pod in page.items or ():
+        Tally().add_pod(pod, gpus.asked(pod.spec))
+        _told(kube.pod_subject(pod, _NAMESPACE, kube_examples.AT, _READING))
+
+
+def _roots(data: bytes) -> None:
+    page, _problems = _cluster()._page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
+    for root in page.items or ():
+        for kind in (JOB, JOBSET, TRAINJOB, RAYJOB, V1_KINDS[0]):
+            _told(kube.root_subject(kind, root, Tally(), _NAMESPACE, kube_examples.AT, _READING))
+
+
+def _cluster() -> Any:
+    cluster = kube_api.Cluster.__new__(kube_api.Cluster)
+    cluster._decoders = _DECODERS
+    return cluster
+
+
+_DECODERS: dict[Any, Any] = {}
+
+
+def _watch(data: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data[: len(data) // 2]
+        yield data[len(data) // 2 :]
+
+    async def read() -> None:
+        decoder = reading.Decoder(kube_api.Changed)
+        async for line in kube_api._lines(chunks(), 5):
+            kube_api._event(line, decoder)
+
+    asyncio.run(read())
+
+
+def _namespace(data: bytes) -> None:
+    found = reading.decode(data, type=kube_wire.Meta)
+    facts_of(found, {"team-*": "research"}, kube_examples.NOW)
+
+
+def _kubeconfig(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        auth.from_files([Path(file.name)], None, {}, auth.utc_now)
+
+
+_LIST = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}}
+_PODS = [
+    kube_examples.pod_json(**_MARKED),
+    kube_examples.pod_json(
+        "Succeeded", status={"containerStatuses": [kube_examples.terminated(kube_examples.ago(hours=2))]}
+    ),
+    kube_examples.pod_json(spec={"resourceClaims": [{"name": "gpu"}]}, deletionTimestamp=kube_examples.ago(hours=1)),
+]
+_ROOTS = [
+    {
+        "metadata": kube_examples.meta(**_MARKED),
+        "spec": {
+            "ttlSecondsAfterFinished": 60,
+            "template": {"spec": _PODS[0]["spec"]},
+            "runPolicy": {"ttlSecondsAfterFinished": 5, "suspend": True},
+            "deletionStrategy": {"deletionRules": [{"policy": "DeleteCluster", "condition": {"ttlSeconds": 60}}]},
+            "shutdownAfterJobFinishes": True,
+        },
+        "status": {
+            "startTime": kube_examples.ago(hours=3),
+            "completionTime": kube_examples.ago(hours=2),
+            "endTime": kube_examples.ago(hours=2),
+            "jobDeploymentStatus": "Complete",
+            "jobStatus": "SUCCEEDED",
+            "conditions": [kube_examples.condition("Complete", kube_examples.ago(hours=2))],
+        },
+    },
+]
+
+# Ray
+
+
+def _ray(kind: type[Any], name: str) -> Callable[[bytes], object]:
+    def read(data: bytes) -> None:
+        answer = reading.decode(data, type=ray_api._Answer[kind], strict=False)  # type: ignore[valid-type]
+        rows = answer.data.result.result if answer.data.result is not None else ()
+        nodes = (busy.RayNode("n", "10.0.0.1", "ALIVE", True),)
+        said: dict[str, Any] = {"nodes": nodes, "workers": (), "actors": (), "tasks": (), "groups": (), "jobs": ()}
+        words = busy.busy("n", busy.Answers(**{**said, name: rows}))
+        msgspec.json.encode(words)
+
+    return read
+
+
+def _page(row: object) -> object:
+    page = {"result": [row, row], "total": 2, "num_after_truncation": 2, "num_filtered": 2, "warnings": None}
+    return {"result": True, "msg": "", "data": {"result": page}}
+
+
+_RAY = {
+    "nodes": (busy.RayNode, {"node_id": "n", "node_ip": "10.0.0.1", "state": "ALIVE", "is_head_node": True}),
+    "workers": (busy.Worker, {"worker_id": "01000000ff", "worker_type": "DRIVER", "is_alive": True, "node_id": "n"}),
+    "actors": (busy.Actor, {"actor_id": "a", "class_name": "Model", "state": "ALIVE", "node_id": "n"}),
+    "tasks": (busy.Task, {"task_id": "t", "name": "train", "state": "RUNNING", "node_id": "n"}),
+    "groups": (busy.Group, {"state": "CREATED", "name": "pg", "bundles": [{"node_id": "n"}]}),
+    "jobs": (busy.Job, {"status": "RUNNING", "job_id": "01000000", "driver_info": {"node_ip_address": "10.0.0.1"}}),
+}
+
+# Files of the kernel: `foreign` is what a user wrote into them
+
+
+def _kernel(read: Callable[[Any], object], before: bytes, after: bytes, escape: bytes) -> Callable[[bytes], object]:
+    """The file with the foreign part in its place; `escape`: bytes that the kernel writes as octal numbers."""
+    takes_text = "bytes" not in str(next(iter(read.__annotations__.values())))
+
+    def with_foreign(data: bytes) -> object:
+        written = b"".join(b"\\%03o" % byte if byte in escape else bytes([byte]) for byte in data if byte)
+        whole = before + written + after
+        found = read(whole.decode("utf-8", "surrogateescape") if takes_text else whole)
+        return list(found) if hasattr(found, "__iter__") else found
+
+    return with_foreign
+
+
+_NAMES = (b"python", b"a b) R 1 2 (c", "x\u2028y".encode(), b"/home/ann/\xff\xfe", b"x\x85y\x0b\x0c\x1c\x1d\x1e z")
+_STAT = b" R 1 " + b" ".join(str(number).encode() for number in range(2, 52)) + b"\n"
+_MOUNT = b"36 35 98:0 / ", b" rw,noatime shared:1 - ext4 /dev/root rw,errors=continue\n"
+_KERNEL = (
+    Parser("mountinfo", _kernel(mounts.parse_mounts, *_MOUNT, b" \t\n\\#"), _NAMES),
+    Parser(
+        "mountinfo of an overlay",
+        _kernel(
+            mounts.parse_mounts,
+            b"36 35 98:0 / /merged rw - overlay overlay rw,lowerdir=",
+            b":/lower,upperdir=/up\n",
+            b" \t\n\\#",
+        ),
+        _NAMES,
+    ),
+    Parser(
+        "maps",
+        _kernel(open_files.parse_maps, b"7f00-7f01 r-xp 00000000 08:01 1234 /", b"\n7f02-7f03 rw-p 0 0:0 0\n", b"\n"),
+        _NAMES,
+    ),
+    Parser(
+        "swaps",
+        _kernel(open_files.parse_backing_files, b"Filename Type\n/", b" file 1 2 -2\n", b" \t\n\\"),
+        _NAMES,
+    ),
+    Parser("stat", _kernel(holders.parse_stat, b"7 (", b")" + _STAT, b""), _NAMES),
+    Parser("stat of a parent", _kernel(condition.parse_parent, b"7 (", b")" + _STAT, b""), _NAMES),
+    Parser("processor time", _kernel(counters.parse_cpu_time, b"7 (", b")" + _STAT, b""), _NAMES),
+    Parser("status", _kernel(holders.parse_uid, b"Name:\t", b"\nUid:\t0\t0\t0\t0\n", b"\n\\"), _NAMES),
+    Parser("cgroup", _kernel(holders.parse_containers, b"0::/", b"\n", b"\n\\"), _NAMES),
+    Parser("cgroup trees", _kernel(counters.parse_groups, b"0::/", b"\n", b"\n\\"), _NAMES),
+    Parser(
+        "net/dev",
+        _kernel(counters.parse_net_dev, b"a\nb\n ", b": 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n", b" \n:/"),
+        _NAMES,
+    ),
+)
+
+# Programs of ours, and what they print
+
+_GPU_RECORD = {
+    "state": "answered",
+    "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0, "slices": [], "name": "H200", "memory_used_mib": 5}],
+}
+
+
+def _xids(data: bytes) -> None:
+    kernel_log.parse([data.decode("utf-8", "replace")], "00000000:1B:00.0", timedelta())
+
+
+def _resolve(text: str) -> None:
+    naming.resolve(text, (docker_examples.WHOLE, docker_examples.SECOND, docker_examples.CUT))
+
+
+def _usage(data: bytes) -> None:
+    usage.Judge().judge(reading.decode(data, type=usage.Answer).gpus, NOW, None)
+
+
+def _health(data: bytes) -> None:
+    for kind in (health.Facts, health.Looks, health.Readings):
+        try:
+            reading.decode(data, type=kind)
+        except msgspec.DecodeError:
+            continue
+
+
+def _exited(data: bytes) -> None:
+    words = data.decode("utf-8", "replace")
+    record = probing._record(data) if data[:1] == b"{" else None
+    left = probing.RanksEnd(
+        records={} if record is None else {0: record},
+        words={0: words},
+        stages={0: words},
+        torchrun=words,
+        exit_code=1,
+        deadline_s=1.0,
+        seconds=1.0,
+    )
+    for rank in (0, 1):
+        probing.answer_of(rank, left)
+
+
+# The ledger's files
+
+
+def _archive(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "journal-20260310.jsonl.gz")
+        path.write_bytes(data)
+        archive_file.headers(Path(folder))
+        for _seq, line in archive_file.read_archive(path):
+            lines.micros(line.at)
+        archive_file.verify(path)
+
+
+def _unpacked_archive(*stored: bytes) -> bytes:
+    body = b"".join(line + b"\n" for line in stored)
+    header = archive_file.Header(
+        first=1, last=len(stored), lines=len(stored), since=NOW, until=NOW, sha256=hashlib.sha256(body).hexdigest()
+    )
+    return msgspec.json.encode(header) + b"\n" + body
+
+
+def _unpacked(data: bytes) -> None:
+    """The same, damaged before it was packed: what somebody who can write archives could write."""
+    _archive(gzip.compress(data, mtime=0))
+
+
+def _journal(data: bytes) -> None:
+    line = lines.decode(data, "line 1")
+    lines.row(*lines.fit(line))
+
+
+def _index(data: bytes) -> None:
+    evidence._INDEX.decode(data)
+
+
+_LINES = tuple(
+    msgspec.json.encode(line)
+    for line in (
+        ledger_examples.noticed(),
+        ledger_examples.intended(),
+        ledger_examples.closed(),
+        ledger_examples.passed(),
+        ledger_examples.warned(),
+        ledger_examples.held(),
+        ledger_examples.gpu_checked(),
+    )
+)
+_STORED = tuple(b'{"seq":%d,"line":%s}' % (number, line) for number, line in enumerate(_LINES, start=1))
+
+
+# Acceptance reports
+
+
+def _report(data: bytes) -> None:
+    report = read_report(data, "report.json")
+    compare.text(compare.compare(report, report))
+    merge.csv(merge.merge([report, report_examples.one_good_gpu()]))
+    html.page(report)
+    legacy.files(report)
+
+
+# Settings
+
+
+def _policy(text: str) -> None:
+    load.load_text(text)
+
+
+def _exemptions(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        read_exemptions(Path(file.name), ("managed",))
+
+
+_POLICY = b"""preset: shared-host
+scope: {docker: {}}
+mode: plan
+retention: {succeeded: 1d, failed: 7d, max: 30d}
+classes:
+  managed: {idle: 30m, max_runtime: 24h, grace: 60s}
+budget: {per_pass: 20, per_hour: 100}
+breaker: {running: 20%, vanished: 50%}
+temporary:
+  - {root: /tmp, names: ["tmp*"], above: 5GB, older_than: 1h}
+exemptions:
+  - {owner: ann, until: 2026-09-01, reason: paper}
+"""
+_KUBECONFIG = b"""current-context: a
+clusters:
+- {name: c, cluster: {server: "http://127.0.0.1:1"}}
+contexts:
+- {name: a, context: {cluster: c, user: u}}
+users:
+- {name: u, user: {token: t}}
+"""
+_TORCHRUN = b"""rank : 0 (local_rank: 0)
+  exitcode : -9
+Root Cause (first observed failure):
+  rank : 1 (local_rank: 1)
+"""
+_DURATIONS = (b"30m", b"1h30m", b"1.5h", b"7d", b"0", b"250ms", b"2w")
+_TIMES = (b"2026-12-01T18:00:00Z", b"2026-12-01T18:00:00.123456789+02:00")
+_SIZES = (b"5GB", b"20 GiB", b"1.5KiB", b"7B")
+_DCGM = b"""# HELP DCGM_FI_DEV_GPU_UTIL GPU use
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="node-1"} 12
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="0",UUID="GPU-1",GPU_I_ID="7",GPU_I_PROFILE="1g.10gb"} 0.09 1794726490000
+DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-1"} 156214896021
+"""
+_MATRIX = {
+    "status": "success",
+    "data": {
+        "resultType": "matrix",
+        "result": [{"metric": {"pod": "a"}, "values": [[1794726490, "0.5"], [1794726550.5, "NaN"]]}],
+    },
+}
+
+UNREADABLE = (msgspec.DecodeError,)
+SLOW = 1
+
+PARSERS: tuple[Parser, ...] = (
+    Parser("duration", _text(reading.span), _DURATIONS, (ValueError,)),
+    Parser("time", _text(reading.moment), _TIMES, (ValueError,)),
+    Parser("number", _text(reading.number), (b"1", b"-1.5e3", b"0.25"), (ValueError,)),
+    Parser("whole number", _text(reading.whole), (b"1", b"123456"), (ValueError,)),
+    Parser("duration of a policy", _text(units.read_span), _DURATIONS, (ValueError,)),
+    Parser("size", _text(units.read_size), _SIZES, (ValueError,)),
+    Parser("share", _text(units.read_share), (b"80%", b"0.5 %"), (ValueError,)),
+    Parser("annotation with a duration", _text(lambda text: marks.span(marks.TTL, text)), _DURATIONS),
+    Parser("annotation with a time", _text(lambda text: marks.moment(marks.HOLD_UNTIL, text)), _TIMES),
+    Parser("time of an engine", _text(docker_wire.when), _TIMES),
+    Parser("time of a cluster", _text(kube_wire.when), _TIMES),
+    Parser("container list", _containers, _json(*(one["list"] for one in _ANSWERS)), (PlatformError,)),
+    Parser("container", _container, _json(*_CONTAINERS), (PlatformError,)),
+    Parser("image list", _images, _json(*(one["images"] for one in _ANSWERS)), (PlatformError,)),
+    Parser("image", _image, _json(_ANSWERS[0]["image"]), (PlatformError,)),
+    Parser("disk use of an engine", _disk_usage, _json(*(one["df"] for one in _ANSWERS)), (PlatformError,)),
+    Parser("engine event", _engine_event, _json(*(event for one in _ANSWERS for event in one["events"])), UNREADABLE),
+    Parser("captured container", _recipe, _json(*_CONTAINERS)),
+    Parser("container log", docker_archive.demultiplexed, (bytes.fromhex(_ANSWERS[0]["log_hex"]),)),
+    Parser("pod list", _pods, _json({**_LIST, "items": _PODS}), (PlatformError,)),
+    Parser("object list", _roots, _json({**_LIST, "kind": "JobList", "items": _ROOTS}), (PlatformError,)),
+    Parser(
+        "watch",
+        _watch,
+        (b"".join(one + b"\n" for one in _json(*({"type": "MODIFIED", "object": pod} for pod in _PODS))),),
+        (PlatformError, msgspec.DecodeError),
+    ),
+    Parser("namespace", _namespace, _json(kube_examples.meta(**_MARKED)), UNREADABLE),
+    Parser(
+        "refusal of a cluster",
+        lambda data: str(refusal(429, data)),
+        _json(
+            {
+                "kind": "Status",
+                "reason": "TooManyRequests",
+                "message": "slow",
+                "details": {"retryAfterSeconds": 1, "causes": [{"reason": "x"}]},
+            }
+        ),
+    ),
+    Parser(
+        "login plugin",
+        lambda data: reading.decode(data, type=plugin.Credential),
+        _json(
+            {
+                "kind": "ExecCredential",
+                "apiVersion": "v1",
+                "status": {"token": "x", "expirationTimestamp": "2026-12-01T18:00:00Z"},
+            }
+        ),
+        UNREADABLE,
+    ),
+    Parser("kubeconfig", _kubeconfig, (_KUBECONFIG,), (KeeperError,), SLOW),
+    *(Parser(f"Ray {name}", _ray(kind, name), _json(_page(row)), UNREADABLE) for name, (kind, row) in _RAY.items()),
+    Parser(
+        "Ray version",
+        lambda data: reading.decode(data, type=ray_api.Version, strict=False),
+        _json({"ray_version": "2.53.0", "session_name": "session_x"}),
+        UNREADABLE,
+    ),
+    Parser(
+        "titles of processes",
+        _text(lambda text: (busy.quiet([text]), busy.foreign([text]))),
+        (b"ray::IDLE", b"/x/raylet --a", b"python train.py", b"ray::Model.run"),
+    ),
+    Parser(
+        "arguments of a raylet",
+        _text(lambda text: ray_api.addresses([text, f"--gcs-address={text}"])),
+        (b"--webui=127.0.0.1:8265", b"10.0.0.1:6379"),
+    ),
+    Parser("Prometheus matrix", prometheus_api._lines, _json(_MATRIX), (ValueError,)),
+    Parser(
+        "Prometheus clock",
+        lambda data: reading.instant(prometheus_api._data(data, prometheus_api._Scalar).result[0]),
+        _json({"status": "success", "data": {"resultType": "scalar", "result": [1794726490.5, "1"]}}),
+        (ValueError,),
+    ),
+    Parser("DCGM exporter", _text(dcgm.read_dcgm), (_DCGM,)),
+    Parser(
+        "kernel log",
+        _xids,
+        (b"4,1234,5678901,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=x, GPU has fallen off the bus.",),
+    ),
+    Parser(
+        "names of GPUs",
+        _text(_resolve),
+        (b"all", b"0,1", b"GPU-a", b"MIG-1", b"2:0", b"nvidia.com/gpu=0", b"/dev/nvidia2/gi7", b"2.7"),
+    ),
+    Parser("inventory", lambda data: nvml.read(data, True), _json(_GPU_RECORD)),
+    Parser("condition", condition.read, _json(_GPU_RECORD)),
+    Parser("usage", _usage, _json(_GPU_RECORD, {"state": "answered", "gpus": []}), UNREADABLE),
+    Parser("health", _health, _json(_GPU_RECORD)),
+    Parser(
+        "ranks",
+        _exited,
+        (
+            _TORCHRUN,
+            *_json({"done": {"x": 1}, "seconds": 1.0}, {"broken": {"words": "x"}}),
+        ),
+        (ValueError,),
+    ),
+    Parser("archive", _archive, (gzip.compress(_unpacked_archive(*_STORED), mtime=0),), (KeeperError,)),
+    Parser("archived lines", _unpacked, (_unpacked_archive(*_STORED),), (KeeperError,)),
+    Parser("journal line", _journal, _LINES, (KeeperError,)),
+    Parser(
+        "index of evidence",
+        _index,
+        _json(
+            {
+                "ref": {"platform": "docker", "place": "n", "kind": "container", "name": "a", "uid": "b"},
+                "step": "s",
+                "at": "2026-03-10T12:00:00Z",
+                "files": {"a": {"file": "a", "size": 1, "sha256": "0"}},
+            }
+        ),
+        UNREADABLE,
+    ),
+    Parser(
+        "report",
+        _report,
+        (report_json(report_examples.one_good_gpu()), report_json(report_examples.eight_gpus())),
+        (KeeperError,),
+        SLOW,
+    ),
+    Parser(
+        "samples of a report",
+        lambda data: read_samples(data, "samples.json"),
+        (samples_json(report_examples.one_good_gpu()),),
+        (KeeperError,),
+    ),
+    Parser(
+        "result of an older kit",
+        lambda data: legacy.is_ours("results.json", data),
+        tuple(one.encode() for one in legacy.files(report_examples.one_good_gpu()).values()),
+    ),
+    Parser(
+        "request",
+        lambda data: reading.decode(data, type=Request),
+        _json({"verb": "hold", "workload": "a", "seconds": 3600, "reason": "x", "suspends": ["idle"]}),
+        UNREADABLE,
+    ),
+    Parser("policy", _text(_policy), (_POLICY,), (KeeperError,), SLOW),
+    Parser("YAML", _text(document.read), (_POLICY,), weight=SLOW),
+    Parser(
+        "exemptions",
+        _exemptions,
+        (b"- {owner: ann, until: 2026-09-01, reason: paper}\n- {workload: x, rules: [idle]}\n",),
+        weight=SLOW,
+    ),
+    *_KERNEL,
+)
