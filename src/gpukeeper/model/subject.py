@@ -92,6 +92,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     seen: Seen
     shape: Shape = Shape.WORKLOAD
     root: str | Unknown | None = None  # path of what it is part of; None: it is a root, and only roots are acted on
+    needed: str | Unknown | None = None  # why something else needs it, so that it stays; a clause; Unknown: it may
     state: State | Unknown
     owner: str | Unknown | None = None  # None: looked for and nobody found
     owner_verified: bool = True  # False: only a claim, such as a label that anybody can set

@@ -45,6 +45,7 @@ from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
@@ -80,6 +81,7 @@ class KubernetesPlatform:
     def __init__(self, cluster: Cluster, clock: Clock, policy: Policy) -> None:
         self._cluster, self._clock = cluster, clock
         self._discovery = Discovery(cluster)
+        self._owners = OtherOwners(cluster, self._discovery)
         served = self._discovery.served
         self._acts, self._captures, self._archive = (
             Acts(cluster, served),
@@ -118,7 +120,7 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             await self._cluster.get("/version", msgspec.Raw)  # is it there, and what time does it have?
             self._check_clock()
-            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at())
+            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at(), self._owners)
             stuck = 0
             async for subjects, sources in walk.pages():
                 for number, source in enumerate(sources):
@@ -315,6 +317,8 @@ class KubernetesPlatform:
             subject = translate.root_subject(
                 kind, source, tally, namespace, self._at(), self._reading, part_of(above, ref)
             )
+        needed = await self._owners.keeping(source.metadata)
+        subject = msgspec.structs.replace(subject, needed=needed)
         if self._is_stuck(source):
             subject = await self._with_block(subject, source, above)
         subject = self._by_our_clock(subject)

@@ -32,6 +32,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
     makes_runs,
 )
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.translate import At, Reading, pod_subject, ran, root_subject
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
@@ -72,8 +73,11 @@ class Below(msgspec.Struct):
 
 
 class Walk:
-    def __init__(self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At) -> None:
+    def __init__(
+        self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At, owners: OtherOwners | None = None
+    ) -> None:
         self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
+        self._owners = owners or OtherOwners(cluster, discovery)
         self.unseen: list[Unseen] = []
         self.parts: dict[str, Owner] = {}  # by uid of a living child: what owns it
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
@@ -85,6 +89,7 @@ class Walk:
     async def pages(self) -> AsyncIterator[tuple[list[Subject], list[Root | Pod]]]:
         """Subjects, with the objects they were made of."""
         await self._read_namespaces()
+        self._owners.begin()
         for kind in KINDS:
             if kind is REPLICASET and not any(one.owner.kind == kind.kind for one in self._below.values()):
                 continue
@@ -96,9 +101,16 @@ class Walk:
                     if subject is not None:
                         made.append(subject)
                         sources.append(item)
-                yield made, sources
+                yield await self._with_owners(made, sources), sources
         left = self._left_behind()
         yield left, []
+
+    async def _with_owners(self, subjects: list[Subject], sources: Sequence[Root | Pod]) -> list[Subject]:
+        needed = await self._owners.keeping_each(one.metadata for one in sources)
+        return [
+            msgspec.structs.replace(one, needed=needed[one.ref.uid]) if one.ref.uid in needed else one
+            for one in subjects
+        ]
 
     async def _list(self, kind: Kind) -> AsyncIterator[Sequence[Root | Pod]]:
         version = await self._discovery.served(kind)
