@@ -157,6 +157,13 @@ def _words(owners: Sequence[Owner], exists: Mapping[str, Exists]) -> str | Unkno
     return None
 
 
+def would_go_too(dependent: str) -> str:
+    return (
+        f"{dependent} is not over and names it as an owner, so the garbage collector would delete it as well; kept"
+        " until that has ended or its ownerReference is removed"
+    )
+
+
 def called(owner: Owner) -> str:
     return f"{owner.kind[:SHOWN]} {owner.name[:SHOWN]} ({owner.api_version[:SHOWN]})"
 

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.decide import decide, still_holds
-from gpukeeper.model.decision import Action, Decision, Step, Verdict, View
+from gpukeeper.model.decision import Accepted, Action, Decision, Refused, Step, Verdict, View
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.kubernetes import other_owners
+from gpukeeper.platforms.kubernetes.acts import Acts
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import JOB, POD, Kind
+from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, POD, TRAINJOB, Kind
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import forbidden, silent
@@ -29,6 +30,15 @@ OTHERS = {
 
 class Wider(Lab):
     """Serves kinds that gpukeeper does not know, too."""
+
+    def __init__(self, *objects: Told) -> None:
+        super().__init__(*objects)
+        self.posted: list[str] = []
+
+    async def post(self, path: str, body: Any, **_: object) -> bytes:
+        if not path.endswith("/events"):
+            self.posted.append(path)
+        return b"{}"
 
     async def get(self, path: str, type_: Any, **query: object) -> Any:
         if path == "/version":
@@ -225,3 +235,78 @@ def test_a_controller_is_not_counted_twice() -> None:
     assert other_owners.others(Meta()) == ()
     controlled = read(thing("Job", "a", TRAIN))
     assert other_owners.others(controlled) == ()
+
+
+# The other way round: what the garbage collector would delete together with it
+
+
+@pytest.mark.parametrize("kind", ["Pod", "RayCluster"])
+def test_what_lives_and_names_it_as_an_owner_keeps_it(kind: str) -> None:
+    """Deleting its owner would delete it, though its owner does not control it."""
+    one = finished()
+    living = thing(kind, "still-here")
+    living["metadata"]["ownerReferences"] = [reference(one, controller=False)]
+    lab = Wider(one, living)
+    platform = KubernetesPlatform(lab.as_cluster, Now(), BOOK.policy)
+    listed(platform)  # a look at everything precedes every act
+    decision = decided(looked(platform, JOB, one))
+    assert (decision.action, decision.rule) == (Action.KEEP, "target")
+    assert f"{kind} still-here is not over and names it as an owner" in decision.reason
+
+
+def test_what_is_over_and_names_it_as_an_owner_goes_with_it() -> None:
+    one = finished()
+    assert {d.action for d in both(Wider(one, finished("beside", one, kind="Pod")), one)} == {Action.REMOVE}
+
+
+def trimmed(*pods: Told) -> tuple[object, Wider]:
+    """A finished Job of which parts still run, with the policy's trim."""
+    lab = Wider(JOB_OVER, *pods, CONFIG)
+
+    async def story() -> object:
+        platform = KubernetesPlatform(lab.as_cluster, Now(), BOOK.policy)
+        fresh = await platform.look(AT.ref(JOB, read(JOB_OVER)))
+        assert isinstance(fresh, Subject), fresh
+        planned = msgspec.structs.replace(decided(fresh), action=Action.TRIM)
+        return await platform.act(Step("1.1", planned), fresh)
+
+    return asyncio.run(story()), lab
+
+
+JOB_OVER = finished()
+OF_IT = {"batch.kubernetes.io/controller-uid": "job-run-7"}
+
+
+def test_a_pod_that_only_names_a_job_is_not_ended_with_it() -> None:
+    named = thing("Pod", "named", JOB_OVER, labels=OF_IT)
+    named["metadata"]["ownerReferences"][0]["controller"] = False
+    answer, lab = trimmed(thing("Pod", "part", JOB_OVER, labels=OF_IT), named)
+    assert isinstance(answer, Refused)
+    assert "pod named" in answer.why
+    assert not lab.posted
+
+
+def test_a_pod_that_another_owner_keeps_is_not_ended() -> None:
+    shared = thing("Pod", "part", JOB_OVER, labels=OF_IT)
+    shared["metadata"]["ownerReferences"].append(reference(CONFIG, controller=False))
+    answer, lab = trimmed(shared)
+    assert isinstance(answer, Refused)
+    assert "ConfigMap settings" in answer.why
+    assert not lab.posted
+
+
+def test_a_part_of_its_own_is_ended() -> None:
+    answer, lab = trimmed(thing("Pod", "part", JOB_OVER, labels=OF_IT))
+    assert answer == Accepted()
+    assert lab.posted == ["/api/v1/namespaces/team-a/pods/part/eviction"]
+
+
+def test_a_jobset_that_only_names_a_finished_trainjob_is_not_suspended() -> None:
+    train, jobs = thing("TrainJob", "run-7"), thing("JobSet", "run-7")
+    jobs["metadata"]["ownerReferences"] = [reference(train, controller=False)]
+    lab = Wider(jobs)
+    acts = Acts(lab.as_cluster, lab.served)
+    path = JOBSET.path("v1alpha2", "team-a", "run-7")
+    answer = asyncio.run(acts._suspend_child(JOBSET, path, AT.ref(TRAINJOB, read(train))))
+    assert isinstance(answer, Refused)
+    assert not lab.sent
