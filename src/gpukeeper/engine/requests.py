@@ -15,7 +15,7 @@ from gpukeeper.engine.observe import holds_elsewhere, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.lifecycle.decide import REQUEST
-from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch
+from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_hold, may_touch, release_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -70,7 +70,7 @@ async def _fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
             what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
             return f"{ref.path} is held until {until}.{what}"
         case "release":
-            return f"{(await release(keeper, book, request.workload, who)).path} is no longer held."
+            return await release(keeper, book, request.workload, who)
         case "stop" | "remove":
             line = await act_now(keeper, book, request.workload, who, Action(request.verb), attended=request.attended)
             assert line.ref is not None
@@ -169,12 +169,20 @@ async def hold(
     return subject.ref, granted
 
 
-async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> Ref:
+async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
+    """Ends what `who` may end, and says what that was and what still holds."""
     found = await find(keeper, book, words)
     _allow(found.view, book, who)
-    line = Released(at=keeper.clock.now(), ref=found.view.subject.ref, owner=_owner(found.view), by=who)
+    now, subject = keeper.clock.now(), found.view.subject
+    ended, left = release_of(found.view, book, who, now)
+    if not ended.words:
+        still = f" Still held: {'; '.join(left)}." if left else ""
+        raise UsageError(f"nothing was released: {subject.ref.path} has no hold that {who} may end.{still}")
+    line = Released(at=now, ref=subject.ref, owner=_owner(found.view), by=who, mark=ended.mark)
     await keeper.ledger.append([line])
-    return found.view.subject.ref
+    if left:
+        return f"{subject.ref.path}: released {', '.join(ended.words)}. Still held: {'; '.join(left)}."
+    return f"{subject.ref.path} is no longer held."
 
 
 async def act_now(

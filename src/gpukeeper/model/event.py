@@ -66,7 +66,7 @@ class Held(Line, frozen=True, tag="hold"):
 
 
 class Released(Line, frozen=True, tag="release"):
-    pass
+    mark: str = ""  # an admin's: why its own hold mark, which ends with this, could not be read
 
 
 class Intended(Line, frozen=True, tag="intent"):

@@ -50,6 +50,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     ran: timedelta = timedelta()  # of earlier incarnations
     warnings: tuple[Warned, ...] = ()
     holds: tuple[Hold, ...] = ()
+    released_mark: str = ""  # what could not be read of its own hold mark when an admin released it
     stopped: Stopped | None = None
     first_seen_ended: datetime | None = None
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop

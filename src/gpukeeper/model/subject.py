@@ -60,6 +60,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
     ttl_elsewhere: bool = False  # the platform itself removes it when that is over
     hold_until: datetime | Unknown | None = None
+    unhold: str = ""  # how that mark is taken off the workload, in words
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
     managed_elsewhere: str | None = None  # another actor owns its life
     keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one

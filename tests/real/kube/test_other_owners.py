@@ -14,6 +14,7 @@ from tests.real.kube.api import Object
 from tests.real.kube.bed import ControlPlane
 from tests.real.kube.bench import Bench
 from tests.real.kube.endings import ended_pod, unplaced
+from tests.real.kube.test_rights import ALL
 
 GROUP, PLURAL = "owners.example.com", "pipelines"
 
@@ -52,16 +53,16 @@ def pipelines(plane: ControlPlane) -> Iterator[None]:
         "spec": spec,
     }
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    plane.api.request("POST", path, definition)
-    plane.api.wait(lambda: _established(plane, f"{path}/{PLURAL}.{GROUP}"), "the kind Pipeline to be served")
+    plane.api.must("POST", path, definition)
+    plane.until(lambda: _established(plane, f"{path}/{PLURAL}.{GROUP}"), "the kind Pipeline is served")
     try:
         yield
     finally:
-        plane.api.request("DELETE", f"{path}/{PLURAL}.{GROUP}")
+        plane.api.must("DELETE", f"{path}/{PLURAL}.{GROUP}")
 
 
 def _established(plane: ControlPlane, path: str) -> bool:
-    said = plane.api.request("GET", path).get("status", {}).get("conditions", [])
+    said = plane.api.must("GET", path).get("status", {}).get("conditions", [])
     return any(one["type"] == "Established" and one["status"] == "True" for one in said)
 
 
@@ -84,7 +85,7 @@ def test_a_finished_job_is_kept_while_an_owner_of_an_unknown_kind_exists(
 ) -> None:
     made = {"apiVersion": f"{GROUP}/v1", "kind": "Pipeline", "metadata": {"name": "nightly"}}
     path = f"/apis/{GROUP}/v1/namespaces/{namespace}/{PLURAL}"
-    owner = plane.api.request("POST", path, made)
+    owner = plane.api.must("POST", path, made)
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", owner, config(plane, namespace))
     bench = later(plane, namespace)
@@ -123,14 +124,17 @@ def test_an_owner_that_comes_between_the_plan_and_the_act_keeps(plane: ControlPl
 
 
 def test_an_owner_that_may_not_be_read_keeps_and_the_right_is_named(plane: ControlPlane, namespace: str) -> None:
-    """With the rights of the examples, which do not include ConfigMaps."""
+    """With the rights that the examples give, which do not include ConfigMaps."""
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", config(plane, namespace))
-    account = plane.account("reader", namespace, [{"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]}])
-    bench = Bench(account, namespace)
+    user = plane.new_user(ALL, namespace=namespace)
+    bench = Bench(plane.kubeconfig(user), namespace)
     bench.later(hours=3)
-    found = bench.run_subjects_of("pod/run")
-    assert "needs `get` on configmaps" in str(found.needed)
+    kept = bench.decisions()["pod/run"]
+    assert (kept.action, kept.verdict) == (Action.KEEP, Verdict.UNKNOWN)
+    assert "needs `get` on configmaps" in kept.reason
+    bench.again()
+    assert plane.api.get("pods", namespace, "run") is not None
 
 
 def test_a_job_made_by_hand_from_a_cronjob_is_a_run(plane: ControlPlane, namespace: str) -> None:
@@ -142,7 +146,7 @@ def test_a_job_made_by_hand_from_a_cronjob_is_a_run(plane: ControlPlane, namespa
         "metadata": {"name": "nightly"},
         "spec": {"schedule": "0 0 1 1 *", "suspend": True, "jobTemplate": {"spec": job}},
     }
-    made = plane.api.request("POST", f"/apis/batch/v1/namespaces/{namespace}/cronjobs", cron)
+    made = plane.api.must("POST", f"/apis/batch/v1/namespaces/{namespace}/cronjobs", cron)
     ended_pod(plane.api, namespace, "run")
     tied(plane, namespace, "pods", "run", {"apiVersion": "batch/v1", "kind": "CronJob", **made})
     bench = later(plane, namespace)
