@@ -116,7 +116,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
-    busy: str | Unknown | None = None  # what runs beside it and may need it, in a few words; None: nothing does
+    # What runs beside a tree and may need it, or has a device open and is no service; in a few words. None: nothing.
+    busy: str | Unknown | None = None
     kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
     disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended

@@ -86,9 +86,9 @@ def _latest(view: View, settings: Settings) -> datetime:
     """A mark on the object can be renewed by anyone who may write it; retention.max after its end bounds it."""
     subject = view.subject
     longest = settings.retention.max if is_known(settings.retention) else timedelta(days=3650)
-    ended = view.memory.first_seen_ended if isinstance(subject.ended, Unknown) else subject.ended
-    if isinstance(subject.ended, Unknown) and ended is None:
-        ended = subject.ended
+    ended = subject.ended
+    if isinstance(ended, Unknown) and view.memory.first_seen_ended is not None:
+        ended = view.memory.first_seen_ended
     begun = next((at for at in (ended, subject.started, subject.created) if at is not None), None)
     # The time that bounds it is not known, so nothing bounds it.
     return begun + longest if isinstance(begun, datetime) else datetime.max.replace(tzinfo=subject.seen.at.tzinfo)

@@ -225,7 +225,8 @@ class People:
 
     def _device(self, place: Place, gpu: str) -> None:
         ref = Ref(place.platform, place.place, "gpu", gpu, gpu)
-        self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,)))
+        unused = {"memory_used_mib": "0"}
+        self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,), labels=unused))
 
     def _some_gpus(self, place: Place) -> tuple[str, ...]:
         count = self._world.rng.choice((1, 1, 1, 2, min(4, len(place.gpus))))
