@@ -1,7 +1,7 @@
 """On a real GPU, as root: a GPU that any process has open is held, not free, whoever runs it and however young it is.
 
-What is said is what `gpukeeper observe --gpus --json` prints. In a pid namespace of its own an idle GPU is only *perhaps
-free*; held is seen all the same.
+What is said is what `gpukeeper observe --gpus --json` prints. In a pid namespace of its own an idle GPU is only
+*perhaps free*; held is seen all the same.
 """
 
 from __future__ import annotations

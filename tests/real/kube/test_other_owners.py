@@ -58,7 +58,8 @@ def pipelines(plane: ControlPlane) -> Iterator[None]:
     try:
         yield
     finally:
-        plane.api.must("DELETE", f"{path}/{PLURAL}.{GROUP}")
+        plane.api.delete("customresourcedefinitions", None, f"{PLURAL}.{GROUP}")
+        plane.api.wait_gone("customresourcedefinitions", None, f"{PLURAL}.{GROUP}")
 
 
 def _established(plane: ControlPlane, path: str) -> bool:
@@ -80,7 +81,17 @@ def test_a_finished_pod_is_kept_while_a_configmap_owns_it(plane: ControlPlane, n
     assert plane.api.get("pods", namespace, "free") is None, "the same policy removes what nothing owns"
 
 
-def test_a_finished_job_is_kept_while_an_owner_of_an_unknown_kind_exists(
+def test_a_finished_pod_is_kept_while_a_job_that_goes_on_owns_it(plane: ControlPlane, namespace: str) -> None:
+    made = plane.api.create(objects.job("goes-on"), namespace)
+    ended_pod(plane.api, namespace, "run")
+    tied(plane, namespace, "pods", "run", {"apiVersion": "batch/v1", "kind": "Job", **made})
+    bench = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
+    assert "its owner Job goes-on (batch/v1) exists" in bench.decisions()["pod/run"].reason
+    bench.again()
+    assert plane.api.get("pods", namespace, "run") is not None
+
+
+def test_a_finished_pod_is_kept_while_an_owner_of_an_unknown_kind_exists(
     plane: ControlPlane, namespace: str, pipelines: None
 ) -> None:
     made = {"apiVersion": f"{GROUP}/v1", "kind": "Pipeline", "metadata": {"name": "nightly"}}
@@ -158,7 +169,7 @@ def test_what_would_be_collected_with_it_while_it_lives_keeps_its_owner(plane: C
     ended = ended_pod(plane.api, namespace, "run")
     plane.api.create(unplaced("waits"), namespace)
     tied(plane, namespace, "pods", "waits", {"apiVersion": "v1", "kind": "Pod", **ended})
-    bench = later(plane, namespace, classes={"cluster": {"never_started": None}})
+    bench = later(plane, namespace, classes={"cluster": {"never_started": "30d"}})
     bench.again()
     assert plane.api.get("pods", namespace, "run") is not None
     assert plane.api.get("pods", namespace, "waits") is not None
