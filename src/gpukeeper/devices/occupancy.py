@@ -90,7 +90,9 @@ def _told(
     known = {one.pid for one in here}
     if not isinstance(listed, Unknown):
         more = [pid for pid in listed if pid not in known and pid not in services]
-        seen = {pid: found for pid in more if (found := _named(pid, user_name, proc)) is not None}
+        # From a pid namespace of our own, the driver's pids name other processes than ours do.
+        numbers = [] if blind == WALLED else more
+        seen = {pid: found for pid in numbers if (found := _named(pid, user_name, proc)) is not None}
         if here or any(seen.values()):
             words = [called(one.pid, one.comm, user_name(one.uid)) for one in here]
             return _all([*words, *(one for one in seen.values() if one)])

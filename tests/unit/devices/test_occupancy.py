@@ -92,6 +92,10 @@ def test_outside_of_the_machines_pid_namespace_nothing_is_proven(proc: Path, mon
     found = told(proc, gpu(()))["GPU-a"]
     assert isinstance(found, Unknown)
     assert "pid namespace" in found.why
+    add(proc, 20, uid=4242)
+    found = told(proc, gpu((20,)))["GPU-a"]
+    assert isinstance(found, Unknown), "pid 20 of the machine is not our pid 20"
+    assert not found.by_design
 
 
 def test_where_neither_descriptors_nor_the_driver_tell_it_is_unknown(proc: Path) -> None:
