@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from gpukeeper.devices.nvml_child import each_slice, every_gpu, fact, is_sliced, memory, text, words
+from gpukeeper.devices.nvml_child import (
+    absent,
+    each_slice,
+    every_gpu,
+    fact,
+    fact_or_absent,
+    is_sliced,
+    listed,
+    memory,
+    text,
+    words,
+)
 
 # In the order of the driver's numbers.
 ADVICE = (
@@ -71,23 +81,6 @@ def slice_of(nvml: Any, part: Any) -> dict[str, Any]:
     }
 
 
-def listed(nvml: Any, handle: Any) -> list[int] | dict[str, Any]:
-    """Every pid the driver names, for computing, for graphics and through MPS."""
-    pids: set[int] = set()
-    for ask in (
-        nvml.nvmlDeviceGetComputeRunningProcesses,
-        nvml.nvmlDeviceGetGraphicsRunningProcesses,
-        nvml.nvmlDeviceGetMPSComputeRunningProcesses,
-    ):
-        found = fact_or_absent(nvml, lambda: [int(one.pid) for one in ask(handle)])  # noqa: B023 (called here)
-        if isinstance(found, dict):
-            if found.get("by_design"):
-                continue  # a model without graphics, a slice without MPS
-            return found
-        pids.update(found)
-    return sorted(pids)
-
-
 def advice(nvml: Any, handle: Any) -> str:
     value = nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
@@ -105,22 +98,10 @@ def resets_alone(nvml: Any, handle: Any) -> bool:
             if nvml.nvmlDeviceGetNvLinkState(handle, link):
                 return False
         except nvml.NVMLError as error:
-            if error.value not in _absent(nvml):
+            if error.value not in absent(nvml):
                 raise
             return True  # no links, or no more of them
     return True
-
-
-def fact_or_absent(nvml: Any, ask: Callable[[], Any]) -> Any:
-    """As `fact`; what the model or the driver does not have is unknown by design."""
-    try:
-        return ask()
-    except nvml.NVMLError as error:
-        return {"why": words(error), "by_design": error.value in _absent(nvml)}
-
-
-def _absent(nvml: Any) -> tuple[int, ...]:
-    return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 if __name__ == "__main__":

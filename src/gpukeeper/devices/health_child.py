@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from gpukeeper.devices.condition_child import advice, fact_or_absent, listed
-from gpukeeper.devices.nvml_child import each_slice, is_sliced, memory, text, words
+from gpukeeper.devices.condition_child import advice
+from gpukeeper.devices.nvml_child import each_slice, fact_or_absent, is_sliced, listed, memory, text, words
 from gpukeeper.devices.usage_child import say
 
 Record: TypeAlias = dict[str, Any]

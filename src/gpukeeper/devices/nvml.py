@@ -36,6 +36,7 @@ class SliceFacts(msgspec.Struct, frozen=True, kw_only=True):
     compute_instance: int | Unknown = NOT_ASKED
     memory_total_mib: int | Unknown = NOT_ASKED
     memory_used_mib: int | Unknown = NOT_ASKED
+    listed: tuple[int, ...] | Unknown = NOT_ASKED  # pids that the driver lists; dead ones among them
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_mib: int | Unknown = NOT_ASKED
     memory_used_mib: int | Unknown = NOT_ASKED
     utilisation: float | Unknown = NOT_ASKED  # percent of the last second or less: a glimpse, no judgement
+    listed: tuple[int, ...] | Unknown = NOT_ASKED  # pids that the driver lists; dead ones among them
     slices: tuple[SliceFacts, ...] | Unknown = ()
 
 

@@ -57,6 +57,7 @@ def gpu(nvml: Any, index: int) -> dict[str, Any]:
         if sliced is True
         else fact(nvml, lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         "slices": slices(nvml, handle) if sliced is True else (sliced if isinstance(sliced, dict) else []),
+        "listed": listed(nvml, handle),
         **memory(nvml, handle),
     }
 
@@ -96,6 +97,7 @@ def slice_of(nvml: Any, part: Any, index: int) -> dict[str, Any]:
         "name": fact(nvml, lambda: text(nvml.nvmlDeviceGetName(part))),
         "gpu_instance": fact(nvml, lambda: int(nvml.nvmlDeviceGetGpuInstanceId(part))),
         "compute_instance": fact(nvml, lambda: int(nvml.nvmlDeviceGetComputeInstanceId(part))),
+        "listed": listed(nvml, part),
         **memory(nvml, part),
     }
 
@@ -117,6 +119,35 @@ def fact(nvml: Any, ask: Callable[[], Any]) -> Any:
         return ask()
     except nvml.NVMLError as error:
         return {"why": words(error)}
+
+
+def listed(nvml: Any, handle: Any) -> list[int] | dict[str, Any]:
+    """Every pid the driver names, for computing, for graphics and through MPS."""
+    pids: set[int] = set()
+    for ask in (
+        nvml.nvmlDeviceGetComputeRunningProcesses,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+    ):
+        found = fact_or_absent(nvml, lambda: [int(one.pid) for one in ask(handle)])  # noqa: B023 (called here)
+        if isinstance(found, dict):
+            if found.get("by_design"):
+                continue  # a model without graphics, a slice without MPS
+            return found
+        pids.update(found)
+    return sorted(pids)
+
+
+def fact_or_absent(nvml: Any, ask: Callable[[], Any]) -> Any:
+    """As `fact`; what the model or the driver does not have is unknown by design."""
+    try:
+        return ask()
+    except nvml.NVMLError as error:
+        return {"why": words(error), "by_design": error.value in absent(nvml)}
+
+
+def absent(nvml: Any) -> tuple[int, ...]:
+    return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def text(answer: str | bytes) -> str:

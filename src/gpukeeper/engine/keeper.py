@@ -38,6 +38,7 @@ class Keeper:
     may_act: Callable[[], str | None] = lambda: None  # asked before each step; a sentence: not now
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
+    held: dict[str, bool] = field(default_factory=dict)  # by device: whether something that is no workload has it open
     pressed: dict[tuple[str, str, str], bool] = field(default_factory=dict)  # by place and disk: too full, over passes
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened

@@ -178,6 +178,7 @@ class _Look:
             subject = view.subject
             if subject.shape is Shape.DEVICE:
                 self.devices.add(subject.ref.uid)
+                keeper.held[subject.ref.uid] = isinstance(subject.busy, str)
             _count(found, subject, self.claimed)
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
@@ -438,12 +439,13 @@ def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
 async def _claimed_share(keeper: Keeper, claimed: set[str], devices: set[str]) -> float | None:
     """How much of the GPUs is taken. By weight where this machine's GPUs are meant, so that a slice is not a GPU; by
     number where a place lists GPUs of its own. None: not known, and demand stays as it is."""
+    held = {device for device, is_held in keeper.held.items() if is_held}
     shares = await keeper.gpus.shares() if keeper.gpus is not None else None
     if isinstance(shares, Unknown):
         return None
     if shares and (not devices or devices & shares.keys()):
-        return sum(weight for device, weight in shares.items() if device in claimed) / sum(shares.values())
-    return len(claimed) / len(devices) if devices else None
+        return sum(weight for device, weight in shares.items() if device in claimed | held) / sum(shares.values())
+    return len(claimed | (held & devices)) / len(devices) if devices else None
 
 
 def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: float, now: datetime) -> None:

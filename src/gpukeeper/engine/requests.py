@@ -17,7 +17,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import holds_elsewhere
 from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.lifecycle.decide import REQUEST, why_not_yet
-from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, whom_to_ask
+from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -81,10 +81,7 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
             return f"{ref.path} is held until {until}.{what}"
         case "release":
-            ref, still = await release(keeper, book, request.workload, who)
-            if still:
-                return f"{ref.path} is no longer held by {who}. Still held by {', '.join(still)}: {whom_to_ask(book)}"
-            return f"{ref.path} is no longer held."
+            return await release(keeper, book, request.workload, who)
         case "stop" | "remove":
             answer = await _act(keeper, book, asker, request)
             if isinstance(answer, Reply):
@@ -134,19 +131,21 @@ async def hold(
     return subject.ref, granted
 
 
-async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple[Ref, list[str]]:
-    """Ends holds; and whose holds are left. Who is only claimed to be the owner ends their own alone."""
+async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
+    """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
-    now, ref = keeper.clock.now(), found.view.subject.ref
+    now, subject = keeper.clock.now(), found.view.subject
     own = may_act(found.view, book, who) is not None
-    held = [h.by for h in found.view.memory.holds if h.until > now and not ((own or h.admin) and h.by != who)]
-    if not held:
-        raise UsageError(f"no hold on {ref.path} that was taken by command is {who}'s to end; nothing was changed")
-    line = Released(at=now, ref=ref, owner=_owner(found.view), by=who, own=own)
+    ended, left = release_of(found.view, book, who, now, own=own)
+    if not ended.words:
+        still = f" Still held: {'; '.join(left)}." if left else ""
+        raise UsageError(f"nothing was released: {subject.ref.path} has no hold that {who} may end.{still}")
+    line = Released(at=now, ref=subject.ref, owner=_owner(found.view), by=who, own=own, mark=ended.mark)
     await keeper.ledger.append([line])
-    others = {hold.by for hold in found.view.memory.holds if hold.until > now and hold.by != who}
-    return ref, sorted(others) if own else []
+    if left:
+        return f"{subject.ref.path}: released {', '.join(ended.words)}. Still held: {'; '.join(left)}."
+    return f"{subject.ref.path} is no longer held."
 
 
 async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -> Closed | Reply:

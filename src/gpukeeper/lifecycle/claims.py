@@ -13,6 +13,7 @@ from math import isnan
 
 import msgspec
 
+from gpukeeper.lifecycle.cleanliness import FIRST_BASELINE_MIB, TOLERANCE_MIB
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.rules import exemption, stop_hold, target
 from gpukeeper.lifecycle.settings import Rulebook
@@ -45,6 +46,7 @@ class How(StrEnum):
     INFRASTRUCTURE = "infrastructure"  # never touched, and in nobody's way
     KEPT = "kept for its owner"  # after a stop by hand
     FREE = "free"
+    HELD = "held"  # by a process that is no workload: root's, one that has just begun, one of another engine
     UNSURE = "perhaps free"
     QUARANTINE = "quarantine"
 
@@ -61,6 +63,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     how: How
     holder: Ref | None = None  # None: nobody
+    by: str = ""  # processes that hold it and are no workload
     owner: str | Unknown | None = None
     since: datetime | None = None
     use: float | Unknown = Unknown("not measured")  # percent, newest
@@ -278,8 +281,28 @@ def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str
             continue
         elif (place, "") in taken:
             yield msgspec.structs.replace(free, how=How.UNSURE, next="somebody here has a GPU, and which is not known")
+        elif isinstance(subject.busy, str):
+            words = "nothing: no workload that gpukeeper knows has it"
+            yield msgspec.structs.replace(free, how=How.HELD, by=subject.busy, next=words)
+        elif (doubt := _doubt(subject, None if gpu is None else gpu.baseline_mib)) is not None:
+            yield msgspec.structs.replace(free, how=How.UNSURE, next=doubt)
         else:
             yield free
+
+
+def _doubt(device: Subject, baseline_mib: int | None) -> str | None:
+    """Why it may not be free although nothing is known to hold it. Where every process was seen, as much memory as the
+    driver itself may need counts as none. Where only the driver's list tells, memory must be at a known baseline."""
+    if isinstance(device.busy, Unknown) and (baseline_mib is None or not device.busy.by_design):
+        return f"what has it open is not known: {device.busy.why}"
+    used = device.labels.get("memory_used_mib", "not measured")
+    if not used.isdecimal():
+        return f"its memory in use is not known: {used}"
+    if int(used) <= (FIRST_BASELINE_MIB if baseline_mib is None else baseline_mib + TOLERANCE_MIB):
+        return None
+    if baseline_mib is None:
+        return f"{used} MiB are in use by nothing that can be seen, and how much that should be was never seen"
+    return f"{used} MiB are in use by nothing that can be seen, {baseline_mib} MiB when it is free"
 
 
 def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iterator[Finding]:

@@ -9,12 +9,14 @@ import msgspec
 
 from gpukeeper.lifecycle.caps import left_to_hold
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.rules.hold import mark_until
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.unknown import Unknown
 
+NEVER = 9000  # a year that stands for no end
 SUSPENDABLE = frozenset({rule.NAME for rule in RULES if rule.ACTS} | {"*"})
 
 
@@ -89,3 +91,33 @@ def may_hold(
         return NotAllowed(left)
     devices = view.subject.devices if isinstance(view.subject.devices, tuple) else ()
     return Hold(who, now, now + min(span, left), reason, devices=devices)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    words: tuple[str, ...] = ()  # what a release ends
+    mark: str = ""  # why the workload's own mark, which it ends too, could not be read
+
+
+def release_of(
+    view: View, book: Rulebook, who: str, now: datetime, *, own: bool = False
+) -> tuple[Ended, tuple[str, ...]]:
+    """What a release by `who` ends now, and sentences about what still holds afterwards. `own`: only their own holds."""
+    active = [one for one in view.memory.holds if one.until > now]
+    theirs = [one for one in active if one.by == who or not (one.admin or own)]
+    ended = [f"the hold of {one.by}" for one in theirs]
+    left = [f"by {one.by} until {_time(one.until)}; {one.by} can release it" for one in active if one not in theirs]
+    mark, until = view.subject.marks.hold_until, mark_until(view, book.settings(view.subject))
+    if until is None or until <= now:
+        return Ended(tuple(dict.fromkeys(ended))), tuple(left)
+    if isinstance(mark, Unknown) and is_admin(book, who):
+        ended.append("its own mark, which cannot be read")
+        return Ended(tuple(dict.fromkeys(ended)), mark.why), tuple(left)
+    how = view.subject.marks.unhold or "remove or correct the mark on the workload"
+    what = f"by its own mark, which cannot be read ({mark.why})" if isinstance(mark, Unknown) else "by its own mark"
+    admins = ", or ask an admin to release it" if isinstance(mark, Unknown) else ""
+    left.append(f"{what} until {_time(until)}; to end it: {how}{admins}")
+    return Ended(tuple(dict.fromkeys(ended))), tuple(left)
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC" if at.year < NEVER else "it is taken off"

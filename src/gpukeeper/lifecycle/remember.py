@@ -53,7 +53,8 @@ def remember(memory: Memory, line: Event) -> Memory | None:
         case Held():
             return msgspec.structs.replace(memory, holds=_add_hold(memory.holds, line.hold))
         case Released():
-            return msgspec.structs.replace(memory, holds=_end_holds(memory, line))
+            mark = line.mark or memory.released_mark
+            return msgspec.structs.replace(memory, holds=_end_holds(memory, line), released_mark=mark)
         case Closed(action=Action.STOP, result=Result.RECLAIMED):
             stopped = Stopped(line.by, line.rule, line.at, line.incarnation)
             return msgspec.structs.replace(memory, stopped=stopped)

@@ -51,6 +51,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     ran: timedelta = timedelta()  # of earlier incarnations
     warnings: tuple[Warned, ...] = ()
     holds: tuple[Hold, ...] = ()
+    released_mark: str = ""  # what could not be read of its own hold mark when an admin released it
     stopped: Stopped | None = None
     first_seen_ended: Moment | None = None
     class_: str = ""  # while it last ran, if it had to do with a GPU: a GPU that it only held is not seen when it ended

@@ -60,6 +60,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     ttl: timedelta | Unknown | None = None  # its own time to live after the finish; Unknown: garbled
     ttl_elsewhere: bool = False  # the platform itself removes it when that is over
     hold_until: datetime | Unknown | None = None
+    unhold: str = ""  # how that mark is taken off the workload, in words
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
     managed_elsewhere: str | None = None  # another actor owns its life
     keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
@@ -92,6 +93,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     seen: Seen
     shape: Shape = Shape.WORKLOAD
     root: str | Unknown | None = None  # path of what it is part of; None: it is a root, and only roots are acted on
+    needed: str | Unknown | None = None  # why something else needs it, so that it stays; a clause; Unknown: it may
     state: State | Unknown
     owner: str | Unknown | None = None  # None: looked for and nobody found
     owner_verified: bool = True  # False: only a claim, such as a label that anybody can set
@@ -116,7 +118,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
     uids: frozenset[int] | None = None  # of a tree: owners of all its entries; None: not established
-    busy: str | Unknown | None = None  # what runs beside it and may need it, in a few words; None: nothing does
+    # What runs beside a tree and may need it, or has a device open and is no service; in a few words. None: nothing.
+    busy: str | Unknown | None = None
     kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
     disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended

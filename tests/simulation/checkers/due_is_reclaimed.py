@@ -31,6 +31,8 @@ def violations(run: Run) -> Iterator[str]:
 def _due(run: Run, thing: Thing) -> datetime | None:
     """A plain second opinion on the clearest cases: ended work and forgotten containers."""
     scope = run.policy.scope[thing.ref.platform]
+    if thing.needed is not None:
+        return None
     if thing.root is not None or (thing.ref.namespace and not {"*", thing.ref.namespace} & set(scope.namespaces)):
         return None
     if thing.shape is Shape.TREE:

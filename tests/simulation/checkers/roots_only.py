@@ -16,6 +16,8 @@ def violations(run: Run) -> Iterator[str]:
             continue
         if not look[1].root:
             yield f"{act.action} on {intent.ref.path}, which is part of another"
+        if look[1].needed:
+            yield f"{act.action} on {intent.ref.path}, although an owner that does not control it exists"
         if intent.rule == "temporary_tree":
             name = intent.ref.name.removeprefix("/tmp/")
             if not any(fnmatchcase(name, pattern) for entry in run.policy.temporary for pattern in entry.names):

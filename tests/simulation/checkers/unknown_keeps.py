@@ -33,7 +33,7 @@ def violations(run: Run) -> Iterator[str]:
         look = run.last_look(act.uid, i)
         if intent is None or look is None:
             continue  # other promises speak of that
-        needed = NEEDED[intent.rule] - ({"devices", "started"} if act.action == "remove" else set())
+        needed = (NEEDED[intent.rule] | {"needed"}) - ({"devices", "started"} if act.action == "remove" else set())
         if look[1].vague in needed:
             yield f"{act.action} by {intent.rule} on {act.uid} although its {look[1].vague} was not known"
         if intent.rule == "idle" and act.action == "stop":

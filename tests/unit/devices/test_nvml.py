@@ -146,6 +146,12 @@ class Driver:
     NVML_DEVICE_MIG_ENABLE = 1
     nvmlMemory_v2 = 1  # noqa: N815 - NVML's own name
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[object]:  # noqa: N802
+        return []
+
+    nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+    nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+
     def __init__(self, mig: int | None = None, old: bool = False) -> None:
         self.mig, self.old = mig, old
 

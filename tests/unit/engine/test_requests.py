@@ -12,9 +12,9 @@ from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.model.decision import Action, Evidence, Refused, Result
 from gpukeeper.model.errors import LeaseHeld, UsageError
-from gpukeeper.model.event import Captured, Closed, Held, Intended, Restored
+from gpukeeper.model.event import Captured, Closed, Held, Intended, Released, Restored
 from gpukeeper.model.policy import ClassSettings
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
@@ -283,3 +283,57 @@ async def test_a_request_about_unknown_limits_needs_no_grace(b: Bench) -> None:
     line = await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
     assert line.result is Result.RECLAIMED
     assert isinstance(b.lines(Intended)[0].gpus, Unknown)
+
+
+# What a release says
+
+
+GARBLED = Unknown("gpukeeper.io/hold-until='tomorrow' is no time such as 2026-12-01T18:00:00Z")
+
+
+@virtual
+async def test_releasing_what_nothing_holds_claims_nothing(b: Bench) -> None:
+    b.ended("eval")
+    reply = await ask(b, "release", "eval")
+    assert (reply.done, reply.exit_code) == (False, 2)
+    assert reply.words == "nothing was released: docker/node-3/eval has no hold that ann may end."
+    assert b.lines(Released) == []
+
+
+@virtual
+async def test_a_user_cannot_release_a_mark_and_reads_how_it_ends(b: Bench) -> None:
+    thing = b.ended("eval")
+    thing.marks = Marks(hold_until=GARBLED, unhold="kubectl annotate")
+    reply = await ask(b, "release", "eval")
+    assert not reply.done
+    assert "by its own mark, which cannot be read (gpukeeper.io/hold-until='tomorrow'" in reply.words
+    assert "to end it: kubectl annotate, or ask an admin to release it" in reply.words
+    await ask(b, "hold", "eval", seconds=3600)
+    reply = await ask(b, "release", "eval")
+    assert reply.done
+    assert reply.words.startswith("docker/node-3/eval: released the hold of ann. Still held: by its own mark")
+
+
+@virtual
+async def test_an_admin_releases_a_mark_that_cannot_be_read(b: Bench) -> None:
+    thing = b.ended("eval")
+    thing.marks = Marks(hold_until=GARBLED)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(thing.ref) is thing
+    reply = await ask(b, "release", "eval", who="root")
+    assert (reply.done, reply.words) == (True, "docker/node-3/eval is no longer held.")
+    await asyncio.sleep(1)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert b.world.find(thing.ref) is None
+
+
+@virtual
+async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Bench) -> None:
+    thing = b.ended("eval")
+    thing.marks = Marks(hold_until=b.keeper.clock.now() + 2 * HOUR)
+    for who in ("ann", "root"):
+        reply = await ask(b, "release", "eval", who=who)
+        assert not reply.done
+        assert "Still held: by its own mark until" in reply.words
+    await ask(b, "hold", "eval", who="root", seconds=3600)
+    assert "by root until" in (await ask(b, "release", "eval")).words, "an admin's hold is the admin's to end"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.lifecycle.claims import Claim, Finding, How, claims, findings, left_alone, next_event, runs_on_gpus
@@ -28,9 +29,16 @@ def device(number: int, *, whole: int | None = None, **labels: str) -> View:
     ref = Ref("host", "node-3", "gpu" if whole is None else "slice", f"{uid.lower()}", uid)
     root = None if whole is None else f"host/node-3/gpu-{whole}"
     never = Unknown("a GPU neither begins nor ends", by_design=True)
+    told = {"memory_used_mib": "4", **labels}
     return View(
-        Subject(seen=Seen(ref, uid, "", NOW), shape=Shape.DEVICE, root=root, state=never, created=never, labels=labels)
+        Subject(seen=Seen(ref, uid, "", NOW), shape=Shape.DEVICE, root=root, state=never, created=never, labels=told)
     )
+
+
+def opened(by: str | Unknown | None, used: str = "4") -> View:
+    """GPU-0, and what has it open."""
+    view = device(0, memory_used_mib=used)
+    return msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, busy=by))
 
 
 def named(name: str, *devices: str, **facts: Any) -> View:
@@ -61,6 +69,43 @@ def found(*views: View, **more: Any) -> list[tuple[str, str]]:
 
 def lines(all_claims: tuple[Claim, ...]) -> list[tuple[str, str, str]]:
     return [(one.how.value, one.name, one.holder.name if one.holder else "-") for one in all_claims]
+
+
+# What free means
+
+
+def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
+    (one,) = claimed(opened("pid 4711 (python, root)", "3686"))
+    assert (one.how, one.by, one.holder) == (How.HELD, "pid 4711 (python, root)", None)
+
+
+@pytest.mark.parametrize(
+    ("view", "baseline", "how", "words"),
+    [
+        (opened(None), None, How.FREE, ""),
+        (opened(None, "580"), 540, How.FREE, ""),
+        (opened(None, "3686"), 540, How.UNSURE, "3686 MiB are in use by nothing that can be seen, 540 MiB when it is"),
+        (opened(None, "615"), None, How.FREE, ""),  # an H200 without clients
+        (opened(None, "3686"), None, How.UNSURE, "how much that should be was never seen"),
+        (opened(None, "not known: not supported"), 4, How.UNSURE, "its memory in use is not known"),
+        (opened(Unknown("that needs root")), 4, How.UNSURE, "what has it open is not known: that needs root"),
+        (opened(Unknown("nothing listed", by_design=True), "620"), 615, How.FREE, ""),
+        (opened(Unknown("nothing listed", by_design=True), "1200"), 615, How.UNSURE, "1200 MiB are in use"),
+        (opened(Unknown("nothing listed", by_design=True)), None, How.UNSURE, "what has it open is not known"),
+    ],
+)
+def test_free_needs_memory_at_its_baseline_and_a_look_at_all_processes(
+    view: View, baseline: int | None, how: How, words: str
+) -> None:
+    recorded = {"host/node-3/GPU-0": Memory(gpu=GpuMemory(baseline_mib=baseline))}
+    (one,) = claimed(view, recorded=recorded)
+    assert one.how is how
+    assert words in one.next
+
+
+def test_what_a_workload_has_is_its_own_whatever_has_it_open() -> None:
+    told = claimed(opened("pid 77 (python, ann)", "3686"), named("eval", "GPU-0"))
+    assert [one.how for one in told] == [How.RUNNING]
 
 
 # Who has which

@@ -36,14 +36,17 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
 
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
-        gpus = [_facts(uuid, index, remembered.get(uuid)) for uuid, index in _known(inventory, remembered)]
+        held = _held(inventory)
+        gpus = [
+            _facts(uuid, index, remembered.get(uuid), held.get(uuid)) for uuid, index in _known(inventory, remembered)
+        ]
         unseen = inventory.why if isinstance(inventory, Unknown) else None
         if json:
             show.as_json("node-list", {"node": session.keeper.host, "gpus": gpus, "unseen": unseen})
             return
         if unseen is not None:
             say(f"Which GPUs are here could not be learned ({unseen}); shown is what the ledger knows.")
-        show.table([_row(gpu) for gpu in gpus], head=("condition", "gpu", "uuid", "since", "because"))
+        show.table([_row(gpu) for gpu in gpus], head=("condition", "gpu", "uuid", "since", "because", "held by"))
         if not gpus:
             say("No GPUs are known here.")
 
@@ -61,7 +64,7 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
         inventory, remembered = _inventory(), _remembered(session)
         uuid, index = _find(gpu, inventory, remembered)
         lines = asyncio.run(session.ledger.lines(last=HISTORY, workload=uuid))
-        facts = _facts(uuid, index, remembered.get(uuid))
+        facts = _facts(uuid, index, remembered.get(uuid), _held(inventory).get(uuid))
         if json:
             history = [{"seq": seq, **msgspec.to_builtins(line)} for seq, line in lines]
             shown.as_json("node-show", {"node": session.keeper.host, "gpu": facts, "lines": history})
@@ -141,13 +144,39 @@ def _find(
     raise UsageError(f'no GPU of this machine is called "{words}". See: gpukeeper node list')
 
 
-def _facts(uuid: str, index: int | None, remembered: GpuMemory | None) -> dict[str, object]:
+def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
+    """By uuid: the processes that have it open now and are no services; or that this is not known."""
+    from gpukeeper.devices import holders, occupancy
+    from gpukeeper.model.unknown import Unknown
+
+    if isinstance(inventory, Unknown) or not inventory:
+        return {}
+    try:
+        found = occupancy.occupied(inventory, holders.scan(), _user)
+    except OSError as error:
+        return {str(one.uuid): f"not known: {error.strerror}" for one in inventory}
+    return {
+        uuid: f"not known: {by.why}" if isinstance(by, Unknown) else by for uuid, by in found.items() if by is not None
+    }
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _facts(uuid: str, index: int | None, remembered: GpuMemory | None, held_by: str | None = None) -> dict[str, object]:
     from gpukeeper.model.condition import GpuMemory
 
     gpu = remembered or GpuMemory()
     return {
         "uuid": uuid,
         "index": index,
+        "held_by": held_by,
         "condition": gpu.result.value if gpu.result is not None else None,
         "checked": gpu.checked,
         "reason": gpu.reason or None,
@@ -163,13 +192,14 @@ def _row(gpu: dict[str, object]) -> tuple[str, ...]:
     index = "-" if gpu["index"] is None else str(gpu["index"])
     if gpu["quarantined"] is not None:
         why = f"{gpu['quarantine_reason']} ({gpu['quarantined_by']})"
-        return ("quarantined", index, str(gpu["uuid"]), _when(gpu["quarantined"]), why)
+        return ("quarantined", index, str(gpu["uuid"]), _when(gpu["quarantined"]), why, str(gpu["held_by"] or "-"))
     return (
         str(gpu["condition"] or "not checked"),
         index,
         str(gpu["uuid"]),
         _when(gpu["checked"]),
         str(gpu["reason"] or "no work ended on it yet"),
+        str(gpu["held_by"] or "-"),
     )
 
 

@@ -115,7 +115,7 @@ def warning_row(line: WarningSent) -> tuple[str, ...]:
 
 def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
     """One device and who has it."""
-    holder = claim.holder.path if claim.holder is not None else "-"
+    holder = claim.holder.path if claim.holder is not None else claim.by or "-"
     since = in_words(now - claim.since) if claim.since is not None else "-"
     owner = fact(claim.owner) if claim.holder is not None else "-"
     return (claim.how.value, claim.name, holder, owner, since, _use(claim, now), claim.next)

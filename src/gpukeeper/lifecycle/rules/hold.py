@@ -8,7 +8,7 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import KEEP_ALIVE, Hold
-from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "hold"
@@ -27,20 +27,33 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NONE
     # A keep-alive lease has a rule of its own, which warns before its end.
     held = [hold for hold in view.memory.holds if hold.by != KEEP_ALIVE and end_of(hold, settings) > now]
-    if isinstance(mark, datetime) and (until := min(mark, _latest(view.subject, settings))) > now:
-        held.append(Hold("its own mark", now, until))
-    if isinstance(mark, Unknown):
-        why = f"its hold mark cannot be read ({mark.why}); kept until somebody mends it"
-        suspends, spares = _suspended([*held, Hold("its own mark", now, now)])
-        return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, spares=spares, complaint=why)
+    until = mark_until(view, settings)
+    own = [Hold("its own mark", now, until)] if until is not None and until > now else []
+    suspends, spares = _suspended([*held, *own])
+    complaint = None
+    if isinstance(mark, Unknown) and own:
+        # It counts, but it neither hides nor shortens a hold that can be read.
+        complaint = f"its hold mark cannot be read ({mark.why}); {_kept_until(own[0].until, now)}"
+        if not held:
+            return Answer(NAME, Verdict.UNKNOWN, complaint, suspends=suspends, spares=spares, complaint=complaint)
+    else:
+        held += own
     if not held:
         return _NONE
-    suspends, spares = _suspended(held)
     longest = max(held, key=lambda hold: hold.until)
     left = end_of(longest, settings) - now
     reason = f"held by {longest.by} " + (f"for {in_words(left)} more" if left < YEAR else "until that is taken off")
     reason += f": {longest.reason}" if longest.reason else ""
-    return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares)
+    return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares, complaint=complaint)
+
+
+def mark_until(view: View, settings: Settings) -> datetime | None:
+    """When its own mark ends at the latest; one that cannot be read ends there, unless an admin released it."""
+    mark = view.subject.marks.hold_until
+    if mark is None or (isinstance(mark, Unknown) and mark.why == view.memory.released_mark):
+        return None
+    latest = _latest(view, settings)
+    return latest if isinstance(mark, Unknown) else min(mark, latest)
 
 
 def end_of(hold: Hold, settings: Settings) -> datetime:
@@ -62,9 +75,20 @@ def _suspended(held: list[Hold]) -> tuple[frozenset[str], frozenset[str]]:
     return EVERY_RULE, NOT_SUSPENDED
 
 
-def _latest(subject: Subject, settings: Settings) -> datetime:
+def _kept_until(until: datetime, now: datetime) -> str:
+    bound = (
+        f"kept for {in_words(until - now)} more" if until - now < YEAR else "kept, as no time is known to count from"
+    )
+    return f"{bound}; correct or remove the mark, or an admin releases it"
+
+
+def _latest(view: View, settings: Settings) -> datetime:
     """A mark on the object can be renewed by anyone who may write it; retention.max after its end bounds it."""
+    subject = view.subject
     longest = settings.retention.max if is_known(settings.retention) else timedelta(days=3650)
-    begun = next((at for at in (subject.ended, subject.started, subject.created) if at is not None), None)
+    ended = subject.ended
+    if isinstance(ended, Unknown) and view.memory.first_seen_ended is not None:
+        ended = view.memory.first_seen_ended
+    begun = next((at for at in (ended, subject.started, subject.created) if at is not None), None)
     # The time that bounds it is not known, so nothing bounds it.
     return begun + longest if isinstance(begun, datetime) else datetime.max.replace(tzinfo=subject.seen.at.tzinfo)

@@ -14,7 +14,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SAYS = "Only roots inside the policy's scope are acted on; what another actor manages is left alone."
+SAYS = "Only roots inside the policy's scope are acted on; what another actor manages or needs is left alone."
 FOR = tuple(Shape)
 ACTS = False
 
@@ -46,6 +46,10 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(
             NAME, Verdict.PROTECT, "its removal is under way already", suspends=EVERY_RULE, spares=_WHEN_REMOVED
         )
+    if isinstance(subject.needed, Unknown):
+        return _unknown(subject.needed.why)
+    if subject.needed is not None:
+        return _leave(subject.needed)
     return _FINE
 
 

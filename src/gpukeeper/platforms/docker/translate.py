@@ -172,6 +172,7 @@ def marks_of(container: Inspected, inherited: Mapping[str, str] | Unknown, keep_
     return Marks(
         ttl=ttl,
         hold_until=_moment(labels[HOLD_UNTIL]) if HOLD_UNTIL in labels else None,
+        unhold="create the container anew without that label; labels cannot be changed" if HOLD_UNTIL in labels else "",
         asks_exemption=asks,
         managed_elsewhere="a kubelet, which removes its containers itself" if kubelet else None,
         keep_alive=keep_alive,

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import TypeAlias
 
-from gpukeeper.devices import holders
+import msgspec
+
+from gpukeeper.devices import holders, occupancy
 from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
@@ -22,6 +24,8 @@ from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, use
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]
+# Processes to show, what has each device open, and what could not be seen.
+Scanned: TypeAlias = tuple[tuple[Subject, ...], occupancy.Occupied | Unknown, tuple[Unseen, ...]]
 BETWEEN_SCANS = 0.5  # seconds
 HOLDERS = "processes that hold GPUs"
 HIDEPID = "this machine hides other people's processes (hidepid); run as root to see them"
@@ -37,7 +41,11 @@ class Gpus:
         if isinstance(gpus, Unknown):
             unseen = (Unseen("GPUs", gpus.why),)
         # Without a driver nobody can hold a GPU, and what we may not read does not matter.
-        processes, unread = ((), ()) if gpus == () else await self._holders(gpus)
+        if gpus != ():
+            processes, opened, unread = await self._holders(gpus)
+            devices = tuple(_with_holders(one, opened) for one in devices)
+        else:
+            processes, unread = (), ()
         subjects = (*devices, *processes)
         yield subjects[:PAGE], (*unseen, *unread)
         for start in range(PAGE, len(subjects), PAGE):
@@ -70,23 +78,27 @@ class Gpus:
         except TimeoutError:
             return Unknown(errors.too_slow("GPUs", deadline).why)
 
-    async def _holders(self, gpus: Facts) -> Page:
+    async def _holders(self, gpus: Facts) -> Scanned:
         deadline = self._patience.processes
         try:
             return await in_thread(lambda: self._scan(gpus), deadline)
         except TimeoutError:
-            return (), (errors.too_slow(HOLDERS, deadline),)
+            unseen = errors.too_slow(HOLDERS, deadline)
         except OSError as error:
-            return (), (errors.unreadable(HOLDERS, error),)
+            unseen = errors.unreadable(HOLDERS, error)
+        return (), Unknown(unseen.why), (unseen,)
 
-    def _scan(self, gpus: Facts) -> Page:
+    def _scan(self, gpus: Facts) -> Scanned:
+        """Every process counts for what has a GPU open; only a person's that lasts is shown as work."""
         found = holders.scan(self._proc)
         boot, now = holders.boot_time(self._proc), self._at().now
         bare = [one for one in found.found if translate.is_bare(one, holders.started(one.starttime, boot), now)]
         if bare:
             time.sleep(BETWEEN_SCANS)
         lasting = [again for one in bare if (again := self._still(one)) is not None]
-        return tuple(self._subject(holder, gpus) for holder in lasting), self._unread(found.hidden)
+        known = () if isinstance(gpus, Unknown) else gpus
+        opened = occupancy.occupied(known, found, user_name, self._proc)
+        return tuple(self._subject(holder, gpus) for holder in lasting), opened, self._unread(found.hidden)
 
     def _still(self, holder: holders.Holder) -> holders.Holder | None:
         """Seen twice: what was only ending, or closing the device, is nobody's claim on a GPU."""
@@ -118,3 +130,8 @@ class Gpus:
         started = holders.started(holder.starttime, holders.boot_time(self._proc))
         boot = holders.boot_id(self._proc)
         return translate.process_subject(holder, devices, user_name(holder.uid), started, boot, self._at())
+
+
+def _with_holders(device: Subject, opened: occupancy.Occupied | Unknown) -> Subject:
+    busy = opened if isinstance(opened, Unknown) else opened.get(device.ref.uid, Unknown("it was not looked at"))
+    return msgspec.structs.replace(device, busy=busy)

@@ -314,8 +314,9 @@ class Acts:
         child = await self._get(path, kind, parent.namespace)
         if not isinstance(child, Root):
             return child
-        if not any(owner.uid == parent.uid for owner in child.metadata.owner_references or ()):
-            return Refused(f"{kind.kind} {child.metadata.name} is not its own")
+        controller = child.metadata.owner
+        if controller is None or controller.uid != parent.uid:
+            return Refused(f"{kind.kind} {child.metadata.name} is not controlled by it")
         if child.spec.suspend:
             return Changed(f"{kind.kind} {child.metadata.name} is suspended already")
         conditions = {"uid": child.metadata.uid, "resourceVersion": child.metadata.resource_version}

@@ -45,6 +45,7 @@ from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
@@ -80,6 +81,7 @@ class KubernetesPlatform:
     def __init__(self, cluster: Cluster, clock: Clock, policy: Policy) -> None:
         self._cluster, self._clock = cluster, clock
         self._discovery = Discovery(cluster)
+        self._owners = OtherOwners(cluster, self._discovery)
         served = self._discovery.served
         self._acts, self._captures, self._archive = (
             Acts(cluster, served),
@@ -97,6 +99,7 @@ class KubernetesPlatform:
         self._holders: dict[
             str, list[tuple[str, str, str | None]]
         ] = {}  # by uid: pods that hold GPUs, when last listed
+        self._dependents: dict[str, str] = {}  # by uid of an owner, when everything was last listed
         self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
         self.follow(policy)
 
@@ -118,7 +121,7 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             await self._cluster.get("/version", msgspec.Raw)  # is it there, and what time does it have?
             self._check_clock()
-            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at())
+            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at(), self._owners)
             stuck = 0
             async for subjects, sources in walk.pages():
                 for number, source in enumerate(sources):
@@ -128,7 +131,7 @@ class KubernetesPlatform:
                 self._holders.update(walk.holders)  # whoever measures a page asks for them
                 yield self._page([self._by_our_clock(one) for one in subjects])
             yield self._page((), walk.unseen)
-            self._watches.parts = walk.parts
+            self._watches.parts, self._dependents = walk.parts, walk.dependents
             self._holders = walk.holders
 
     def running_pods(self, subject: Subject) -> Mapping[str, Running]:
@@ -215,12 +218,26 @@ class KubernetesPlatform:
                     self._remember_removal(fresh, living)
                 return await self._acts.stop(kind, fresh, looked.source, lambda: self._look_again(fresh, looked))
             case Action.TRIM if isinstance(looked.source, Root):
+                foreign = await self._also_of_others(looked)
+                if foreign is not None:
+                    return foreign
                 everything = self._policy.at_finish is AtFinish.ALL
                 return await self._acts.trim(kind, fresh, looked.source, looked.pods, everything=everything)
             case Action.RELEASE if fresh.blocked is not None:
                 return await self._acts.release(kind, fresh, looked.source, fresh.blocked.by)
             case _:
                 return Refused(f"a {kind.kind} offers no {action}")
+
+    async def _also_of_others(self, looked: Looked) -> Refused | Unknown | None:
+        """A pod below it that it does not control, or that another owner keeps, is not its to end."""
+        for pod in looked.pods:
+            name = f"pod {pod.metadata.name}"
+            if pod.metadata.owner is None:
+                return Refused(f"{name} names it as an owner and is controlled by nothing; remove that ownerReference")
+            needed = await self._owners.keeping(pod.metadata)
+            if needed is not None:
+                return Unknown(f"{name}: {needed.why}") if isinstance(needed, Unknown) else Refused(f"{name}: {needed}")
+        return None
 
     async def _look_again(self, fresh: Subject, before: Looked) -> Subject | Gone | Changed | Unknown:
         """After a conflict. Another generation is another wish, though nothing came of it yet that a look shows."""
@@ -315,6 +332,7 @@ class KubernetesPlatform:
             subject = translate.root_subject(
                 kind, source, tally, namespace, self._at(), self._reading, part_of(above, ref)
             )
+        subject = msgspec.structs.replace(subject, needed=await self._needed(source, below))
         if self._is_stuck(source):
             subject = await self._with_block(subject, source, above)
         subject = self._by_our_clock(subject)
@@ -322,6 +340,13 @@ class KubernetesPlatform:
             self._holders[ref.uid] = tally.pods
         self._remember(Looked(subject, source, tuple(below.pods())))
         return subject
+
+    async def _needed(self, source: Root | Pod, below: Descendants) -> str | Unknown | None:
+        """By an owner that does not control it, or by what lives and would be deleted together with it."""
+        needed = await self._owners.keeping(source.metadata)
+        tree = (source.metadata.uid, *(one.meta.uid for one in below.every()))
+        dependent = next((self._dependents[uid] for uid in tree if uid in self._dependents), None)
+        return would_go_too(dependent) if needed is None and dependent is not None else needed
 
     async def _after_removal(self, ref: Ref) -> Subject | Gone | Unknown:
         """The root is not there. What it had running may need its grace: only when that is gone, all is back."""

@@ -215,8 +215,10 @@ class Cluster:
                     if client is not None:
                         await client.aclose()
 
-    async def get(self, path: str, type_: type[T], *, deadline: timedelta = QUICK, **query: object) -> T:
-        body = await self._ask("GET", path, query, deadline=deadline)
+    async def get(
+        self, path: str, type_: type[T], *, deadline: timedelta = QUICK, accept: str = "", **query: object
+    ) -> T:
+        body = await self._ask("GET", path, query, deadline=deadline, accept=accept)
         try:
             with collector_off():
                 return cast(T, self._decoder(type_).decode(body))
@@ -239,7 +241,14 @@ class Cluster:
         return bytes(await self._ask("GET", path, query, deadline=deadline, most=most, cut=tail_ok))
 
     async def pages(
-        self, path: str, type_: type[T], *, limit: int = 500, deadline: timedelta = SLOW, **query: object
+        self,
+        path: str,
+        type_: type[T],
+        *,
+        limit: int = 500,
+        deadline: timedelta = SLOW,
+        accept: str = "",
+        **query: object,
     ) -> AsyncGenerator[ListPage[T], None]:
         """A whole list, page by page; the deadline is for one. What cannot be listed to its end raises: absence is
         proven only by a list that ended and is not `inconsistent`."""
@@ -248,7 +257,11 @@ class Cluster:
         while True:
             try:
                 body = await self._ask(
-                    "GET", path, {**asked, "limit": limit, "continue": token or None}, deadline=deadline
+                    "GET",
+                    path,
+                    {**asked, "limit": limit, "continue": token or None},
+                    deadline=deadline,
+                    accept=accept,
                 )
             except TooLarge:
                 if limit <= 1:
@@ -355,11 +368,12 @@ class Cluster:
         deadline: timedelta,
         most: int = MOST,
         cut: bool = False,
+        accept: str = "",
     ) -> bytearray:
         """One question, with its tries. A write that got no answer is not repeated: it may have happened."""
 
         async def once(left: float) -> bytearray:
-            async with asyncio.timeout(left), self._answer(method, path, query, data, content) as answer:
+            async with asyncio.timeout(left), self._answer(method, path, query, data, content, accept=accept) as answer:
                 return await _read(answer, most, cut, f"{method} {path}")
 
         begun: float | None = None
@@ -475,6 +489,7 @@ class Cluster:
         data: bytes | None = None,
         content: str = "",
         *,
+        accept: str = "",
         client: httpx2.AsyncClient | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         """Its headers, and that it is no refusal. The client's own errors become sentences."""
@@ -490,7 +505,7 @@ class Cluster:
                 _checked(path),
                 params=_query(query),
                 content=data,
-                headers={} if data is None else {"Content-Type": content},
+                headers=({} if data is None else {"Content-Type": content}) | ({"Accept": accept} if accept else {}),
                 extensions=self._login.extensions,
             ) as answer:
                 self._look_at_clock(answer)

@@ -38,12 +38,31 @@ class _Groups(Wire, frozen=True, gc=True):
 class _Listed(Wire, frozen=True):
     name: str
     kind: str = ""
+    namespaced: bool = True
 
 
 class _Resources(Wire, frozen=True, gc=True):
     kind: str
     group_version: str
     resources: tuple[_Listed, ...] | None
+
+
+class Resource(Wire, frozen=True):
+    """Where any kind is served, whether or not it is one of ours."""
+
+    root: str  # /api/v1 or /apis/GROUP/VERSION
+    plural: str
+    namespaced: bool
+
+    @property
+    def words(self) -> str:
+        """As a role names it."""
+        group = self.root.removeprefix("/apis/").partition("/")[0] if self.root.startswith("/apis/") else ""
+        return f"{self.plural}.{group}" if group else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        where = f"/namespaces/{namespace}" if self.namespaced else ""
+        return f"{self.root}{where}/{self.plural}" + (f"/{name}" if name else "")
 
 
 class Discovery:
@@ -73,6 +92,18 @@ class Discovery:
             known = ", ".join(kind.versions)
             return Unknown(f"the cluster has {kind.plural} in {', '.join(found)}; gpukeeper reads {known}")
         return self._absent(kind)
+
+    async def resource(self, api_version: str, kind: str) -> Resource | Unknown:
+        """Of any kind, as an object names it. A version that is not served proves nothing about the object."""
+        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        try:
+            page = await self._read(root, _Resources)
+        except PlatformError as error:
+            return Unknown(f"whether the cluster has {kind} ({api_version}) is not known: {error}")
+        found = next((one for one in page.resources or () if one.kind == kind and "/" not in one.name), None)
+        if page.kind != "APIResourceList" or page.group_version != api_version or found is None:
+            return Unknown(f"the cluster does not serve {kind} ({api_version})")
+        return Resource(root=root, plural=found.name, namespaced=found.namespaced)
 
     def _absent(self, kind: Kind) -> Unknown | None:
         """A server that just began does not list everything yet, and one answer must not make a whole kind gone."""

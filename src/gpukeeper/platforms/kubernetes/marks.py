@@ -78,12 +78,13 @@ def read(
     if spec is not None and kind == RAYJOB and over:
         until = ray_acts_until(spec, ending)
         holds += [] if until is None else [until]
-    hold = _longest(holds) if holds else None
+    hold = _longest(holds, now) if holds else None
     notes += [one.why for one in holds if isinstance(one, Unknown)]
     marks = Marks(
         ttl=ttl,
         ttl_elsewhere=elsewhere,
         hold_until=hold,
+        unhold=_unhold(kind, root_meta),
         asks_exemption=_asks(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
@@ -324,9 +325,17 @@ def _exclusion(given: Mapping[str, str]) -> datetime | Unknown | None:
     return moment(EXCLUDE_UNTIL, given[EXCLUDE_UNTIL]) if EXCLUDE_UNTIL in given else None
 
 
-def _longest(holds: Sequence[datetime | Unknown]) -> datetime | Unknown | None:
+def _longest(holds: Sequence[datetime | Unknown], now: datetime) -> datetime | Unknown | None:
+    """What cannot be read counts where nothing that can be read still holds."""
     broken = next((one for one in holds if isinstance(one, Unknown)), None)
-    return broken if broken is not None else max((one for one in holds if isinstance(one, datetime)), default=None)
+    longest = max((one for one in holds if isinstance(one, datetime)), default=None)
+    return longest if broken is None or (longest is not None and longest > now) else broken
+
+
+def _unhold(kind: Kind, meta: Meta) -> str:
+    if HOLD_UNTIL not in (meta.annotations or {}):
+        return ""
+    return f"kubectl -n {meta.namespace} annotate {kind.plural} {meta.name} {HOLD_UNTIL}-"
 
 
 def _asks(meta: Meta) -> str | None:

@@ -32,8 +32,9 @@ from gpukeeper.platforms.kubernetes.kinds import (
     makes_runs,
 )
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
+from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, others, would_go_too
 from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import At, Reading, pod_subject, ran, root_subject
+from gpukeeper.platforms.kubernetes.translate import At, Reading, ending_of, pod_subject, ran, root_subject
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
 
 _SETS = (DEPLOYMENT, STATEFULSET)
@@ -72,11 +73,15 @@ class Below(msgspec.Struct):
 
 
 class Walk:
-    def __init__(self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At) -> None:
+    def __init__(
+        self, cluster: Cluster, discovery: Discovery, wanted: Wanted, at: At, owners: OtherOwners | None = None
+    ) -> None:
         self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
+        self._owners = owners or OtherOwners(cluster, discovery)
         self.unseen: list[Unseen] = []
         self.parts: dict[str, Owner] = {}  # by uid of a living child: what owns it
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
+        self.dependents: dict[str, str] = {}  # by uid of an owner that does not control it: something that lives
         self._facts: dict[str, NamespaceFacts] = {}
         self._below: dict[str, Below] = {}  # by uid of the owner
         self._ran: set[str] = set()  # uids of owners, of which a child says that some of it ran
@@ -85,6 +90,7 @@ class Walk:
     async def pages(self) -> AsyncIterator[tuple[list[Subject], list[Root | Pod]]]:
         """Subjects, with the objects they were made of."""
         await self._read_namespaces()
+        self._owners.begin()
         for kind in KINDS:
             if kind is REPLICASET and not any(one.owner.kind == kind.kind for one in self._below.values()):
                 continue
@@ -96,9 +102,19 @@ class Walk:
                     if subject is not None:
                         made.append(subject)
                         sources.append(item)
-                yield made, sources
+                yield await self._with_owners(made, sources), sources
         left = self._left_behind()
         yield left, []
+
+    async def _with_owners(self, subjects: list[Subject], sources: Sequence[Root | Pod]) -> list[Subject]:
+        needed = dict(await self._owners.keeping_each(one.metadata for one in sources))
+        for one in subjects:
+            if (dependent := self.dependents.get(one.ref.uid)) is not None:
+                needed.setdefault(one.ref.uid, would_go_too(dependent))
+        return [
+            msgspec.structs.replace(one, needed=needed[one.ref.uid]) if one.ref.uid in needed else one
+            for one in subjects
+        ]
 
     async def _list(self, kind: Kind) -> AsyncIterator[Sequence[Root | Pod]]:
         version = await self._discovery.served(kind)
@@ -152,8 +168,15 @@ class Walk:
         found = self._facts.get(namespace)
         return found if found is not None else unreadable(namespace, self._facts_missing)
 
+    def _note_dependent(self, kind: Kind, meta: Meta) -> None:
+        """It lives, and the garbage collector would delete it together with an owner that does not control it."""
+        for owner in others(meta):
+            self.dependents.setdefault(owner.uid, f"{kind.kind} {meta.name}")
+
     def _pod(self, pod: Pod) -> Subject | None:
         owner = pod.metadata.owner
+        if pod.status.phase not in OVER_PHASES:
+            self._note_dependent(POD, pod.metadata)
         if owner is None or makes_runs(owner.api_version, owner.kind):
             return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, None)
         if known_owner(owner.api_version, owner.kind) is None:
@@ -179,6 +202,8 @@ class Walk:
 
     def _root(self, kind: Kind, root: Root) -> Subject | None:
         meta = root.metadata
+        if meta.owner_references and ending_of(kind, root, self._at.now)[0].over is not True:
+            self._note_dependent(kind, meta)
         below = self._below.pop(meta.uid, None)
         tally = below.tally if below is not None else Tally()
         tally.ran = meta.uid in self._ran
@@ -199,6 +224,8 @@ class Walk:
 
     def _hand_up(self, part: Root, owner: Owner, below: Below | None) -> None:
         self.parts[part.metadata.uid] = owner
+        if part.metadata.uid in self.dependents:
+            self.dependents.setdefault(owner.uid, self.dependents[part.metadata.uid])
         if part.metadata.uid in self._ran or ran(part.status):
             self._ran.add(owner.uid)
         if below is not None:

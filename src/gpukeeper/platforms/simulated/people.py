@@ -12,6 +12,7 @@ from gpukeeper.platforms.simulated.files import Files
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import Place, World
 
+ONE_IN = 7  # roots of a cluster that have an owner that does not control them
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ADJECTIVES = ("train", "eval", "tune", "notebook", "sweep", "render", "embed", "distil")
 
@@ -209,6 +210,8 @@ class People:
         thing = Thing(ref, self._now(), owner=owner, class_="cluster", devices=self._some_gpus(place))
         thing.ends_for_good = True
         thing.labels = {"team": owner}
+        if int(thing.ref.uid[1:]) % ONE_IN == 0:
+            thing.needed = "its owner Workflow nightly (argoproj.io/v1alpha1) exists"
         return self._world.add(thing)
 
     def _child(self, root: Thing, busy: timedelta) -> None:
@@ -222,7 +225,8 @@ class People:
 
     def _device(self, place: Place, gpu: str) -> None:
         ref = Ref(place.platform, place.place, "gpu", gpu, gpu)
-        self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,)))
+        unused = {"memory_used_mib": "0"}
+        self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,), labels=unused))
 
     def _some_gpus(self, place: Place) -> tuple[str, ...]:
         count = self._world.rng.choice((1, 1, 1, 2, min(4, len(place.gpus))))

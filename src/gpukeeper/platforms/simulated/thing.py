@@ -41,6 +41,7 @@ class Thing:
     outcome: Outcome | None = None
     devices: tuple[str, ...] = ()
     root: Ref | None = None
+    needed: str | None = None  # by an owner that does not control it
     children: int = 0  # that run
     ends_for_good: bool = False
     size: int = 0
@@ -98,6 +99,7 @@ UNKNOWABLE = (
     "size",
     "proof",
     "root",
+    "needed",
     "busy",
     "last_used",
 )
@@ -117,6 +119,7 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
         "outcome": thing.outcome,
         "devices": thing.devices,
         "root": thing.root.path if thing.root is not None else None,
+        "needed": thing.needed,
         "live_children": thing.children,
         "size": thing.size,
         "last_used": thing.last_used,

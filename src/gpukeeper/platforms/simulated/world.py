@@ -41,6 +41,7 @@ class Happened:
     version: int = 0
     state: str = ""
     root: bool = True
+    needed: bool = False  # an owner that does not control it exists
     in_use: bool = False
     busy: bool = False  # work runs beside it
     last_used: datetime | None = None
@@ -165,7 +166,7 @@ class World:
             entry.place = thing.ref.place
             entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version
             entry.state, entry.root, entry.in_use = thing.state.value, thing.root is None, thing.in_use
-            entry.children, entry.gone = thing.children, thing.gone
+            entry.children, entry.gone, entry.needed = thing.children, thing.gone, thing.needed is not None
             if thing.node is not None:
                 entry.busy, entry.last_used, entry.full = bool(thing.busy), thing.last_used, thing.node.disk.full
         for name, value in facts.items():

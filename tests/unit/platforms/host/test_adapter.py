@@ -264,6 +264,19 @@ def test_a_gpu_and_the_process_that_holds_it_are_shown(proc: Path) -> None:
     assert unseen(gpu_host(proc)) == {}
 
 
+def test_a_gpu_that_root_or_a_process_just_begun_has_open_says_so(proc: Path) -> None:
+    """They are not shown as work, and the GPU is not free all the same."""
+    add(proc, 21, "/dev/nvidia0", age=1)
+    add(proc, 22, "/dev/nvidia0", uid=0)
+    found = subjects(gpu_host(proc))
+    assert set(found) == {"gpu-0"}
+    assert found["gpu-0"].busy == "pid 21 (python, 4242), pid 22 (python, root)"
+
+
+def test_a_gpu_whose_holders_could_not_be_listed_may_be_held(tmp_path: Path) -> None:
+    assert isinstance(subjects(gpu_host(tmp_path / "nothing"))["gpu-0"].busy, Unknown)
+
+
 def test_a_driver_that_does_not_answer_is_unseen_and_its_holders_have_unknown_gpus(proc: Path) -> None:
     add(proc, 20, "/dev/nvidia0")
     platform = gpu_host(proc, inventory=stuck_driver)

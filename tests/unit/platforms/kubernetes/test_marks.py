@@ -478,3 +478,16 @@ def test_a_namespace_nobody_could_read_is_unknown() -> None:
     facts = unreadable("team-a", "403")
     assert isinstance(facts.environment, Unknown)
     assert isinstance(facts.owner, Unknown)
+
+
+def test_a_hold_that_cannot_be_read_does_not_replace_one_that_can() -> None:
+    later = NOW + timedelta(hours=5)
+    both = {"gpukeeper.io/hold-until": "tomorrow", "downscaler/exclude-until": later.isoformat()}
+    running = GOES_ON
+    found, notes = read(JOB, root(annotations=both).metadata, None, running, NOW)
+    assert found.hold_until == later
+    assert any("tomorrow" in one for one in notes), "and it is still complained about"
+    over = {"gpukeeper.io/hold-until": "tomorrow", "downscaler/exclude-until": (NOW - timedelta(hours=1)).isoformat()}
+    found, _ = read(JOB, root(annotations=over).metadata, None, running, NOW)
+    assert isinstance(found.hold_until, Unknown)
+    assert found.unhold == "kubectl -n team-a annotate jobs run-7 gpukeeper.io/hold-until-"
