@@ -102,6 +102,7 @@ class Run:
     coverage: list[NotTested] = field(default_factory=list)
     records: list[Values] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)
+    programme: tuple[str, ...] = ()
     interrupted: bool = False
 
     def setting(self, after: Mapping[str, Health] | None = None) -> Setting:
@@ -133,6 +134,7 @@ async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio
     stop = stop or asyncio.Event()
     run = await _observe(workbench, order, clock)
     programme = suite.choose(order.checks, order.wish, run.gpus)
+    run.programme = tuple(one.check.name for one in programme.chosen)
     for left_out in programme.left_out:
         run.left_out(left_out)
     try:
@@ -414,6 +416,7 @@ def _report(run: Run, ended: datetime) -> Report:
         timeline=tuple(run.readings),
         records=tuple(run.records),
         settings={"wish": msgspec.to_builtins(order.wish)},
+        programme=run.programme,
         interrupted=run.interrupted,
         self_test=order.self_test,
     )

@@ -263,6 +263,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[Reading, ...] = ()
     records: tuple[Values, ...] = ()  # what the probes said, whole
     settings: Mapping[str, Any] = {}
+    programme: tuple[str, ...] = ()  # the checks that were to run; each has a finding, or a line in `coverage`
     interrupted: bool = False
     self_test: bool = False
     schema: str = SCHEMA
