@@ -4,8 +4,8 @@ Another program on the GPU, fixed clocks and a lowered power limit make a health
 so is INCONCLUSIVE: it neither fails the GPU nor warns about it, and the sentence names the cause and what to do. Wrong
 results stay a FAIL: no load and no clock makes a healthy GPU compute wrong.
 
-Where other processes cannot be seen at all (no root, a pid namespace of our own) and nothing hints at one, a slow figure
-counts: otherwise no slow GPU would ever be found there. A list of processes that could not be read, or memory or load
+Where other processes cannot be seen at all (no root, a pid namespace of our own) and nothing hints at one, a slow
+figure counts: otherwise no slow GPU would ever be found there. A list of processes that could not be read, or memory or load
 that nobody visible accounts for, is such a hint.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance import judge, settings
+from gpukeeper.acceptance import judge, settings, tally
 from gpukeeper.acceptance.check import Setting, Trial
 from gpukeeper.model.acceptance import Finding, Grade, Health, Remedy
 from gpukeeper.model.unknown import Unknown
@@ -30,7 +30,9 @@ STOP = "Stop it, or wait until it ends, and test again"
 
 
 def is_slow(finding: Finding) -> bool:
-    """A FAIL or WARN about speed."""
+    """A FAIL or WARN about speed, or a speed that was too noisy to judge."""
+    if finding.verdict is Grade.INCONCLUSIVE:
+        return finding.code.endswith(tally.NOISY)
     judged = finding.verdict in (Grade.FAIL, Grade.WARN)
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 

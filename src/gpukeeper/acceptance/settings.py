@@ -37,8 +37,8 @@ def power_limited(gpu: Gpu, look: Health) -> str:
     if limit is None or usual is None or limit >= usual - 0.5:
         return ""
     return (
-        f"Its power limit is set to {limit:.0f} W, the default is {usual:.0f} W. Undo it with: nvidia-smi -i {gpu.index}"
-        f" -pl {usual:.0f}; then test again"
+        f"Its power limit is set to {limit:.0f} W, the default is {usual:.0f} W. Undo it with:"
+        f" nvidia-smi -i {gpu.index} -pl {usual:.0f}; then test again"
     )
 
 

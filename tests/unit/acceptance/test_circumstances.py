@@ -37,6 +37,13 @@ def test_no_speed_beside_a_foreign_process_fails_or_warns(gpus: int, slow: float
     assert all(one.verdict is Grade.PASS for one in report.tallies[1:])
 
 
+def test_noise_beside_a_foreign_process_is_its_noise() -> None:
+    report = run_on(BenchWith(gpus=1, noise=0.2, foreign={0: (4242,)}))
+    assert "gemm-disturbed" in {one.code for one in report.findings}
+    assert not [one.code for one in report.findings if one.code.endswith("-noisy")]
+    assert report.reason.startswith("Another program used the GPU at the same time: pid 4242")
+
+
 def test_it_is_not_measured_again_to_confirm_what_does_not_count() -> None:
     report = run_on(BenchWith(gpus=1, slow={0: 0.5}, foreign={0: (4242,)}))
     assert not [one for one in report.records if one["again"]]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices import foreign
+from gpukeeper.devices import workbench as workbench_module
 from gpukeeper.devices.foreign import Neighbours
 from gpukeeper.devices.health import Driver
 from gpukeeper.devices.holders import Holder
@@ -170,19 +171,20 @@ def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look
 ) -> None:
     there = Holder(pid=1, starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
     nobody, somebody = (Neighbours(found, frozenset(), {}) for found in ((), (there,)))
-    scans = [somebody]
-    monkeypatch.setattr(foreign, "scan", lambda **_: scans[0])
+    monkeypatch.setattr(workbench_module, "WATCH_S", 0.0)
 
     async def run(bench: LocalWorkbench) -> Any:
         await bench.machine()
+        loop, gone, scans = asyncio.get_running_loop(), asyncio.Event(), []
 
-        async def work() -> str:
-            while not bench._met:
-                await asyncio.sleep(0)
-            scans[0] = nobody
-            return "done"
+        def scan(**_: object) -> Neighbours:
+            scans.append(None)
+            if len(scans) > 1:
+                loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
+            return somebody if len(scans) == 1 else nobody
 
-        assert await bench._watched(work()) == "done"
+        monkeypatch.setattr(foreign, "scan", scan)
+        await bench._watched(asyncio.wait_for(gone.wait(), 60))
         return await bench.health(), await bench.health()
 
     first, second = on_bench(run)
