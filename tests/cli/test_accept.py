@@ -18,6 +18,7 @@ import pytest
 from gpukeeper.ledger.lease import lease_name
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
+from tests.unit.reports import altered
 
 SIMULATED = ("accept", "--device", "simulated")
 SMALL = (*SIMULATED, "--ranks", "3", "--check", "gemm,exact")
@@ -253,3 +254,33 @@ def _unread(fleet: Fleet, *words: str) -> int:
         os.close(writing)
     assert b"Traceback" not in run.stderr
     return run.returncode
+
+
+@pytest.mark.parametrize(
+    "name", ["no findings", "no GPU", "a FAIL inside", "8 expected and 1 present", "a FAIL that says PASS"]
+)
+def test_a_merge_does_not_trust_the_verdict_of_a_report(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """Each says PASS, and its manifest fits."""
+    good = altered.put(tmp_path / "good", altered.good())
+    assert fleet.run("accept", "merge", str(good)).code == 0
+    folder = altered.put(tmp_path / "altered", altered.altered(name))
+    ran = fleet.run("accept", "merge", str(folder))
+    assert ran.code in (4, 5), ran.out
+    assert ran.out.splitlines()[-1].startswith(("FAIL  ", "INCONCLUSIVE  "))
+    assert fleet.run("accept", "merge", str(folder / "report.json")).code == ran.code
+    for words in (("show", str(folder)), ("list", "--report-dir", str(tmp_path))):
+        shown = fleet.run("accept", *words)
+        assert shown.code == 0
+        assert "SUCCESS" not in shown.out
+    rows = fleet.run("accept", "list", "--report-dir", str(tmp_path), "--json").json()["runs"]
+    assert {one["run"]: one["verdict"] for one in rows}["altered"] in ("FAIL", "INCONCLUSIVE")
+    compared = fleet.run("accept", "compare", str(good), str(folder), "--exit-code")
+    assert compared.code == 4
+
+
+def test_a_report_without_its_manifest_accepts_nobody(fleet: Fleet, tmp_path: Path) -> None:
+    folder = altered.put(tmp_path / "run", altered.good())
+    (folder / "MANIFEST.sha256").unlink()
+    ran = fleet.run("accept", "merge", str(folder / "report.json"))
+    assert ran.code == 5
+    assert "copy the whole folder of a run" in ran.out

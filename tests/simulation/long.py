@@ -9,9 +9,10 @@ import os
 import sys
 import time
 
+from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.harness import CALM_HOURS, ROUGH_HOURS, simulate
 from tests.simulation.inputs import read_all
-from tests.simulation.promises import broken_promises
+from tests.simulation.promises import broken_in_acceptance, broken_promises
 
 BATCH = 64
 
@@ -27,7 +28,7 @@ def main() -> int:
 
 
 def check(seed: int) -> tuple[int, list[str]]:
-    return seed, broken_promises(simulate(seed))
+    return seed, [*broken_promises(simulate(seed)), *broken_in_acceptance(simulate_acceptance(seed))]
 
 
 def _many(end: float) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.simulation.acceptance import AcceptanceRun, simulate_acceptance
 from tests.simulation.checkers import (
     budget_and_breaker,
+    could_not_test,
     due_is_reclaimed,
     evidence_first,
     holds_and_scope,
@@ -15,7 +17,7 @@ from tests.simulation.checkers import (
     unknown_keeps,
     warned_first,
 )
-from tests.simulation.harness import Run
+from tests.simulation.harness import Run, simulate
 
 CHECKERS = (
     unknown_keeps,
@@ -30,10 +32,22 @@ CHECKERS = (
     warned_first,
     paused_means_paused,
 )
+ALL_CHECKERS = (*CHECKERS, could_not_test)
 
 
 def broken_promises(run: Run) -> list[str]:
     return [f"{name_of(checker)}: {said}" for checker in CHECKERS for said in checker.violations(run)]
+
+
+def broken_in_acceptance(run: AcceptanceRun) -> list[str]:
+    return [f"{name_of(could_not_test)}: {said}" for said in could_not_test.violations(run)]
+
+
+def broken_with(seed: int, checker: str) -> list[str]:
+    """What happens with this seed in the world that the checker of that name looks at."""
+    if checker == name_of(could_not_test):
+        return broken_in_acceptance(simulate_acceptance(seed))
+    return broken_promises(simulate(seed))
 
 
 def name_of(checker: object) -> str:

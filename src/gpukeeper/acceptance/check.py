@@ -52,6 +52,7 @@ class Trial:
     serving: Serving
     answers: Mapping[str, Answer] = field(default_factory=dict)
     seconds: float = 0.0
+    around: tuple[Mapping[str, Health], ...] = ()  # by uuid: the looks right before and right after it
 
 
 @dataclass(frozen=True)

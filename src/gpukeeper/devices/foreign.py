@@ -7,9 +7,11 @@ computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import pwd
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpukeeper.devices import holders
 from gpukeeper.devices.condition import PartFacts, WholeFacts, holds
@@ -21,8 +23,13 @@ from gpukeeper.model.acceptance import Fact
 from gpukeeper.model.unknown import Unknown
 
 COMPUTES = "/dev/nvidia-uvm"
+BUSY_PERCENT = 10.0  # of use before our first program started: somebody computes on it
+LONGEST_COMMAND = 80
 OURS_MIB = 4096  # a worker that rests between probes keeps its context and some kernels, never that much
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's own number for it (PROC_PID_INIT_INO)
+
+
+Name: TypeAlias = tuple[int, int]  # pid and start time: a pid alone is reused
 
 
 @dataclass(frozen=True)
@@ -36,17 +43,37 @@ class Neighbours:
     walled: bool = False  # in a pid namespace of our own: whoever is outside does not exist for us
     proc: str = "/proc"
 
+    @property
+    def own(self) -> set[Name]:
+        """Those of ours that have a GPU open."""
+        return {(one.pid, one.starttime) for one in self.computing if one.pid in self.ours}
+
+    def others(self, whole: GpuFacts, uuid: str) -> set[int]:
+        """By open descriptors alone: pids of others that compute on that GPU, or on that slice of it."""
+        return {one.pid for one in self.computing if one.pid not in self.ours and self._holds(one, whole, uuid)}
+
     def on(
-        self, whole: GpuFacts, uuid: str, listed: Listed, memory_used_mib: Fact, used_before_us_mib: Fact = None
+        self,
+        whole: GpuFacts,
+        uuid: str,
+        listed: Listed,
+        memory_used_mib: Fact,
+        used_before_us_mib: Fact = None,
+        busy_before_us: Fact = None,
     ) -> tuple[int, ...] | Unknown:
-        """Pids of others that compute on that GPU, or on that slice of it. What was in use before we began there
-        tells of others where our own use hides them."""
+        """Pids of others that compute on that GPU, or on that slice of it. What was in use before we began there, and
+        how busy it was then, tells of others where our own use hides them."""
         here = [one.pid for one in self.computing if self._holds(one, whole, uuid)]
-        others = {pid for pid in here if pid not in self.ours}
+        others = self.others(whole, uuid)
         if not self.walled and not isinstance(listed, Unknown):
             others |= {pid for pid in listed if pid not in self.ours and self._is_alive(pid)}
         if others:
             return tuple(sorted(others))
+        hidden = self.walled or self.blind is not None
+        if hidden and isinstance(busy_before_us, int | float) and busy_before_us >= BUSY_PERCENT:
+            return Unknown(
+                f"it was {busy_before_us:.0f} % busy before the run began, with a program that cannot be seen from here"
+            )
         if self.walled:
             theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
             return self._behind_the_wall(theirs)
@@ -84,11 +111,14 @@ def _besides_ours(now_mib: Fact, before_us_mib: Fact) -> Fact:
     return max((one for one in (before_us_mib, above) if isinstance(one, int)), default=None)
 
 
-def scan(proc: str = "/proc", root: int | None = None) -> Neighbours:
-    """`root`: the process that ours are below. Blocks for the time of a scan."""
+def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] = ()) -> Neighbours:
+    """`root`: the process that ours are below. `known`: ours as earlier scans found them; one that lost its parent
+    while it ends is still ours. Blocks for the time of a scan."""
     mine = os.getpid() if root is None else root
+    before = descendants(mine)
     scanned = holders.scan(proc)
-    ours = frozenset({mine, *descendants(mine)})
+    ended = {one.pid for one in scanned.found if (one.pid, one.starttime) in known}
+    ours = frozenset({mine, *before, *descendants(mine), *ended})
     hidden = [pid for pid in scanned.hidden if pid not in ours]
     blind = f"{len(hidden)} processes of others could not be looked into: run it as root" if hidden else None
     if not holders.shows_everyone(proc):
@@ -101,6 +131,26 @@ def scan(proc: str = "/proc", root: int | None = None) -> Neighbours:
         walled=is_walled(proc),
         proc=proc,
     )
+
+
+def describe(pid: int, proc: str = "/proc") -> str:
+    """ "pid 4242 (ann: python train.py)"; less where it cannot be read. Its words are somebody else's."""
+    try:
+        uid = holders.parse_uid(Path(proc, str(pid), "status").read_text("utf-8", "replace"))
+    except (OSError, ValueError):
+        return f"pid {pid}"
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = f"uid {uid}"
+    try:
+        with Path(proc, str(pid), "cmdline").open("rb") as file:
+            said = file.read(4 * LONGEST_COMMAND).decode("utf-8", "replace").replace("\0", " ").strip()
+    except OSError:
+        said = ""
+    shown = "".join(sign if sign.isprintable() else "?" for sign in said)
+    command = shown if len(shown) <= LONGEST_COMMAND else f"{shown[:LONGEST_COMMAND]}…"
+    return f"pid {pid} ({owner}: {command or 'command not readable'})"
 
 
 def watches(one: Holder) -> bool:

@@ -596,7 +596,10 @@ class SimulatedWorkbench:
             "numa": gpu.facts["numa"],
         }
         foreign = faults.foreign.get(index, ())
-        return Health(uuid=gpu.uuid, at=self.now(), counters=counters, states=states, xids=xids, foreign=foreign)
+        named = {pid: f"pid {pid} (simulated: python train.py)" for pid in foreign}
+        return Health(
+            uuid=gpu.uuid, at=self.now(), counters=counters, states=states, xids=xids, foreign=foreign, named=named
+        )
 
     def _seconds(self, job: Job) -> float:
         seconds = float(job.params.get("seconds", 1.0))

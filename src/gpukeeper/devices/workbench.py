@@ -6,12 +6,13 @@ it; should we be killed, everything it started ends by itself.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -26,6 +27,9 @@ from gpukeeper.model.unknown import Unknown
 CPU = "cpu"
 CPU_MODE = Unknown("the CPU is tested in the place of a GPU", by_design=True)
 SCAN = timedelta(seconds=20)
+SETTLES_S = 1.5  # the driver averages use over up to a second
+WATCH_S = 1.0  # how often processes are listed while something is measured
+_T = TypeVar("_T")
 OF_TORCH = ("torch", "cuda", "nccl", "cudnn", "python")  # of a worker's greeting, by our own names
 USELESS = ("cuda_mismatch", "driver_too_old", "driver_mismatch", "fabric")  # kinds of acceptance/messages.py
 OF_A_GPU = ("capability", "sms", "l2_bytes")
@@ -51,6 +55,9 @@ class LocalWorkbench:
         self._opened, self._opened_ticks = datetime.now(UTC), time.monotonic()
         self._facts: tuple[GpuFacts, ...] | None = None
         self._used_before_us: dict[str, Fact] | None = None  # MiB, by uuid
+        self._busy_before_us: dict[str, Fact] = {}  # percent, by uuid
+        self._own: set[foreign.Name] = set()  # processes of ours that had a GPU open at a scan
+        self._met: dict[str, dict[int, str]] = {}  # by uuid: others' processes since the last look, pid and words
         self._hidden: frozenset[str] = frozenset()  # GPUs that are somebody else's for now
         self._logs: dict[str, str] = {}
         self._ranks_ran = 0
@@ -81,20 +88,28 @@ class LocalWorkbench:
         looks = await self._driver.look()
         if isinstance(looks, Unknown):
             return looks
-        known, before_us = self._facts, self._used_before_us or {}
+        known, met = self._facts, self._met
+        self._met = {}
+
+        def seen() -> dict[str, Health]:
+            neighbours = self._scan()
+
+            def others(uuid: str, listed: Listed, memory: Fact) -> tuple[int, ...] | Unknown:
+                whole = whole_of(uuid, known)
+                if whole is None:
+                    return Unknown("it was not here at the start")
+                used, busy = (self._used_before_us or {}).get(uuid), self._busy_before_us.get(uuid)
+                return neighbours.on(whole, uuid, listed, memory, used, busy)
+
+            found = health_of(looks, datetime.now(UTC), others, self._xids(known))
+            return {uuid: _with_met(one, met.get(uuid, {})) for uuid, one in found.items()}
+
         try:
-            neighbours, xids = await in_thread(lambda: (foreign.scan(), self._xids(known)), SCAN)
+            return self._only_ours(await in_thread(seen, SCAN))
         except (TimeoutError, OSError) as error:
             why = Unknown(f"processes and the kernel log could not be read: {error or 'it took too long'}")
-            return self._only_ours(health_of(looks, datetime.now(UTC), lambda *_: why, {}))
-
-        def others(uuid: str, listed: Listed, memory: Fact) -> tuple[int, ...] | Unknown:
-            whole = whole_of(uuid, known)
-            if whole is None:
-                return Unknown("it was not here at the start")
-            return neighbours.on(whole, uuid, listed, memory, before_us.get(uuid))
-
-        return self._only_ours(health_of(looks, datetime.now(UTC), others, xids))
+            unseen = health_of(looks, datetime.now(UTC), lambda *_: why, {})
+            return self._only_ours({uuid: _with_met(one, met.get(uuid, {})) for uuid, one in unseen.items()})
 
     async def readings(self) -> Sequence[Reading]:
         if self._device == CPU:
@@ -105,13 +120,13 @@ class LocalWorkbench:
     async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
         if isinstance(self._python, Unknown):
             return dict.fromkeys(jobs, self._no_torch(self._python))
-        return await self._workers.each(jobs)
+        return await self._watched(self._workers.each(jobs))
 
     async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
         if isinstance(self._python, Unknown):
             return {str(rank): self._no_torch(self._python) for rank in range(len(gpus))}
         await self._workers.close()  # they keep memory, and a GPU that lets in one process only
-        answers, logs = await run_ranks(self._bench, gpus, job)
+        answers, logs = await self._watched(run_ranks(self._bench, gpus, job))
         self._ranks_ran += 1
         self._logs |= {f"ranks-{self._ranks_ran}-{job.probe}/{name}": words for name, words in logs.items() if words}
         return answers
@@ -167,6 +182,38 @@ class LocalWorkbench:
         looks = await self._driver.look() if self._facts else ()
         seen = {} if isinstance(looks, Unknown) else health_of(looks, self._opened, lambda *_: (), {})
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
+        self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
+
+        if any(isinstance(use, int | float) and use >= foreign.BUSY_PERCENT for use in self._busy_before_us.values()):
+            await asyncio.sleep(SETTLES_S)  # a driver that was just opened, or a program that just ended, shows use
+            again = await self._driver.look()
+            now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
+            self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
+
+    def _scan(self) -> foreign.Neighbours:
+        found = foreign.scan(known=self._own)
+        self._own |= found.own
+        return found
+
+    async def _watched(self, work: Awaitable[_T]) -> _T:
+        """The work's answer. Processes of others that come and go while it runs are remembered for the next look."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            return await work
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while self._facts and self._device != CPU:
+            known = self._facts
+            try:
+                found = await in_thread(lambda: _others(self._scan(), known), SCAN)  # noqa: B023 - awaited in this round
+            except (TimeoutError, OSError):
+                found = {}  # the look after the work says that it cannot be seen
+            for uuid, processes in found.items():
+                self._met[uuid] = {**processes, **self._met.get(uuid, {})}
+            await asyncio.sleep(WATCH_S)
 
     async def _greeting(self, gpu: str | None) -> tuple[dict[str, Any], dict[str, Fact]]:
         """What PyTorch says of itself, and what of that goes into the report. Its worker stays for the first probe."""
@@ -218,6 +265,26 @@ def _without_a_driver(facts: Facts, *, inside: bool) -> tuple[tuple[Gpu, ...] | 
 
 def _is_absent(facts: Facts) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
+
+
+def _others(neighbours: foreign.Neighbours, gpus: Sequence[GpuFacts]) -> dict[str, dict[int, str]]:
+    """By uuid of a GPU or slice: processes of others on it now, by pid."""
+    found: dict[str, dict[int, str]] = {}
+    for one in gpus:
+        slices = () if isinstance(one.slices, Unknown) else one.slices
+        uuids = [part.uuid for part in slices] or ([one.uuid] if isinstance(one.uuid, str) else [])
+        found |= {uuid: {pid: foreign.describe(pid) for pid in neighbours.others(one, uuid)} for uuid in uuids}
+    return found
+
+
+def _with_met(look: Health, met: Mapping[int, str]) -> Health:
+    """What a look saw, and what came and went since the one before it."""
+    now = () if isinstance(look.foreign, Unknown) else look.foreign
+    pids = tuple(sorted({*now, *met}))
+    if not pids:
+        return look
+    named = {pid: met.get(pid) or foreign.describe(pid) for pid in pids}
+    return msgspec.structs.replace(look, foreign=pids, named=named)
 
 
 def whole_of(uuid: str, gpus: Sequence[GpuFacts]) -> GpuFacts | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import judge, suite, tally
+from gpukeeper.acceptance import circumstances, judge, suite, tally
 from gpukeeper.acceptance.check import Check, How, Setting, Trial, Wish
 from gpukeeper.acceptance.power import detection_power
 from gpukeeper.acceptance.suite import Chosen, Programme
@@ -102,6 +102,7 @@ class Run:
     coverage: list[NotTested] = field(default_factory=list)
     records: list[Values] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)
+    programme: tuple[str, ...] = ()
     interrupted: bool = False
 
     def setting(self, after: Mapping[str, Health] | None = None) -> Setting:
@@ -133,6 +134,7 @@ async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio
     stop = stop or asyncio.Event()
     run = await _observe(workbench, order, clock)
     programme = suite.choose(order.checks, order.wish, run.gpus)
+    run.programme = tuple(one.check.name for one in programme.chosen)
     for left_out in programme.left_out:
         run.left_out(left_out)
     try:
@@ -320,16 +322,22 @@ async def _verified(workbench: Workbench, run: Run, one: Chosen, clock: Clock) -
     gpus = [gpu.uuid for gpu in run.gpus]
     first = await _ask(workbench, run, one, clock, gpus)
     answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), Done)]
-    tries = [one.check.read(first, run.setting())]
+    tries = [_read(run, one, first, first)]
     while len(tries) < ATTEMPTS and (suspects := _suspects(tries)):
         run.order.progress(Repeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
         try:
             again = await _ask(workbench, run, one, clock, answering, again=True)
             merged = replace(again, answers={**first.answers, **again.answers})
-            tries.append(one.check.read(merged, run.setting()))
+            tries.append(_read(run, one, merged, again))
         except Exception as error:  # what the tries before it showed still counts
             tries.append(_failed(run, one.check, error))
     return tally.confirmed(tries)
+
+
+def _read(run: Run, one: Chosen, trial: Trial, latest: Trial) -> tuple[Finding, ...]:
+    """`latest`: the try that was just made; what else was going on meanwhile decides what a slow figure is worth."""
+    setting = run.setting()
+    return circumstances.qualified(one.check.read(trial, setting), latest, setting)
 
 
 def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
@@ -346,7 +354,7 @@ async def _ask(
 ) -> Trial:
     """`gpus`: whom to ask, where each is asked on its own."""
     assert one.check.ask is not None, f"{one.check.name} has nothing to run"
-    began = clock.now()
+    began, before = clock.now(), dict(run.last)
     job = one.check.ask(one.serving, run.setting())
     answers: Mapping[str, Answer]
     if one.check.how is How.TOGETHER:
@@ -355,12 +363,12 @@ async def _ask(
         given = await workbench.each(dict.fromkeys(gpus, job))
         answers = {uuid: given.get(uuid, SILENT) for uuid in gpus}
     _add_busy(run, answers)
-    await _look(workbench, run, one.check.name)
+    after = await _look(workbench, run, one.check.name)
     seconds = (clock.now() - began).total_seconds()
     for who, answer in answers.items():
         record = {"check": one.check.name, "who": who, "params": job.params, "again": again}
         run.records.append({**record, "answer": msgspec.to_builtins(answer)})
-    return Trial(one.serving, answers, seconds)
+    return Trial(one.serving, answers, seconds, (before, after))
 
 
 def _add_busy(run: Run, answers: Mapping[str, Answer]) -> None:
@@ -414,6 +422,7 @@ def _report(run: Run, ended: datetime) -> Report:
         timeline=tuple(run.readings),
         records=tuple(run.records),
         settings={"wish": msgspec.to_builtins(order.wish)},
+        programme=run.programme,
         interrupted=run.interrupted,
         self_test=order.self_test,
     )

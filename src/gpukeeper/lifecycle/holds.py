@@ -101,7 +101,7 @@ class Ended(msgspec.Struct, frozen=True):
 def release_of(
     view: View, book: Rulebook, who: str, now: datetime, *, own: bool = False
 ) -> tuple[Ended, tuple[str, ...]]:
-    """What a release by `who` ends now, and sentences about what still holds afterwards. `own`: only their own holds."""
+    """What a release by `who` ends now, and sentences about what still holds afterwards. `own`: only their own."""
     active = [one for one in view.memory.holds if one.until > now]
     theirs = [one for one in active if one.by == who or not (one.admin or own)]
     ended = [f"the hold of {one.by}" for one in theirs]

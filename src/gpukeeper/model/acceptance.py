@@ -55,6 +55,7 @@ class Remedy(StrEnum):
     NONE = "none"
     WATCH = "watch"
     RETEST = "retest"
+    RESET_SETTING = "reset_setting"  # undo the setting that the finding names, then test again
     RESET_GPU = "reset_gpu"
     REBOOT = "reboot"
     RESEAT_OR_CABLE = "reseat_or_cable"
@@ -102,7 +103,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[str, int | Unknown | None] = {}
     states: Mapping[str, Fact] = {}
     xids: tuple[Xid, ...] | Unknown = ()
-    foreign: tuple[int, ...] | Unknown = ()  # pids on it that are not ours
+    foreign: tuple[int, ...] | Unknown = ()  # pids that are not ours and were on it since the look before this one
+    named: Mapping[int, str] = {}  # by pid of `foreign`: whose process it is, and its command
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +265,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[Reading, ...] = ()
     records: tuple[Values, ...] = ()  # what the probes said, whole
     settings: Mapping[str, Any] = {}
+    programme: tuple[str, ...] = ()  # the checks that were to run; each has a finding, or a line in `coverage`
     interrupted: bool = False
     self_test: bool = False
     schema: str = SCHEMA

@@ -1,16 +1,18 @@
 """A report as JSON: report.json with what was found, samples.json beside it with what was measured second by second.
 
-Read back strictly: what another version wrote, or somebody else, is refused with a sentence and never guessed.
+Read back strictly: what another version wrote, or somebody else, is refused with a sentence and never guessed. The
+verdict of what is read is computed again from its findings: the one in the file is only a claim.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
+from gpukeeper.acceptance.recompute import recomputed
 from gpukeeper.model import reading
 from gpukeeper.model.acceptance import SCHEMA, Finding, Reading, Report, Values
 from gpukeeper.model.errors import KeeperError
@@ -57,7 +59,13 @@ def samples_json(report: Report) -> bytes:
     return msgspec.json.encode(samples) + b"\n"
 
 
-def read_report(text: bytes, where: str) -> Report:
+def read_report(text: bytes, where: str, doubts: Iterable[str] = ()) -> Report:
+    """`doubts`: why the file may not be what was written, a sentence each; with any it accepts nobody."""
+    return recomputed(decode_report(text, where), doubts)
+
+
+def decode_report(text: bytes, where: str) -> Report:
+    """As it is in the file, its verdict included."""
     _expect_schema(text, where)
     try:
         report = reading.decode(text, type=Report)

@@ -16,7 +16,7 @@ RUN, RESULT, SUMMARY = "RUN", "RESULT", "SUMMARY"
 DATASET, MODEL, MUL, SHELL = "DATASET", "MODEL", "MUL", "SHELL"  # verbose only
 SGEMM, BATCHED, ALL_REDUCE = "COMPUTE/SGEMM", "COMPUTE/BATCHED", "NCCL/AR"
 _CHECKS: Mapping[str, str] = {
-    **dict.fromkeys(("environment", "health", "topology"), ENV),
+    **dict.fromkeys(("environment", "health", "topology", "report"), ENV),
     **dict.fromkeys(("gemm", "exact", "memory_pattern", "stress"), COMPUTE),
     **dict.fromkeys(("training", "throughput"), TRAIN),
     "memory_bandwidth": "BW/HBM",

@@ -15,12 +15,10 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from gpukeeper.model import reading
-from gpukeeper.model.acceptance import SCHEMA, Grade, Report
+from gpukeeper.model.acceptance import Grade, Report
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.reports import document, html, junit, legacy, tables, textfile
 
@@ -54,18 +52,6 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
     removed: tuple[str, ...] = ()
     spared: Mapping[str, str] = {}
-
-
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    run: str
-    node: str
-    started: Annotated[datetime, msgspec.Meta(tz=True)]
-    ended: Annotated[datetime, msgspec.Meta(tz=True)]
-    verdict: Grade
-    reason: str
-    device: str
-    profile: str
-    schema: str
 
 
 class ReportFolder:
@@ -136,7 +122,7 @@ class ReportFolder:
     def load(self, wanted: str, *, samples: bool = True) -> Report:
         """`samples`: with timeline and records, where their file is still there."""
         folder = self.find(wanted)
-        report = document.read_report(read(folder / document.REPORT), str(folder / document.REPORT))
+        report = load_file(folder / document.REPORT)
         beside = folder / document.SAMPLES
         if not samples or not beside.exists():
             return report
@@ -254,6 +240,25 @@ def read(path: Path) -> bytes:
         raise KeeperError(f"{path} cannot be read: {error}.") from error
 
 
+def load_file(path: Path) -> Report:
+    """The report in this file. One that the manifest beside it does not vouch for accepts nobody."""
+    text = read(path)
+    return document.read_report(text, str(path), _unlisted(path, text))
+
+
+def _unlisted(path: Path, text: bytes) -> Iterable[str]:
+    listed = _manifest(path.parent)
+    if listed is None:
+        yield (
+            f"whether {path} is as it was written is not known: there is no readable {MANIFEST} beside it; copy the"
+            " whole folder of a run"
+        )
+    elif path.name not in listed:
+        yield f"{path} is not in the {MANIFEST} beside it"
+    elif listed[path.name] != _digest(text):
+        yield f"{path} was changed after it was written: its digest is not the one in {MANIFEST}"
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -267,13 +272,11 @@ def _entry(folder: Path) -> Entry | None:
     if not os.path.lexists(path):
         return None
     try:
-        text = read(path)
-        head = reading.decode(text, type=_Head)
-        if head.schema != SCHEMA:
-            document.read_report(text, str(path))  # says what it is instead
-    except (*document.DAMAGED, KeeperError) as error:
+        report = load_file(path)
+    except (KeeperError, OSError) as error:
         return Entry(run=folder.name, path=str(folder), problem=str(error))
-    found = {name: getattr(head, name) for name in head.__struct_fields__ if name not in {"schema", "run"}}
+    fields = ("node", "started", "ended", "verdict", "reason", "device", "profile")
+    found = {name: getattr(report, name) for name in fields}
     return Entry(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
 
 

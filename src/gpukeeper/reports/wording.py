@@ -19,6 +19,10 @@ DUTIES: Mapping[Remedy, tuple[str, str]] = {
     Remedy.NONE: ("Nobody", "nothing has to be done"),
     Remedy.WATCH: ("The operator", "watch it, and test it again within days"),
     Remedy.RETEST: ("The operator", "test again"),
+    Remedy.RESET_SETTING: (
+        "The administrator",
+        "reset it and test again: the finding names the setting and the command",
+    ),
     Remedy.CHECK_CONFIG: ("The administrator", "mend the configuration that the finding names, then test again"),
     Remedy.RESET_GPU: ("The administrator", "reset the GPU, then test again"),
     Remedy.REBOOT: ("The administrator", "reboot the machine, then test again"),

@@ -124,3 +124,41 @@ def add(proc: Path, pid: int, *links: str, comm: str = "python", uid: int = 1000
     (home / "stat").write_text(f"{pid} ({comm}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0")
     (home / "status").write_text(f"Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
     (home / "cgroup").write_text("0::/\n")
+
+
+def test_a_process_is_described_by_owner_and_command(tmp_path: Path) -> None:
+    add(tmp_path, 4242)
+    folder = tmp_path / "4242"
+    folder.joinpath("status").write_text("Name:\tpython\nUid:\t0\t0\t0\t0\n")
+    folder.joinpath("cmdline").write_bytes(b"python\0train\x1b[31m.py\0" + b"x" * 500)
+    said = foreign.describe(4242, str(tmp_path))
+    assert said.startswith("pid 4242 (root: python train?[31m.py xxx")
+    assert said.endswith("…)")
+    assert foreign.describe(1, str(tmp_path)) == "pid 1"
+    folder.joinpath("status").write_text("Uid:\t4000111\t0\t0\t0\n")
+    folder.joinpath("cmdline").write_bytes(b"")
+    assert foreign.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command not readable)"
+
+
+@pytest.mark.parametrize(("busy", "hint"), [(95.0, True), (3.0, False), (None, False), (Unknown("slices"), False)])
+@pytest.mark.parametrize("hidden", [{"walled": True}, {"blind": "3 hidden"}])
+def test_use_before_we_began_is_a_hint_where_others_cannot_be_seen(
+    hidden: dict[str, object], busy: float | Unknown | None, hint: bool
+) -> None:
+    found = neighbours(**hidden).on(GPU, "GPU-0", (), 4, 4, busy)
+    assert isinstance(found, Unknown)
+    assert found.by_design is not hint
+    assert ("95 % busy before the run began" in found.why) is hint
+
+
+def test_use_before_we_began_means_nothing_where_everybody_can_be_seen() -> None:
+    """A program that ended just before, or a driver that was just opened."""
+    assert neighbours().on(GPU, "GPU-0", (), 4, 4, 95.0) == ()
+
+
+def test_one_of_ours_that_lost_its_parent_is_still_ours(tmp_path: Path) -> None:
+    add(tmp_path, 77, "/dev/nvidia0", UVM)
+    (found,) = scan(str(tmp_path), known=()).computing
+    assert scan(str(tmp_path)).others(GPU, "GPU-0") == {77}
+    assert scan(str(tmp_path), known={(77, found.starttime)}).others(GPU, "GPU-0") == set()
+    assert scan(str(tmp_path), known={(77, found.starttime + 1)}).others(GPU, "GPU-0") == {77}, "its pid was reused"

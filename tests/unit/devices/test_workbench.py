@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices import foreign
+from gpukeeper.devices import workbench as workbench_module
 from gpukeeper.devices.foreign import Neighbours
 from gpukeeper.devices.health import Driver
 from gpukeeper.devices.holders import Holder
@@ -138,7 +139,7 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     """In a container memory alone tells of others, and from our first worker on it is also ours."""
     ours = Holder(pid=os.getpid(), starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
     walled = Neighbours((ours,), frozenset({os.getpid()}), {}, walled=True)
-    monkeypatch.setattr(foreign, "scan", lambda: walled)
+    monkeypatch.setattr(foreign, "scan", lambda **_: walled)
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
@@ -163,6 +164,33 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     assert isinstance(found, Unknown)
     assert not found.by_design
     assert "3000 MiB" in found.why
+
+
+def test_a_process_that_came_and_went_while_a_probe_ran_is_told_by_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = Holder(pid=1, starttime=1, uid=0, comm="python", stopped=False, minors=(200,))
+    nobody, somebody = (Neighbours(found, frozenset(), {}) for found in ((), (there,)))
+    monkeypatch.setattr(workbench_module, "WATCH_S", 0.0)
+
+    async def run(bench: LocalWorkbench) -> Any:
+        await bench.machine()
+        loop, gone, scans = asyncio.get_running_loop(), asyncio.Event(), []
+
+        def scan(**_: object) -> Neighbours:
+            scans.append(None)
+            if len(scans) > 1:
+                loop.call_soon_threadsafe(gone.set)  # what the scan before this one saw is remembered
+            return somebody if len(scans) == 1 else nobody
+
+        monkeypatch.setattr(foreign, "scan", scan)
+        await bench._watched(asyncio.wait_for(gone.wait(), 60))
+        return await bench.health(), await bench.health()
+
+    first, second = on_bench(run)
+    assert first["GPU-0"].foreign == (1,)
+    assert first["GPU-0"].named[1].startswith("pid 1 (")
+    assert (first["GPU-1"].foreign, second["GPU-0"].foreign) == ((), ())
 
 
 def test_gpus_of_somebody_else_are_neither_tested_nor_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,11 @@ def report(
         "expected": len(gpus),
         "tallies": tuple(_tally(uuid, grade, findings) for uuid, grade in grades.items()),
         "findings": tuple(findings),
+        "programme": tuple(dict.fromkeys(one.check for one in findings)),
     }
-    return Report(**{**known, **more})
+    told = {**known, **more}
+    wish = {"device": told["device"], "expected": told["expected"]}
+    return Report(**{"settings": {"wish": wish}, **told})
 
 
 def finding(check: str, uuid: str | None, verdict: Grade = Grade.PASS, **more: Any) -> Finding:

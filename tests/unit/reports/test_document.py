@@ -19,21 +19,21 @@ from tests.unit.reports import examples
 def test_what_is_written_is_read_back(name: str) -> None:
     """C4.7: one record; the views are made of it."""
     report = examples.EXAMPLES[name]()
-    read = document.read_report(document.report_json(report), "report.json")
+    read = document.decode_report(document.report_json(report), "report.json")
     samples = document.read_samples(document.samples_json(report), "samples.json")
     assert document.with_samples(read, samples, "samples.json") == report
 
 
 def test_samples_are_in_the_side_file_alone() -> None:
     report = examples.eight_gpus()
-    lean = document.read_report(document.report_json(report), "report.json")
+    lean = document.decode_report(document.report_json(report), "report.json")
     assert not lean.timeline
     assert not lean.records
     assert lean.findings == report.findings
 
 
 def test_unknown_facts_stay_unknown() -> None:
-    read = document.read_report(document.report_json(examples.one_good_gpu()), "report.json")
+    read = document.decode_report(document.report_json(examples.one_good_gpu()), "report.json")
     assert isinstance(read.machine.environment["fabric_manager"], Unknown)
     assert read.machine.environment["nccl_tests"] is None
 
@@ -42,7 +42,7 @@ def test_a_figure_that_is_no_number_becomes_words_and_no_figure() -> None:
     found = examples.finding(
         "gemm", None, Grade.FAIL, value=math.nan, samples=(1.0, math.nan, math.inf), unit="TFLOP/s"
     )
-    read = document.read_report(document.report_json(examples.report([], [found])), "report.json")
+    read = document.decode_report(document.report_json(examples.report([], [found])), "report.json")
     assert read.findings[0].value is None
     assert read.findings[0].samples == (1.0,)
     assert read.findings[0].evidence["not_finite"] == ["nan", "inf"]

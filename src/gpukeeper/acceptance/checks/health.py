@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpukeeper.acceptance import xids
+from gpukeeper.acceptance import circumstances, settings, xids
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
 from gpukeeper.acceptance.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
 from gpukeeper.model.acceptance import Fact, Finding, Gpu, Grade, Health, Reading, Remedy
@@ -27,7 +27,6 @@ HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware slowdown by heat", 0x8
 OFTEN = 0.6 / 120  # of the readings: 0.6 in a minute (gpud's rule), of which two are taken in a second
 SOFT_HEAT = 0x20
 SOFT_HEAT_SHARES = (0.01, 0.05)
-FIXED_CLOCKS = 0x2
 
 NVLINKS = (("A100-SXM4", 12), ("H100( SXM5)? 80GB HBM3| H200$|B200|B300", 18))
 SXM_ALONE = "it has no NVLink up. Alone on this machine that may be meant: the links may belong to the host"
@@ -134,11 +133,8 @@ def _grade_for(gpu: Gpu, rule: StateRule) -> Grade:
 
 
 def _power(gpu: Gpu, before: Health) -> Iterator[Finding]:
-    limit, usual = _number(before.states.get("power_limit_w")), _number(before.states.get("power_default_w"))
-    if limit is not None and usual is not None and limit < usual - 0.5:
-        set_it = f"Set it, unless you mean it: nvidia-smi -pl {usual:.0f}"
-        words = f"its power limit is {limit:.0f} W, {usual:.0f} W is usual. {set_it}"
-        yield _finding(gpu, Grade.WARN, "power-limited", words, Remedy.CHECK_CONFIG)
+    if words := settings.power_limited(gpu, before):
+        yield _finding(gpu, Grade.WARN, "power-limited", words, Remedy.RESET_SETTING)
 
 
 def links_expected(gpu: Gpu) -> int | None:
@@ -252,18 +248,11 @@ def _count(logged: tuple[Xid, ...] | Unknown, number: int) -> int:
 
 
 def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
-    pids: set[int] = set()
-    unseen: Unknown | None = None
-    for look in looks:
-        if isinstance(look.foreign, Unknown):
-            unseen = look.foreign
-        else:
-            pids |= set(look.foreign)
-    if pids:
-        who = ", ".join(str(pid) for pid in sorted(pids)[:4])
-        words = (
-            f"other work uses it (process {who}), so no figure of it counts. Stop that work, or wait, and run it again"
-        )
+    seen = list(looks)
+    unknown = [look.foreign for look in seen if isinstance(look.foreign, Unknown)]
+    unseen = max(unknown, key=lambda one: not one.by_design, default=None)
+    if who := circumstances.processes(seen):
+        words = f"another program used the GPU: {who}. Its figures do not count. {circumstances.STOP}"
         yield _finding(gpu, Grade.INCONCLUSIVE, "foreign-process", words, Remedy.RETEST)
     elif unseen is not None:
         grade = Grade.SKIPPED if unseen.by_design else Grade.INCONCLUSIVE
@@ -280,7 +269,10 @@ def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Findi
     yield from _soft_reasons(gpu, loaded)
     yield from _link_under_load(gpu, before, loaded)
     yield from _heat(gpu, before, loaded, setting)
-    yield from _memory_clock(gpu, before, loaded)
+    if words := settings.clocks_fixed(gpu, before, loaded):
+        yield _finding(gpu, Grade.WARN, "clocks-fixed", words, Remedy.RESET_SETTING)
+    if words := settings.memory_clock_fixed(gpu, before, loaded):
+        yield _finding(gpu, Grade.WARN, "memory-clock", words, Remedy.RESET_SETTING)
 
 
 def _hard_reasons(gpu: Gpu, mine: Sequence[Reading]) -> Iterator[Finding]:
@@ -308,9 +300,6 @@ def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
         yield _finding(
             gpu, Grade.FAIL if share > fail else Grade.WARN, "slowed-by-heat", words, Remedy.CHECK_CONFIG, value=share
         )
-    if any(reasons & FIXED_CLOCKS for reasons in told):
-        words = "somebody fixed its clocks. Undo it, unless you mean it: nvidia-smi -rgc, nvidia-smi -rac"
-        yield _finding(gpu, Grade.WARN, "clocks-fixed", words, Remedy.CHECK_CONFIG)
 
 
 def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Iterator[Finding]:
@@ -355,15 +344,6 @@ def _heat_and_power(uuid: str, setting: Setting) -> tuple[float, float] | None:
     if not both:
         return None
     return statistics.fmean(heat for heat, _ in both), statistics.fmean(power for _, power in both)
-
-
-def _memory_clock(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Iterator[Finding]:
-    could = _number(before.states.get("memory_mhz_max"))
-    seen = [reading.memory_mhz for reading in loaded if reading.memory_mhz is not None]
-    if could is not None and seen and max(seen) < 0.98 * could:
-        undo = "Undo fixed clocks: nvidia-smi -rmc"
-        words = f"under load its memory runs at {max(seen):.0f} MHz, {could:.0f} MHz is usual. {undo}"
-        yield _finding(gpu, Grade.WARN, "memory-clock", words, Remedy.CHECK_CONFIG, value=max(seen))
 
 
 def _grade(value: float, fail: float | None, warn: float | None) -> Grade | None:

@@ -167,11 +167,11 @@ def _all(given: Sequence[str]) -> list[Report]:
 def _reports_at(words: str) -> Iterator[Report]:
     from gpukeeper.model.errors import UsageError
     from gpukeeper.reports import document
-    from gpukeeper.reports.store import ReportFolder, read
+    from gpukeeper.reports.store import ReportFolder, load_file
 
     path = Path(words)
     if path.is_file():
-        yield document.read_report(read(path), str(path))
+        yield load_file(path)
     elif (path / document.REPORT).is_file():
         yield ReportFolder(path.parent).load(str(path), samples=False)
     elif path.is_dir():

@@ -1,0 +1,26 @@
+"""Promise 10 holds on simulated GPUs that fail in the middle, and for reports that were cut afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpukeeper.model.acceptance import Grade
+from tests.simulation.acceptance import simulate_acceptance
+from tests.simulation.promises import broken_in_acceptance
+
+SEEDS, CHUNK = 200, 25
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_what_could_not_be_tested_is_never_a_pass(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        broken = broken_in_acceptance(simulate_acceptance(seed))
+        assert not broken, f"seed {seed}: " + "\n".join(broken) + f"\nRepeat it: make simulate SEED={seed}"
+
+
+def test_the_runs_are_of_every_kind() -> None:
+    """Some pass, some fail, some cannot tell; and reports that nobody cut keep their verdict."""
+    runs = [simulate_acceptance(seed) for seed in range(60)]
+    assert {run.report.verdict for run in runs} >= {Grade.PASS, Grade.FAIL, Grade.INCONCLUSIVE}
+    assert any(run.truth.cut and run.report.verdict is Grade.PASS for run in runs)
+    assert all(run.read.verdict is run.report.verdict for run in runs if not run.truth.cut)
