@@ -211,9 +211,10 @@ async def _tick(w: Watch) -> None:
 
 
 def _note_stand_still(w: Watch, begun: datetime) -> None:
-    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
-    now = w.keeper.clock.now()
-    if now - begun > w.tick + STOOD_STILL:
+    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart. A clock
+    that is set back again must not put that into the future."""
+    now, since = w.keeper.clock.now(), w.keeper.watched_since
+    if now - begun > w.tick + STOOD_STILL or (since is not None and since > now):
         w.keeper.watched_since = now
 
 

@@ -259,6 +259,18 @@ async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Bench) -> None:
 
 
 @virtual
+async def test_a_clock_that_was_ahead_for_a_while_does_not_expire_the_warnings_of_hours(b: Bench) -> None:
+    def set_clock(hours: int) -> None:
+        b.clock.skew = hours * HOUR
+
+    b.loop.call_later(5 * 60, set_clock, 3)
+    b.loop.call_later(10 * 60, set_clock, 0)
+    await serve(b, 20 * MINUTE)
+    assert b.keeper.watched_since is not None
+    assert BEGIN + 9 * MINUTE <= b.keeper.watched_since <= BEGIN + 13 * MINUTE
+
+
+@virtual
 async def test_without_a_daemon_a_warning_of_an_earlier_look_counts(b: Bench) -> None:
     """`apply` from a timer warns in one run and stops in the next."""
     thing = await b.overdue("train")
