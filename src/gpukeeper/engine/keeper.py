@@ -42,10 +42,16 @@ class Keeper:
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
-    watched_since: datetime | None = None  # a daemon: since its start, or since it last stood still
+    watched_from: float | None = None  # a daemon: steady time of its start, or of when it last stood still
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
     followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
+
+    def watched_since(self, now: datetime) -> datetime | None:
+        """By the steady clock, so that a wrong clock at the start of a daemon makes no warning valid again."""
+        if self.watched_from is None:
+            return None
+        return now - timedelta(seconds=asyncio.get_running_loop().time() - self.watched_from)
 
     def __post_init__(self) -> None:
         self.clock_watch = ClockWatch(self.clock)

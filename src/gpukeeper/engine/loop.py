@@ -61,7 +61,7 @@ async def watch(w: Watch) -> None:
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
     w.keeper.serving = True
-    w.keeper.watched_since = w.keeper.clock.now()
+    w.keeper.watched_from = begun
     w.keeper.patience = MISSING_FOR
     await w.keeper.clock_watch.settle_in(w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
@@ -211,11 +211,9 @@ async def _tick(w: Watch) -> None:
 
 
 def _note_stand_still(w: Watch, begun: datetime) -> None:
-    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart. A clock
-    that is set back again must not put that into the future."""
-    now, since = w.keeper.clock.now(), w.keeper.watched_since
-    if now - begun > w.tick + STOOD_STILL or (since is not None and since > now):
-        w.keeper.watched_since = now
+    """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
+    if w.keeper.clock.now() - begun > w.tick + STOOD_STILL:
+        w.keeper.watched_from = asyncio.get_running_loop().time()
 
 
 async def _learn_baselines(w: Watch) -> None:
