@@ -45,7 +45,7 @@ class Keeper:
     failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway
     host: str = field(default_factory=socket.gethostname)  # where `gpus` are
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
-    watched_since: datetime | None = None  # a daemon: since its start, or since it last stood still
+    watched_from: float | None = None  # a daemon: steady time of its start, or of when it last stood still
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
     followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
     answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
@@ -55,6 +55,12 @@ class Keeper:
     next_list: float = 0.0  # steady time before which no list is made for a request
     confirmations: Confirmations = field(default_factory=Confirmations)
     proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
+
+    def watched_since(self, now: datetime) -> datetime | None:
+        """By the steady clock, so that a wrong clock at the start of a daemon makes no warning valid again."""
+        if self.watched_from is None:
+            return None
+        return now - timedelta(seconds=asyncio.get_running_loop().time() - self.watched_from)
 
     def __post_init__(self) -> None:
         self.clock_watch = ClockWatch(self.clock)

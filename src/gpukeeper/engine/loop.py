@@ -64,7 +64,7 @@ async def watch(w: Watch) -> None:
     begun = asyncio.get_running_loop().time()
     w.keeper.stopping = False
     w.keeper.serving = True
-    w.keeper.watched_since = w.keeper.clock.now()
+    w.keeper.watched_from = begun
     w.keeper.patience = MISSING_FOR
     await w.keeper.clock_watch.settle_in(w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
@@ -254,9 +254,8 @@ async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) ->
 
 def _note_stand_still(w: Watch, begun: datetime) -> None:
     """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
-    now = w.keeper.clock.now()
-    if now - begun > w.tick + STOOD_STILL:
-        w.keeper.watched_since = now
+    if w.keeper.clock.now() - begun > w.tick + STOOD_STILL:
+        w.keeper.watched_from = asyncio.get_running_loop().time()
 
 
 async def _learn_baselines(w: Watch) -> None:

@@ -261,7 +261,7 @@ async def views(
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
         held = elsewhere.get(key, ())
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since))
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since(now)))
     return joined
 
 

@@ -254,8 +254,31 @@ async def test_a_daemon_that_stood_still_begins_its_lead_anew(b: Bench) -> None:
     b.loop.call_later(5 * 60, lambda: b.loop.skip(20 * 60))  # the process was stopped, or the machine slept
     await serve(b, 26 * MINUTE)
     assert b.lines(Intended) == []
-    assert b.keeper.watched_since is not None
-    assert b.keeper.watched_since >= BEGIN + 25 * MINUTE
+    assert b.keeper.watched_from is not None
+    assert b.keeper.watched_from >= 25 * 60
+
+
+@virtual
+async def test_a_wrong_clock_at_the_start_makes_no_old_warning_valid(b: Bench) -> None:
+    """It is put right between two ticks; what was sent before this daemon ran stays expired."""
+    thing = await b.overdue("train")
+    b.clock.skew = -5 * HOUR
+    b.loop.call_later(65, lambda: setattr(b.clock, "skew", timedelta()))
+    await serve(b, 9 * MINUTE)
+    assert thing.state is State.RUNNING
+
+
+@virtual
+async def test_a_clock_that_was_ahead_for_a_while_does_not_expire_the_warnings_of_hours(b: Bench) -> None:
+    def set_clock(hours: int) -> None:
+        b.clock.skew = hours * HOUR
+
+    b.loop.call_later(5 * 60, set_clock, 3)
+    b.loop.call_later(10 * 60, set_clock, 0)
+    await serve(b, 20 * MINUTE)
+    since = b.keeper.watched_since(b.now())
+    assert since is not None
+    assert since <= BEGIN + 13 * MINUTE
 
 
 @virtual
