@@ -263,7 +263,7 @@ class SimulatedPlatform:
 
     def _trip(self) -> None:
         world = self._world
-        if world.faults.bug and world.rng.random() < world.faults.bug:
+        if world.faults.bug and world.bugs.random() < world.faults.bug:
             world.note("bug", place=self.place)
             raise Tripped("planted by the simulation")
 

@@ -41,7 +41,6 @@ ROUGH = Faults(
     uncaptured=0.05,
     unmeasured=0.03,
     undelivered=0.1,
-    bug=0.004,
     crash=0.003,
     jump=0.0005,
 )

@@ -84,6 +84,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.bugs = random.Random(f"bugs {self.seed}")  # apart, so that a world without them is the same
         self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         for place in self.places:
