@@ -565,7 +565,7 @@ def test_the_cluster_of_a_ray_job_is_suspended_under_its_own_conditions() -> Non
 def test_a_borrowed_ray_cluster_is_never_touched() -> None:
     api = StoredApi()
     path, _ = a_ray_job(api, owner="somebody")
-    assert trim(api, RAYJOB, path, [api.put(POD, a_pod())]) == Refused("RayCluster x-abc is not its own")
+    assert trim(api, RAYJOB, path, [api.put(POD, a_pod())]) == Refused("RayCluster x-abc is not controlled by it")
     path, _ = a_ray_job(api, clusterSelector={"ray.io/cluster": "x-abc"})
     assert isinstance(trim(api, RAYJOB, path, [api.put(POD, a_pod())]), Refused)
     assert api.writes() == []
