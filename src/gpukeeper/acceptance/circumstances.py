@@ -5,8 +5,8 @@ so is INCONCLUSIVE: it neither fails the GPU nor warns about it, and the sentenc
 results stay a FAIL: no load and no clock makes a healthy GPU compute wrong.
 
 Where other processes cannot be seen at all (no root, a pid namespace of our own) and nothing hints at one, a slow
-figure counts: otherwise no slow GPU would ever be found there. A list of processes that could not be read, or memory or load
-that nobody visible accounts for, is such a hint.
+figure counts: otherwise no slow GPU would ever be found there. A list of processes that could not be read, or memory
+or load that nobody visible accounts for, is such a hint.
 """
 
 from __future__ import annotations
