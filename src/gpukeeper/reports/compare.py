@@ -45,7 +45,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share, or near zero. `p`: corrected; None: too few samples to say."""
+    """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share itself, or near
+    zero. `p`: corrected; None: too few samples to say."""
 
     identity: str
     gpu: str
@@ -190,7 +191,8 @@ def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | No
         p=p,
         sure=sure,
         worse=worse,
-        sentence=f"{place} {_named(new.check, new.metric)}: {moved}{_share_words(share, points)}, {_sureness(p, moved_by)}",
+        sentence=f"{place} {_named(new.check, new.metric)}: {moved}{_share_words(share, points)},"
+        f" {_sureness(p, moved_by)}",
     )
 
 
