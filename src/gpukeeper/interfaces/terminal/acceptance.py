@@ -44,7 +44,7 @@ class Once:
     def __call__(self, words: str) -> str:
         for lesson in TEACH.values():
             if lesson.advice in words and lesson.advice in self._said:
-                words = words.replace(f" {lesson.advice}", "")
+                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # what a probe said as well
             elif lesson.advice in words:
                 self._said.add(lesson.advice)
         return words
