@@ -218,7 +218,7 @@ class LocalWorkbench:
     async def _greeting(self, gpu: str | None) -> tuple[dict[str, Any], dict[str, Fact]]:
         """What PyTorch says of itself, and what of that goes into the report. Its worker stays for the first probe."""
         if isinstance(self._python, Unknown):
-            return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": self._python.why}
+            return {}, {**dict.fromkeys(OF_TORCH, self._python), "torch_why": _cause(self._python)}
         where = machine.written(self._python)
         hello = await (self._without_gpu() if gpu is None else self._workers.hello(gpu))
         if not isinstance(hello, Broken):
@@ -253,7 +253,7 @@ class LocalWorkbench:
 
     @staticmethod
     def _no_torch(why: Unknown) -> Broken:
-        return Broken(kind="no_torch", words=why.why)
+        return Broken(kind="no_torch", words=_cause(why))
 
 
 def _without_a_driver(facts: Facts, *, inside: bool) -> tuple[tuple[Gpu, ...] | Unknown, dict[str, Any]]:
@@ -285,6 +285,11 @@ def _with_met(look: Health, met: Mapping[int, str]) -> Health:
         return look
     named = {pid: met.get(pid) or foreign.describe(pid) for pid in pids}
     return msgspec.structs.replace(look, foreign=pids, named=named)
+
+
+def _cause(no_python: Unknown) -> str:
+    """Without the advice at its end: the findings give it."""
+    return no_python.why.partition(" Get it: ")[0]
 
 
 def whole_of(uuid: str, gpus: Sequence[GpuFacts]) -> GpuFacts | None:

@@ -81,7 +81,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> str:
         """What stays the same when it is moved to another machine."""
-        return self.uuid if isinstance(self.serial, Unknown) or not self.serial else self.serial
+        named = isinstance(self.serial, str) and any(sign in self.serial for sign in "123456789")  # not 0, not N/A
+        return self.serial if named and isinstance(self.serial, str) else self.uuid
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,23 @@ import msgspec
 
 from gpukeeper.model.acceptance import Finding, Grade, Report, rank
 from gpukeeper.reports import statistics
-from gpukeeper.reports.wording import NODE, fact, figure, gpu_of, gpu_words, gpus_of, less_is_better, moment, value_of
+from gpukeeper.reports.wording import (
+    NODE,
+    fact,
+    figure,
+    gpu_of,
+    gpu_words,
+    gpus_of,
+    identity_of,
+    less_is_better,
+    moment,
+    printable,
+    value_of,
+)
 
 SURE = 0.05  # after the correction for how many figures are compared
+SHARES = {"share": 100.0, "percent": 1.0}  # units whose difference is told in points
+NEAR_ZERO = 0.01
 MATTERS = 0.02  # a smaller change happens between any two runs
 
 _Key: TypeAlias = tuple[str, str, str]  # identity, check, metric
@@ -31,7 +45,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of one GPU in both runs. `share`: 0.03 is 3 % more. `p`: corrected; None: too few samples to say."""
+    """One figure of one GPU in both runs. `share`: 0.03 is 3 % more; none of a figure that is a share itself, or near
+    zero. `p`: corrected; None: too few samples to say."""
 
     identity: str
     gpu: str
@@ -42,6 +57,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     share: float | None
+    points: float | None  # of a figure that is a share: 0.9 is 0.9 points more
     p: float | None
     sure: bool
     worse: bool
@@ -105,7 +121,7 @@ def _below(before: Grade, after: Grade) -> bool:
 def text(comparison: Comparison) -> str:
     """For a terminal: what matters first."""
     before, after = comparison.before, comparison.after
-    told = [f"{_side_words(before)}\n{_side_words(after)}", comparison.sentence]
+    told = [_side_words(before), _side_words(after), comparison.sentence]
     told += [f"GPU {name} is only in the second run." for name in comparison.added]
     told += [f"GPU {name} is only in the first run." for name in comparison.removed]
     told += [
@@ -114,7 +130,7 @@ def text(comparison: Comparison) -> str:
     ]
     told += [f"{name}: {old} → {new}" for name, (old, new) in comparison.environment.items()]
     told += [change.sentence for change in comparison.changes]
-    return "\n".join([*told, *comparison.not_compared]) + "\n"
+    return "\n".join(printable(line) for line in [*told, *comparison.not_compared]) + "\n"
 
 
 def _figures(report: Report) -> dict[_Key, Finding]:
@@ -127,12 +143,15 @@ def _figures(report: Report) -> dict[_Key, Finding]:
 
 
 def _identity(report: Report, uuid: str | None) -> str:
+    """Of a node by its name: figures of two machines are not compared."""
     gpu = gpu_of(report, uuid)
-    return gpu.identity if gpu is not None else uuid or NODE
+    if gpu is not None:
+        return identity_of(report, gpu)
+    return f"{NODE} {report.node}" if uuid is None else f"{report.node}/{uuid}"
 
 
 def _identities(report: Report) -> set[str]:
-    return {gpu.identity for gpu in gpus_of(report.machine)}
+    return {identity_of(report, gpu) for gpu in gpus_of(report.machine)}
 
 
 def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> tuple[Change, ...]:
@@ -150,8 +169,10 @@ def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | No
     before, after = value_of(old), value_of(new)
     assert before is not None, "only findings with a figure are compared"
     assert after is not None, "only findings with a figure are compared"
-    share = (after - before) / abs(before) if before else None
-    sure = p is not None and p < SURE and (share is None or abs(share) >= MATTERS)
+    points = (after - before) * SHARES[new.unit] if new.unit in SHARES else None
+    share = (after - before) / abs(before) if points is None and _comparable(before, after) else None
+    moved_by = share if points is None else points / 100
+    sure = p is not None and p < SURE and (moved_by is None or abs(moved_by) >= MATTERS)
     less = new.lower_is_better or less_is_better(new.unit)
     worse = after > before if less else after < before
     place = gpu_words(report, new.gpu)
@@ -166,10 +187,12 @@ def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | No
         before=before,
         after=after,
         share=share,
+        points=points,
         p=p,
         sure=sure,
         worse=worse,
-        sentence=f"{place} {_named(new.check, new.metric)}: {moved}{_share_words(share)}, {_sureness(p, share)}",
+        sentence=f"{place} {_named(new.check, new.metric)}: {moved}{_share_words(share, points)},"
+        f" {_sureness(p, moved_by)}",
     )
 
 
@@ -177,7 +200,14 @@ def _named(check: str, metric: str) -> str:
     return f"{check}.{metric}" if metric else check
 
 
-def _share_words(share: float | None) -> str:
+def _comparable(before: float, after: float) -> bool:
+    """A relative change of what is nearly nothing, or changes its sign, says nothing."""
+    return before * after > 0 and abs(before) >= NEAR_ZERO * abs(after)
+
+
+def _share_words(share: float | None, points: float | None) -> str:
+    if points is not None:
+        return f" ({points:+.1f} points)"
     return "" if share is None else f" ({share * 100:+.1f} %)"
 
 
@@ -237,9 +267,9 @@ def _environment(a: Report, b: Report) -> dict[str, tuple[str, str]]:
 
 
 def _not_compared(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> Iterable[str]:
-    for key, old, new in pairs:
+    for _, old, new in pairs:
         if (old.method, old.unit) != (new.method, new.unit):
-            place = gpu_words(report, new.gpu) if key[0] != NODE else NODE
+            place = gpu_words(report, new.gpu)
             ways = f"{old.method or 'unnamed'} ({old.unit}) and {new.method or 'unnamed'} ({new.unit})"
             yield f"{place} {_named(new.check, new.metric)}: not compared, measured by different methods: {ways}."
 

@@ -99,7 +99,7 @@ def _expect_schema(text: bytes, where: str) -> None:
         return
     if schema.rpartition("/")[0] == _FAMILY:
         raise KeeperError(
-            f"{where} has the form {schema}; this version of gpukeeper reads {SCHEMA}. "
+            f"{where} has the form {schema!r}; this version of gpukeeper reads {SCHEMA}. "
             "Read it with the version that wrote it."
         )
     said = f"it says {schema!r}" if schema else "it names no schema"

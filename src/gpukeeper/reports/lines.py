@@ -5,7 +5,7 @@ Pure: a line for a finding while the run goes on, and the closing ones from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpukeeper.model.acceptance import Finding, Grade, Report, worst
 from gpukeeper.reports.records import family, plain
@@ -77,14 +77,20 @@ def closing(report: Report, saved: str = "") -> list[str]:
 
 
 def result(report: Report) -> str:
-    """SUCCESS only for an accepted node. SKIPPED: nothing was tested, which is no success. Else what was found."""
+    """SUCCESS only for an accepted node. FAILURE with what failed. SKIPPED: it could not be told, which is no success;
+    the older kits have no other word for it."""
     if report.verdict in {Grade.PASS, Grade.WARN}:
         return line(RESULT, "SUCCESS")
-    if not any(finding.verdict is not Grade.SKIPPED and finding.code for finding in report.findings):
-        return line(RESULT, f"SKIPPED: {report.reason}")
-    guilty = [one for one in needs_attention(report) if one.verdict is not Grade.WARN]
-    listed = dict.fromkeys(f"{gpu_words(report, one.gpu)} {one.code}" for one in guilty)
-    return line(RESULT, f"FAILURE: {list(listed) or [report.reason]}")
+    guilty = needs_attention(report)
+    failed = _listed(report, [one for one in guilty if one.verdict is Grade.FAIL])
+    open_ = _listed(report, [one for one in guilty if one.verdict is Grade.INCONCLUSIVE])
+    if failed or report.verdict is Grade.FAIL:
+        return line(RESULT, f"FAILURE: {failed or report.reason}")
+    return line(RESULT, f"SKIPPED: not accepted, {report.verdict}: {open_ or report.reason}")
+
+
+def _listed(report: Report, findings: Sequence[Finding]) -> str:
+    return ", ".join(dict.fromkeys(f"{gpu_words(report, one.gpu)} {one.code}" for one in findings))
 
 
 def by_check(findings: Iterable[Finding]) -> dict[str, Grade]:

@@ -21,7 +21,16 @@ from gpukeeper.acceptance.lines import Figure
 from gpukeeper.model.acceptance import Finding, Grade, Report, rank, worst
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.reports.tables import rows
-from gpukeeper.reports.wording import SPEEDS, TIMES, gpu_of, gpus_of, less_is_better, needs_attention, value_of
+from gpukeeper.reports.wording import (
+    SPEEDS,
+    TIMES,
+    gpu_of,
+    gpus_of,
+    identity_of,
+    less_is_better,
+    needs_attention,
+    value_of,
+)
 
 FLEET_SCHEMA = "gpukeeper/fleet/v1"
 SLICE_OF = "slice"
@@ -235,7 +244,7 @@ def _doubles(reports: Iterable[Report]) -> Iterable[str]:
     where: defaultdict[str, list[str]] = defaultdict(list)
     for report in reports:
         for gpu in gpus_of(report.machine) if report.device == "cuda" else ():
-            where[gpu.identity].append(report.node)
+            where[identity_of(report, gpu)].append(report.node)
     for identity, nodes in where.items():
         if len(nodes) > 1:
             yield f"GPU {identity} is in the reports of {', '.join(nodes)}: it was moved, or one report is old."

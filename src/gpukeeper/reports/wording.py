@@ -67,6 +67,18 @@ def fact(value: Fact) -> str:
     return figure(value) if isinstance(value, float) else str(value)
 
 
+def printable(words: str) -> str:
+    """In one line, without what drives a terminal: a report may hold anybody's words."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in words)
+
+
+def identity_of(report: Report, gpu: Gpu) -> str:
+    """What it is known by in other reports. Where neither a serial number nor a uuid tells it from others: its place in
+    its machine, so that GPUs of two machines are never taken for one."""
+    known = report.device == "cuda" and any(sign in "123456789abcdef" for sign in gpu.uuid.lower().removeprefix("gpu-"))
+    return gpu.identity if gpu.identity != gpu.uuid or known else f"{report.node}/{gpu.index}"
+
+
 def moment(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from gpukeeper.model.acceptance import Finding, Grade, Machine, Report
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.reports import compare
 from tests.unit.reports import examples
 
@@ -153,3 +155,55 @@ def test_what_is_worse_is_told_from_what_only_changed() -> None:
     assert not worse(judged(unsure, failed), judged(good, failed))
     assert not worse(judged(good, failed), judged(failed)), "not tested this time"
     assert not worse(judged(("health", Grade.SKIPPED)), judged(good))
+
+
+ESCAPES = "\x1b[2J\x1b]0;evil\x07\u202e"
+
+
+def test_words_of_a_report_do_not_drive_the_terminal() -> None:
+    evil = examples.gpu(0, name=ESCAPES, serial=f"1{ESCAPES}")
+    found = [examples.finding("gemm", evil.uuid, Grade.FAIL, metric=ESCAPES, value=1.0, unit=ESCAPES, method=ESCAPES)]
+    one = examples.report([evil], found, node=f"node{ESCAPES}\n[RESULT] SUCCESS", version=ESCAPES)
+    two = examples.replace(one, version="other", findings=tuple(msgspec.structs.replace(f, method="m") for f in found))
+    for words in (compare.text(compare.compare(one, two)), compare.text(compare.compare(one, examples.one_good_gpu()))):
+        assert all(sign == "\n" or sign.isprintable() for sign in words), ascii(words)
+        assert not any(line.startswith("[RESULT]") for line in words.splitlines())
+
+
+@pytest.mark.parametrize("serial", [Unknown("not told"), "", "0", "0000000000000", "N/A"])
+@pytest.mark.parametrize("uuid", ["", "GPU-00000000-0000-0000-0000-000000000000"])
+def test_gpus_of_two_machines_are_never_taken_for_one(serial: str | Unknown, uuid: str) -> None:
+    only = examples.gpu(0, uuid=uuid, serial=serial)
+    one, two = (examples.report([only], examples.measured(only), node=node) for node in ("a", "b"))
+    found = compare.compare(one, two)
+    assert (found.changes, found.added, found.removed) == ((), ("b/0",), ("a/0",))
+    assert compare.compare(one, one).changes, "in one machine it is the same GPU"
+
+
+def test_figures_of_two_nodes_are_not_compared() -> None:
+    shared = [examples.finding("collectives", None, metric="all_reduce", value=478.2, unit="GB/s")]
+    one, two = (examples.report([examples.gpu(number)], shared, node=f"n{number}") for number in (1, 2))
+    assert compare.compare(one, two).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "said"),
+    [
+        ("share", -0.002, 0.007, "(+0.9 points)"),
+        ("share", 0.5, 0.55, "(+5.0 points)"),
+        ("percent", 99.0, 97.0, "(-2.0 points)"),
+        ("W", 0.0001, 3.0, "0.0001 W → 3 W, "),
+        ("W", -1.0, 3.0, "-1 W → 3 W, "),
+        ("GB/s", 50.0, 55.0, "(+10.0 %)"),
+    ],
+)
+def test_shares_differ_in_points_and_nothing_is_relative_to_zero(
+    unit: str, before: float, after: float, said: str
+) -> None:
+    only = examples.gpu(0)
+    one, two = (
+        examples.report([only], [examples.finding("stress", only.uuid, metric="rise", value=value, unit=unit)])
+        for value in (before, after)
+    )
+    (change,) = compare.compare(one, two).changes
+    assert said in change.sentence

@@ -43,12 +43,13 @@ def test_success_is_said_of_an_accepted_node_alone() -> None:
     """C4.6"""
     assert lines.result(examples.one_good_gpu()) == "[RESULT] SUCCESS"
     failed = lines.result(examples.eight_gpus())
-    assert failed.startswith("[RESULT] FAILURE: [")
+    assert failed.startswith("[RESULT] FAILURE: GPU ")
+    assert not set("[]'") & set(failed.partition("] ")[2])
     assert "GPU 5 exact-mismatch" in failed
     assert "GPU 6" not in failed, "a warning is no failure"
     assert lines.result(examples.empty()).startswith("[RESULT] SKIPPED: ")
     for make in (examples.on_the_cpu, examples.interrupted):
-        assert lines.result(make()).startswith("[RESULT] FAILURE: ")
+        assert lines.result(make()).startswith("[RESULT] SKIPPED: not accepted, INCONCLUSIVE: ")
 
 
 def test_the_summary_has_a_line_for_every_check() -> None:

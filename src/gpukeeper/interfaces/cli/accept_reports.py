@@ -64,9 +64,10 @@ def show(
     if json:
         shown.as_json("acceptance", words.document(report, str(folder.find(run))))
         return
+    once = words.Once()
     for line in words.finding_lines(report.findings, report, verbose=verbose):
-        words.to_stdout(line)
-    words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose)
+        words.to_stdout(once(line))
+    words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose, once=once)
 
 
 def compare(
@@ -140,13 +141,20 @@ def _print_fleet(fleet: Fleet) -> None:
     for figure in fleet.figures:
         for one in figure.outliers:
             name = f"{figure.check}.{figure.metric}"
-            typer.echo(
+            _echo(
                 f"{one.verdict}  {one.node} GPU {one.index} ({one.gpu}): {name} {one.value:.4g} {figure.unit}, "
                 f"{one.drop:.1%} worse than the median {figure.median:.4g} of {figure.n}"
             )
     for words in (*fleet.replaced, *fleet.doubles, *(f"{name} was not expected." for name in fleet.unexpected)):
-        typer.echo(words)
-    typer.echo(f"\n{fleet.verdict}  {fleet.reason}")
+        _echo(words)
+    typer.echo("")
+    _echo(f"{fleet.verdict}  {fleet.reason}")
+
+
+def _echo(words: str) -> None:
+    from gpukeeper.reports.wording import printable
+
+    typer.echo(printable(words))
 
 
 def _all(given: Sequence[str]) -> list[Report]:

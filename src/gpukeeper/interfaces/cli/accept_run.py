@@ -77,7 +77,7 @@ def run(asked: Asked) -> int:
     finally:
         ledger.close()
     with words.reader_may_leave():
-        _tell(asked, report, folder)
+        _tell(asked, report, folder, narrator)
     problems += _pruned(asked, report) if folder else []
     for problem in problems:
         say(problem)
@@ -299,14 +299,14 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     return []
 
 
-def _tell(asked: Asked, report: Report, folder: str) -> None:
+def _tell(asked: Asked, report: Report, folder: str, narrator: Narrator) -> None:
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
 
     if asked.json:
         show.as_json("acceptance", words.document(report, folder))
     else:
-        words.ending(report, folder, words.to_stdout, verbose=asked.verbose)
+        words.ending(report, folder, words.to_stdout, verbose=asked.verbose, once=narrator.once)
 
 
 def self_test(asked: Asked) -> int:

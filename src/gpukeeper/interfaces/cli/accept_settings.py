@@ -110,10 +110,8 @@ def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:
 
 
 def _device(flags: Flags, problems: list[str]) -> None:
-    from gpukeeper.config.problems import did_you_mean
-
     if flags.device not in DEVICES:
-        problems.append(f'--device "{flags.device}" is not known. {did_you_mean(flags.device, DEVICES)}')
+        problems.append(f'--device "{flags.device}" is not known. Write cuda for GPUs, or cpu or simulated.')
     if flags.ranks is not None and flags.device == "cuda":
         problems.append("--ranks is for --device cpu and simulated: on GPUs there is one rank for each.")
     if flags.ranks is not None and not 1 <= flags.ranks <= LARGEST_CPUS:

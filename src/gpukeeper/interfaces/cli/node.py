@@ -22,7 +22,11 @@ PATIENCE = timedelta(seconds=10)
 HISTORY = 20  # lines
 app = typer.Typer(no_args_is_help=True, help="This machine's GPUs: list, show; for admins: quarantine and return.")
 Gpu: TypeAlias = Annotated[
-    str, typer.Argument(metavar="GPU", help="Its uuid, a unique beginning of it, or its index on this machine.")
+    str,
+    typer.Argument(
+        metavar="GPU",
+        help="Its uuid, a unique beginning of it, its index on this machine, or gpu-0 as observe prints it.",
+    ),
 ]
 Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")]
 
@@ -132,7 +136,8 @@ def _find(
     from gpukeeper.model.unknown import Unknown
 
     known = _known(inventory, remembered)
-    fitting = [one for one in known if words == one[0] or words == str(one[1])] or [
+    meant = _observed_names(inventory).get(words.rpartition("/")[2].lower().replace(" ", "-"))
+    fitting = [one for one in known if words in (one[0], str(one[1])) or meant == one[0]] or [
         one for one in known if one[0].lower().startswith(words.lower())
     ]
     if len(fitting) == 1:
@@ -142,6 +147,19 @@ def _find(
     if fitting:
         raise UsageError(f'"{words}" fits {len(fitting)} GPUs: {", ".join(uuid for uuid, _ in fitting)}')
     raise UsageError(f'no GPU of this machine is called "{words}". See: gpukeeper node list')
+
+
+def _observed_names(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
+    """The uuid by the name that observe prints: gpu-0, gpu-0-slice-1."""
+    from gpukeeper.model.unknown import Unknown
+
+    found: dict[str, str] = {}
+    for gpu in () if isinstance(inventory, Unknown) else inventory:
+        if isinstance(gpu.uuid, str):
+            found[f"gpu-{gpu.index}"] = gpu.uuid
+        for part in () if isinstance(gpu.slices, Unknown) else gpu.slices:
+            found[f"gpu-{gpu.index}-slice-{part.index}"] = part.uuid
+    return found
 
 
 def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:

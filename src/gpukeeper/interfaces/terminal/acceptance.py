@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpukeeper.acceptance.messages import TEACH
 from gpukeeper.acceptance.suite import NOT_ASKED_FOR
 from gpukeeper.engine.accept import Began, Repeated, Step
 from gpukeeper.interfaces.terminal import show
@@ -34,6 +35,21 @@ TOGETHER = frozenset({Grade.PASS, Grade.SKIPPED, Grade.INCONCLUSIVE})  # told of
 TOLD = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
 
 
+class Once:
+    """Advice is printed once: where eleven checks have the same cause, ten of them only say what is wrong."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, words: str) -> str:
+        for lesson in TEACH.values():
+            if lesson.advice in words and lesson.advice in self._said:
+                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # what a probe said as well
+            elif lesson.advice in words:
+                self._said.add(lesson.advice)
+        return words
+
+
 class Narrator:
     """Called by the engine with every step. Results go where `echo` puts them; the moving line is stderr's."""
 
@@ -44,6 +60,7 @@ class Narrator:
         self._now: Began | None = None
         self._began = time.monotonic()
         self._moving = sys.stderr.isatty()
+        self.once = Once()
 
     def __call__(self, step: Step) -> None:
         if not isinstance(step, Finding):
@@ -100,7 +117,7 @@ class Narrator:
 
     def _say(self, words: str) -> None:
         self._erase()
-        self._echo(plain(words))
+        self._echo(plain(self.once(words)))
         self._draw()
 
 
@@ -174,17 +191,21 @@ def _kind(report: Report | None) -> str:
     return "CPU" if report is not None and report.device == "cpu" else "GPU"
 
 
-def ending(report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool) -> None:
-    """The GPUs, what was not tested, the verdict, where the report is, what next."""
+def ending(
+    report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool, once: Once | None = None
+) -> None:
+    """The GPUs, what was not tested, the verdict, where the report is, what next. `once`: of the lines before it."""
+    once = once or Once()
     for words in lines.closing(report, folder):
         echo(plain(words))
     echo("")
-    show.table([_gpu_row(report, number) for number in range(len(report.tallies))], head=_HEAD)
+    rows = [_gpu_row(report, number) for number in range(len(report.tallies))]
+    show.table([(*row[:-1], once(row[-1])) for row in rows], head=_HEAD)
     for words in coverage_lines(report.coverage, verbose=verbose):
         echo(plain(words))
     if report.tallies or report.coverage:
         echo("")
-    echo(plain(verdict_line(report)))
+    echo(plain(once(verdict_line(report))))
     if folder:
         echo(plain(f"Report: {folder}"))
     for words in next_steps(report):
