@@ -12,6 +12,7 @@ from gpukeeper.platforms.simulated.world import Place, World
 
 GIB = 1024**3
 SESSION = "/tmp/ray/session_"  # noqa: S108
+OLD = timedelta(days=300)
 TEMPORARY = ("ray_tmp_", "pip-", "tmp", "tmp-keep-", "keep-")
 
 
@@ -74,9 +75,11 @@ class Files:
         tree.in_use = self._world.rng.random() < 0.3
         if tree.in_use:
             self._world.after(self._span(60, 300), lambda: self._close(tree))
+        elif self._world.rng.random() < 0.5:
+            tree.changed = self._now() - OLD  # an old folder, moved here
+            self.move(tree)
         else:
-            later = self._world.rng.choice((self.read, self.move))
-            self._world.after(self._span(30, 200), lambda: None if tree.gone else later(tree))
+            self._world.after(self._span(5, 25), lambda: self.read(tree))
 
     def crashes(self, place: Place) -> None:
         """Much at once, and the logs of what crashed."""
