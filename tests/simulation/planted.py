@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +31,7 @@ from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Ver
 from gpukeeper.model.event import Closed, Intended
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.simulated import thing as simulated_thing
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.simulation.harness import LoggedLedger
 
@@ -398,6 +400,31 @@ def call_every_disk_too_full() -> Iterator[None]:
 def delete_what_was_opened_since_the_look() -> Iterator[None]:
     """An adapter that does not look for open files once more after it moved a tree away."""
     with swapped(SimulatedPlatform, "is_free", staticmethod(lambda thing: True)):
+        yield
+
+
+@planted("trees_are_free")
+def treat_an_old_access_time_as_unused() -> Iterator[None]:
+    """An adapter that takes a read of which there is no record for none."""
+
+    def believed(thing: Any) -> Any:
+        return max(
+            (one for one in (thing.changed, thing.moved, thing.read) if one is not None), default=thing.last_used
+        )
+
+    with swapped(simulated_thing, "told_last_use", believed):
+        yield
+
+
+@planted("trees_are_free")
+def forget_when_a_tree_was_moved_here() -> Iterator[None]:
+    """An adapter that looks at what is inside a tree, and not at its top."""
+    told = simulated_thing.told_last_use
+
+    def forgetful(thing: Any) -> Any:
+        return told(replace(thing, moved=None))
+
+    with swapped(simulated_thing, "told_last_use", forgetful):
         yield
 
 

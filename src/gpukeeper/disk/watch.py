@@ -168,9 +168,10 @@ class Watch:
             self._forget()
 
     def _note(self, event: Event, known: dict[tuple[bytes, bytes], str | None], now: float) -> None:
-        disks = [one for one in self._disks.values() if event.lost or one.filesystem == event.filesystem]
-        for disk in disks:
-            if event.lost or event.handle is None:
+        disks = [one for one in self._disks.values() if one.filesystem == event.filesystem]
+        lost = event.lost or not disks  # of which of them is not known
+        for disk in self._disks.values() if lost else disks:
+            if lost or event.handle is None:
                 disk.since = now
                 continue
             key = event.filesystem, event.handle

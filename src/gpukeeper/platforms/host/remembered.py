@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured, instant
 from gpukeeper.disk.open_files import Below
 from gpukeeper.model.unknown import Unknown, is_known
@@ -53,20 +55,25 @@ class Remembered:
         return fresh and not folder.may_be_too_full and total < folder.above * FAR_BELOW
 
     def recall(
-        self, entry: Entry, top: os.stat_result, folder: Folder, in_use: Below | Unknown, now: datetime
+        self,
+        entry: Entry,
+        top: os.stat_result,
+        folder: Folder,
+        in_use: Below | Unknown,
+        now: datetime,
+        last_use: Callable[[Measured], LastUse],
     ) -> Measured | None:
-        """The last measurement if it will do. None: measure it anew."""
+        """The last measurement if it will do. None: measure it anew. `last_use`: what follows from a measurement."""
         known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
         if known is None or entry.taken is not None or not timedelta() <= now - known.at < LASTS:
             return None
         used_since = instant(max(_times(top)))
         newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
         held = not isinstance(in_use, Unknown) and entry.name in in_use.users
-        least = folder.least_age
-        young = least is None or newest + least > now
-        if held or young or self.is_far_below(folder, now):
-            return msgspec.structs.replace(known.measured, newest=newest)
-        return None
+        again = msgspec.structs.replace(known.measured, newest=newest)
+        least, used = folder.least_age, last_use(again).at
+        young = least is None or isinstance(used, Unknown) or used + least > now
+        return again if held or young or self.is_far_below(folder, now) else None
 
 
 def _times(top: os.stat_result) -> tuple[int, ...]:

@@ -246,7 +246,9 @@ class Trees:
 
     def _recall(self, entry: Entry, top: os.stat_result, folder: Folder, in_use: InUse) -> Measured | None:
         below = in_use if isinstance(in_use, Unknown) else in_use.below
-        known = self._remembered.recall(entry, top, folder, below, self._at().now)
+        known = self._remembered.recall(
+            entry, top, folder, below, self._at().now, lambda found: self._last_use(entry, found, in_use)
+        )
         stays = entry.kind == translate.TREE and entry.name in folder.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 

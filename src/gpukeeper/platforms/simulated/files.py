@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Shape, State
-from gpukeeper.platforms.simulated.thing import Node, Thing
+from gpukeeper.platforms.simulated.thing import DAY, Node, Thing
 from gpukeeper.platforms.simulated.world import Place, World
 
 GIB = 1024**3
 SESSION = "/tmp/ray/session_"  # noqa: S108
+OLD = timedelta(days=300)
 TEMPORARY = ("ray_tmp_", "pip-", "tmp", "tmp-keep-", "keep-")
 
 
@@ -25,12 +26,12 @@ class Files:
 
     @property
     def stirrers(self) -> list[Callable[[Thing], None]]:
-        return [self.touch, self.open, self.work_beside, self.revive]
+        return [self.touch, self.open, self.read, self.move, self.work_beside, self.revive]
 
     def touch(self, thing: Thing) -> None:
         if thing.shape is Shape.TREE:
-            thing.last_used, thing.in_use = self._now(), self._world.rng.random() < 0.5
-            thing.touch()
+            thing.in_use = self._world.rng.random() < 0.5
+            thing.change(self._now())
             self._world.note("person", thing, effect="files touched")
 
     def open(self, thing: Thing) -> None:
@@ -39,6 +40,23 @@ class Files:
             thing.in_use = True
             self._world.note("person", thing, effect="files opened")
             self._world.after(self._span(20, 90), lambda: self._close(thing))
+
+    def read(self, thing: Thing) -> None:
+        """Again and again, and closed in between. The disk records the first read after a change, and one a day."""
+        if thing.shape is Shape.TREE and thing.category is Category.TEMPORARY and not thing.gone:
+            now = thing.last_used = self._now()
+            if thing.read is None or now - thing.read >= DAY:
+                thing.read = now
+            self._world.note("person", thing, effect="files read")
+            if self._world.rng.random() < 0.8:
+                self._world.after(self._span(5, 40), lambda: self.read(thing))
+
+    def move(self, thing: Thing) -> None:
+        """From elsewhere to below a root: only its top tells."""
+        if thing.shape is Shape.TREE and thing.category is Category.TEMPORARY:
+            thing.last_used = thing.moved = self._now()
+            thing.touch()
+            self._world.note("person", thing, effect="moved here")
 
     def work_beside(self, thing: Thing) -> None:
         if thing.node is not None and thing.node.name:
@@ -57,6 +75,11 @@ class Files:
         tree.in_use = self._world.rng.random() < 0.3
         if tree.in_use:
             self._world.after(self._span(60, 300), lambda: self._close(tree))
+        elif self._world.rng.random() < 0.5:
+            tree.changed = self._now() - OLD  # an old folder, moved here
+            self.move(tree)
+        else:
+            self._world.after(self._span(5, 25), lambda: self.read(tree))
 
     def crashes(self, place: Place) -> None:
         """Much at once, and the logs of what crashed."""
@@ -101,7 +124,8 @@ class Files:
         ref = Ref(place.platform, place.place, kind, name, world.new_uid(), node.name)
         tree = Thing(ref, self._now(), Shape.TREE, rng.choice(place.people), "ray", state=State.ENDED)
         tree.category, tree.node = category, node
-        tree.size, tree.last_used = rng.randint(1, 40) * GIB, self._now()
+        tree.size = rng.randint(1, 40) * GIB
+        tree.last_used = tree.changed = self._now()
         return world.add(tree)
 
     def _live(self, session: Thing) -> None:
@@ -118,8 +142,8 @@ class Files:
 
     def _close(self, tree: Thing) -> None:
         if not tree.gone:
-            tree.in_use, tree.last_used = False, self._now()
-            tree.touch()
+            tree.in_use = False
+            tree.change(self._now())
 
     def _begin_work(self, node: Node) -> None:
         node.busy = "a task runs on it"

@@ -9,6 +9,8 @@ from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Category, Disk, Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
+DAY = timedelta(hours=24)
+
 
 @dataclass
 class Node:
@@ -45,7 +47,10 @@ class Thing:
     children: int = 0  # that run
     ends_for_good: bool = False
     size: int = 0
-    last_used: datetime | None = None
+    last_used: datetime | None = None  # of a tree, the truth
+    changed: datetime | None = None  # of a tree: its last change on record
+    moved: datetime | None = None  # below its root, as its top records it
+    read: datetime | None = None  # the last read on record; others within a day of it leave no trace
     in_use: bool = False
     category: Category = Category.TEMPORARY
     node: Node | None = None  # of a tree
@@ -60,6 +65,11 @@ class Thing:
 
     def touch(self) -> None:
         self.version += 1
+
+    def change(self, now: datetime) -> None:
+        """Of a tree: somebody wrote to it."""
+        self.last_used, self.changed, self.read = now, now, None
+        self.touch()
 
     def start(self, now: datetime, busy_for: timedelta) -> None:
         self.previous_end = self.ended
@@ -105,6 +115,14 @@ UNKNOWABLE = (
 )
 
 
+def told_last_use(thing: Thing) -> datetime | None:
+    """Until when a tree may have been used, by what its disk records (relatime)."""
+    if thing.changed is None or thing.category is not Category.TEMPORARY:
+        return thing.last_used
+    hidden = None if thing.read is None else thing.read + DAY
+    return max(one for one in (thing.changed, thing.moved, hidden) if one is not None)
+
+
 def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
     """As the adapter sees it. `vague` names the one fact that could not be learned."""
     facts: dict[str, object] = {
@@ -122,7 +140,7 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
         "needed": thing.needed,
         "live_children": thing.children,
         "size": thing.size,
-        "last_used": thing.last_used,
+        "last_used": told_last_use(thing),
         "in_use": thing.in_use,
         "busy": thing.busy,
         "proof": thing.proof,

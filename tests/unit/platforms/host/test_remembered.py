@@ -8,14 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.disk import measure
+from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.policy import DiskMarks, Policy, Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import trees
-from tests.unit.platforms.host.machine import Machine, a_tick, held_open
+from tests.unit.platforms.host.machine import Machine, a_tick, everything_seen, held_open
 
 HOUR = timedelta(hours=1)
 NEVER_FULL, ALWAYS_FULL = DiskMarks(high=1.1, low=1.1), DiskMarks(high=0.0, low=0.0)
@@ -224,5 +227,26 @@ def test_small_trees_far_below_the_threshold_are_not_walked_again_however_old(tm
         (found,) = on.observe().values()
     assert isinstance(found.together, int)
     on.clock.by = 10 * HOUR + HOUR / 2
+    with nothing_walked(walks, "tmp-a"):
+        on.observe()
+
+
+def test_a_tree_that_stays_because_reads_leave_no_trace_is_not_walked_again_at_once(
+    tmp_path: Path, walks: Walks
+) -> None:
+    def scan() -> OpenFiles:
+        there = Mount("0:99", "/", str(tmp_path), "ext4", options=("rw", "noatime"))
+        return msgspec.structs.replace(everything_seen(), own_mounts=(there,))
+
+    on = Machine(tmp_path, scan=scan)
+    on.tree()
+    on.clock.by = 2 * HOUR
+    (found,) = on.observe().values()
+    assert isinstance(found.last_used, Unknown)
+    assert "(noatime)" in found.last_used.why
+    on.clock.by = 2 * HOUR + HOUR / 3
+    with nothing_walked(walks):
+        on.observe()
+    on.clock.by = 3 * HOUR
     with nothing_walked(walks, "tmp-a"):
         on.observe()
