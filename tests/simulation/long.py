@@ -1,5 +1,5 @@
-"""`make simulate HOURS=8`: a million damaged inputs for the parsers, then seed after seed until the time is over or
-a promise breaks; SEED=n repeats one."""
+"""`make simulate HOURS=8`: 2,000 real removals against racing neighbours, a million damaged inputs for the parsers,
+then seed after seed until the time is over or a promise breaks; SEED=n repeats one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.harness import CALM_HOURS, ROUGH_HOURS, simulate
 from tests.simulation.inputs import read_all
 from tests.simulation.promises import broken_in_acceptance, broken_promises
+from tests.simulation.racer import race
 
 BATCH = 64
 
@@ -24,7 +25,12 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.seed is not None:
         return _report(wanted.seed, check(wanted.seed)[1])
-    return _many(time.monotonic() + wanted.hours * 3600)
+    end = time.monotonic() + wanted.hours * 3600
+    lost = race()
+    if lost:
+        print("\n".join(lost))
+        return 1
+    return _many(end)
 
 
 def check(seed: int) -> tuple[int, list[str]]:

@@ -70,6 +70,13 @@ def is_trash(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def holds_a_name(found: os.stat_result) -> bool:
+    """Whether it looks like the empty file of ours that has the name of a tree while that is looked at. What is at that
+    name cannot be learned from it."""
+    ours = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o7777
+    return ours and found.st_size == 0
+
+
 def take(parent: int, name: str, identity: Identity) -> Taken | Changed | Refused:
     """Out of everybody's reach, or left where it is."""
     with making(parent, f"{identity[0]}:{identity[1]}") as trash:
@@ -332,8 +339,7 @@ def _is_place(folder: int, name: str, inode: int) -> bool:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
         return False
-    ours = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o7777
-    return ours and found.st_ino == inode and found.st_size == 0
+    return holds_a_name(found) and found.st_ino == inode
 
 
 def _contents(parent: int, trash: str) -> list[Taken]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,3 +77,34 @@ def test_a_lock_of_somebody_else_is_seen(tmp_path: Path) -> None:
     os.close(one)
     assert kernel.lock(two)
     os.close(two)
+
+
+def test_whether_a_file_is_open_anywhere_is_known_to_the_kernel(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    if kernel.is_open(folder, "file") is None:
+        pytest.skip("this filesystem has no leases")
+    assert kernel.is_open(folder, "file") is False
+    one, other = socket.socketpair()
+    with (tmp_path / "file").open() as file:
+        assert kernel.is_open(folder, "file") is True
+        socket.send_fds(one, [b"x"], [file.fileno()])
+    assert kernel.is_open(folder, "file") is True  # on its way, and in no process
+    other.close()
+    assert kernel.is_open(folder, "file") is False
+    with (tmp_path / "file").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    assert kernel.is_open(folder, "file") is True
+    mapped.close()
+    assert kernel.is_open(folder, "missing") is None
+    os.close(folder)
+    one.close()
+
+
+def test_a_glance_tells_what_stat_tells(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    found, seen = (tmp_path / "file").stat(), kernel.glance(str(tmp_path / "file"))
+    assert (seen.dev, seen.ino, seen.nlink) == (found.st_dev, found.st_ino, found.st_nlink)
+    assert (seen.mode, seen.uid, seen.blocks) == (found.st_mode, found.st_uid, found.st_blocks)
+    with pytest.raises(FileNotFoundError):
+        kernel.glance(str(tmp_path / "missing"))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gpukeeper.disk.mounts import Mount, has_mount_inside, own_mounts, parse_mounts, source_of
+import os
+
+import pytest
+
+from gpukeeper.disk.mounts import Mount, has_mount_inside, own_mounts, parse_mounts, source_of, unparsed
 
 TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 40 27 254:1 /scratch /tmp rw shared:3 - ext4 /dev/vdb rw
@@ -47,3 +51,18 @@ def test_the_layers_of_an_overlay_are_read_back() -> None:
     assert newer.layers == ("/a:1", "/b", "/c")
     (other,) = parse_mounts("9 1 0:60 / /merged rw - ext4 /dev/vda rw,upperdir=/c")
     assert other.layers == ()
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x1c", "\r", "\u3000"])
+def test_only_what_the_kernel_writes_ends_a_line_or_a_field(sign: str) -> None:
+    line = f"9 1 0:60 / /a{sign}b rw - tmpfs x{sign}y rw\n"
+    for text in (line, os.fsencode(line)):
+        (mount,) = parse_mounts(text)
+        assert (mount.point, mount.kind) == (f"/a{sign}b", "tmpfs")
+        assert unparsed(text) == 0
+
+
+def test_a_line_that_is_not_the_kernels_is_counted_and_no_error() -> None:
+    text = b"9 1 0:60 / /a rw - tmpfs x rw\nnonsense\n\xff\xfe 1\n9 1 0:60 / /b\\777\\\n"
+    assert [mount.number for mount in parse_mounts(text)] == [9, 9]
+    assert unparsed(text) == 2

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from gpukeeper.disk import trash
 from gpukeeper.platforms.ray.processes import is_still
 
 LINKS = 40  # as the kernel allows
@@ -61,10 +62,12 @@ def folder(root: int, path: str) -> Iterator[tuple[int, str, frozenset[int]]]:
 
 
 def identity(root: int, path: str) -> tuple[int, int]:
-    """Of whatever is there, links resolved within the node."""
+    """Of whatever is there, links resolved within the node. FileNotFoundError also while a removal holds that name."""
     way = resolved(root, path)
     try:
         found = os.fstat(way[-1][0])
+        if trash.holds_a_name(found):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found.st_dev, found.st_ino
     finally:
         for step, _ in way[1:]:

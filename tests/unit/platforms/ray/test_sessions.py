@@ -184,9 +184,11 @@ def test_a_session_that_somebody_starts_to_use_during_the_removal_is_put_back(tm
             self.came = False
 
         def __call__(self) -> tuple:  # type: ignore[type-arg]
-            if not folder.exists():  # it was taken a moment ago
+            if not folder.is_dir():  # it was taken a moment ago; a file of ours has its name
                 self.came = True
-                return (process(2**22, "raylet-to-be", f"--session-dir={folder}"),)
+                alive = os.getppid()  # so that what it finds at that path can be looked at
+                began = int(Path(f"/proc/{alive}/stat").read_text().rpartition(")")[2].split()[19])
+                return (process(alive, "raylet-to-be", f"--session-dir={folder}", starttime=began),)
             return ()
 
     late = Late()
