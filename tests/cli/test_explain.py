@@ -30,9 +30,14 @@ def measured(fleet: Fleet, key: str, minutes: int) -> None:
     now = datetime.now(UTC)
     samples = [
         Sample(
-            key, one, "GPU-0" if one is Signal.GPU else "", now - timedelta(minutes=back), _value(one, back, minutes)
+            key,
+            one,
+            "GPU-0" if one is Signal.GPU else "",
+            now - timedelta(minutes=back),
+            _value(one, back, minutes),
+            since=now - timedelta(minutes=back + 1),
         )
-        for back in range(150)
+        for back in reversed(range(150))
         for one in (Signal.GPU, Signal.CPU, Signal.DISK, Signal.TERMINAL)
     ]
     absent = Unknown("it has the network of its host", by_design=True)
@@ -56,7 +61,7 @@ def test_every_signal_stage_and_remedy_is_said(fleet: Fleet) -> None:
     ran = fleet.run("explain", "eval")
     assert ran.code == 0, ran.err
     said = " ".join(ran.out.split())
-    assert "gpu GPU-0 0 % (just now); at most 83 % in 2h, in use from 5 %; 100% of it measured" in said
+    assert "gpu GPU-0 0 % (just now); at most 83 % in 2h, in use from 5 %; measured without a gap for 2h30m" in said
     assert "network absent by design: it has the network of its host" in said
     assert "terminal no input (just now)" in said
     _, _, after = ran.out.partition("If nothing changes:")
