@@ -93,3 +93,39 @@ def _tracked_lines() -> list[tuple[Path, int, str]]:
         if path != here
         for n, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
     ]
+
+
+READERS = {"src/gpukeeper/model/reading.py"}
+# Programs of ours that import nothing, and JSON that we wrote a moment ago.
+OWN_JSON = {"src/gpukeeper/interfaces/terminal/acceptance.py"}
+OWN_FOLDERS = ("src/gpukeeper/probes/", "src/gpukeeper/platforms/simulated/", "src/gpukeeper/disk/crew")
+
+
+def test_foreign_json_and_times_are_read_in_one_place() -> None:
+    """msgspec lets UnicodeDecodeError and RecursionError through, and the calendar raises OverflowError."""
+    direct = re.compile(r"msgspec\.json\.(?:decode|Decoder)\(|json\.loads?\(|\bdurationpy\b")
+    found = [
+        f"{name_of(path)}:{n}"
+        for path, n, line in _source_lines()
+        if direct.search(line) and name_of(path) not in READERS | OWN_JSON and not name_of(path).startswith(OWN_FOLDERS)
+    ]
+    assert not found, f"read it with model/reading.py: {found}"
+
+
+CONSTANTS = {("lease.py", "_PATH"), ("meter.py", "words")}
+
+
+def test_no_text_is_a_template() -> None:
+    """A name with braces in it must not be read as a format: write an f-string. Only constants are formatted."""
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"format", "format_map"}
+        and not isinstance(node.func.value, ast.Constant)
+        and (path.name, ast.unparse(node.func.value)) not in CONSTANTS
+        and ast.unparse(node.func.value) != "msgspec.json"
+    ]
+    assert not found, f"put it together with an f-string: {found}"

@@ -79,7 +79,7 @@ def progress_line(words: str) -> None:
     """One line on stderr that the next one overwrites; nothing when nobody watches."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
-        typer.echo("\r" + words[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
+        typer.echo("\r" + plain(words)[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:

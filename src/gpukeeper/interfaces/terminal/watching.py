@@ -17,6 +17,7 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
+from gpukeeper.notify.terminals import plain
 from gpukeeper.wiring import Session, reload_policy
 
 DAY = timedelta(days=1)
@@ -85,7 +86,7 @@ class Lines:
         outcomes = map(show.outcome_row, [*report.settled, *report.outcomes])
         show.table([*outcomes, *map(show.warning_row, report.warnings)])
         if report.plan.breaker:
-            typer.echo(f"breaker: {report.plan.breaker}")
+            typer.echo(plain(f"breaker: {report.plan.breaker}"))
 
     def _say_unseen(self, report: PassReport) -> None:
         """When it begins and when it is over: whoever reads these lines must not take silence for rest."""

@@ -257,7 +257,7 @@ def _decode(read: bytes, type_: type[T], path: str) -> T:
 def read_list(read: bytes | msgspec.Raw, type_: type[T], what: str, path: str) -> tuple[list[T], list[Unseen]]:
     """All at once; one by one only where one of them cannot be read."""
     try:
-        return reading.decode(read, type=list[type_]) or [], []  # type: ignore[valid-type]
+        return reading.decode(read, type=list[type_]), []  # type: ignore[valid-type]
     except msgspec.DecodeError:
         entries: list[msgspec.Raw] = _decode(bytes(read), list[msgspec.Raw], path)
     found: list[T] = []

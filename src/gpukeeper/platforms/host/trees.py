@@ -314,10 +314,12 @@ class Trees:
         if not is_trash(Path(folder).name):
             self.watch.add(folder)
         found = self._scan()
-        wanted = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
         named = self._mentioned(folders.spellings(self.named, folder))
-        return Used(open_files.below(folder, found), {**wanted, **named}, reads)
+        for path, why in needed.items():
+            if (name := _entry_of(folder, path)) is not None:
+                named.setdefault(name, why)
+        return Used(open_files.below(folder, found), named, reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""

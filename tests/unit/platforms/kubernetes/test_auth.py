@@ -408,7 +408,7 @@ def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({"expirationTimestamp": "soon"}, "expirationTimestamp: 'soon' is no time"),
+        ({"expirationTimestamp": "soon"}, "expirationTimestamp: 'soon' is not a time"),
         ({"clientCertificateData": "x"}, "certificate without its key"),
         ({"token": 5}, "no ExecCredential"),
     ],

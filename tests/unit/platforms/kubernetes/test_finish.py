@@ -89,7 +89,7 @@ ODD_TIMES = [
     ("0001-01-01T00:00:00Z", "no time that anything happened at"),
     ("1969-12-31T23:59:59Z", "no time that anything happened at"),
     ("2026-11-15T10:00:00", "has no time zone"),
-    ("yesterday", "is no time"),
+    ("yesterday", "is not a time"),
     (FUTURE, "is in the future"),
     (ago(days=400), "is before its creation"),
 ]

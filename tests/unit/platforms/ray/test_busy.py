@@ -73,6 +73,8 @@ RUNNING = Job("RUNNING", "03000000", driver=Driver(IP))
         (said(workers=(driver("03000000"),), jobs=(RUNNING,)), "driver of job 03000000 is alive"),
         (said(jobs=(RUNNING,)), "job 03000000 is running"),
         (said(jobs=(Job("PENDING", submission_id="raysubmit_1"),)), "job raysubmit_1 is pending"),
+        (said(jobs=(Job("{x}", submission_id="{0}%s"),)), "job {0}%s is {x}"),
+        (said(jobs=(Job("{}\x1b[2J", "b"), Job("{y}", "a"))), "2 jobs, a for one, which is {}?[2j"),
         (said(jobs=(Job("RUNNING", submission_id="raysubmit_1", driver_node_id=HERE),)), "job raysubmit_1 is running"),
     ],
 )
