@@ -249,6 +249,8 @@ def any_of(wanted: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*(any_of(one) for one in inner))
     if origin is tuple:
         return st.lists(any_of(inner[0]), max_size=2).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(any_of(inner[0]), max_size=2)
     if origin is Mapping:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     if issubclass(wanted, Enum):

@@ -348,6 +348,7 @@ def test_odd_names_break_no_line(clock: Ticking) -> None:
 
 
 def everything_told(metrics: Metrics) -> None:
+    metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(
         at=NOW, ref=ref("a"), rule="idle", stage=1, incarnation="1", limit=HOUR, delivered=True, channel="", message=""
@@ -357,6 +358,13 @@ def everything_told(metrics: Metrics) -> None:
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
     seen = {"counts": counts, "oldest": {"trainjob": NOW}, **there}
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
+
+
+def test_a_pass_that_stopped_is_counted_and_is_no_look_at_the_place(metrics: Metrics) -> None:
+    metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
+    seen = told(metrics)
+    assert seen['gpukeeper_passes_failed_total{place="lab",platform="kubernetes"}'] == 1
+    assert "gpukeeper_last_pass_timestamp_seconds" not in seen
 
 
 def test_every_series_is_told_and_every_told_series_is_in_the_list(metrics: Metrics) -> None:
