@@ -9,6 +9,7 @@ from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model import errors
 from tests.docs import generate
 from tests.docs.markdown import ROOT
+from tests.simulation import planted_acceptance  # noqa: F401 - registers its bugs
 from tests.simulation.planted import PLANTED
 
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"

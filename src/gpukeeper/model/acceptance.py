@@ -19,6 +19,7 @@ from gpukeeper.model.unknown import Unknown
 
 SCHEMA = "gpukeeper/acceptance/v1"
 NOT_ASKED = Unknown("the driver was not asked")
+NO_SERIALS = ("", "N/A", "[N/A]")  # without zeros: what boards without a serial number have in its place
 Fact: TypeAlias = bool | int | float | str | Unknown | None  # None: does not exist here
 Values: TypeAlias = Mapping[str, Any]  # what a probe was given or said; plain JSON
 
@@ -81,8 +82,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> str:
         """What stays the same when it is moved to another machine."""
-        named = isinstance(self.serial, str) and any(sign in self.serial for sign in "123456789")  # not 0, not N/A
-        return self.serial if named and isinstance(self.serial, str) else self.uuid
+        if isinstance(self.serial, Unknown) or self.serial.strip("0") in NO_SERIALS:
+            return self.uuid
+        return self.serial
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
