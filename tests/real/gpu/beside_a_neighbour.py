@@ -41,8 +41,12 @@ def neighbour(python: str) -> Iterator[tuple[int, int]]:
     try:
         yield started.pid, uid
     finally:
-        started.kill()
-        started.wait()
+        _end(started)
+
+
+def _end(program: subprocess.Popen[str]) -> None:
+    program.kill()
+    program.communicate()  # closes its pipe, too
 
 
 def _start(python: str, uid: int) -> subprocess.Popen[str] | None:
@@ -53,8 +57,7 @@ def _start(python: str, uid: int) -> subprocess.Popen[str] | None:
         assert one.stdout is not None
         if one.stdout.readline() == "ready\n":
             return one
-        one.kill()
-        one.wait()
+        _end(one)
     return None
 
 
