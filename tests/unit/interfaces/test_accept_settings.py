@@ -137,7 +137,15 @@ def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
 
 def test_every_problem_is_told_at_once() -> None:
     told = refused(check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"])
-    for words in ('"gemm"', '"exact"', '"soon" is not a duration', '"cuda"', "--ranks 99", "contradict", 'no "x"'):
+    for words in (
+        '"gemm"',
+        '"exact"',
+        '"soon" is not a duration',
+        "Write cuda for GPUs",
+        "--ranks 99",
+        "contradict",
+        'no "x"',
+    ):
         assert words in told
     assert len(told.splitlines()) == 8
 
