@@ -50,13 +50,13 @@ def test_of_a_path_on_no_known_mount_it_is_not_said_that_nobody_else_uses_it(mou
 ETC = """# comment
 /srv/nfs 10.0.0.0/8(rw,fsid=0,crossmnt) \\
     gss/krb5i(rw)
-"/home/shared files"  *(ro,no_subtree_check)
+"/srv/shared files"  *(ro,no_subtree_check)
 /with\\040blank *(rw)
 """
 
 
 def test_exports_are_read_with_blanks_and_continued_lines() -> None:
-    found = [("/srv/nfs", True), ("/home/shared files", False), ("/with blank", False)]
+    found = [("/srv/nfs", True), ("/srv/shared files", False), ("/with blank", False)]
     assert list(parse_exports(ETC)) == found
     assert list(parse_exports("# Version 1.1\n# Path Client(Flags) # IPs\n/a\t*(rw,nohide)\n\n\x85x")) == [("/a", True)]
 

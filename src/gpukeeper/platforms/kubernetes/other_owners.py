@@ -29,8 +29,10 @@ PAGE = 500
 REMEMBERED = timedelta(minutes=10)
 MOST_REMEMBERED = 50_000
 SHOWN = 80  # characters of a foreign name
-ONLY_METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
-ONE, LIST = ONLY_METADATA.format("PartialObjectMetadata"), ONLY_METADATA.format("PartialObjectMetadataList")
+ONE, LIST = (
+    f"application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
+    for kind in ("PartialObjectMetadata", "PartialObjectMetadataList")
+)
 
 Exists: TypeAlias = bool | Unknown
 
