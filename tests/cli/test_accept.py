@@ -141,7 +141,8 @@ def test_a_rank_of_a_larger_job_does_nothing(fleet: Fleet) -> None:
 
 def test_a_second_run_on_this_machine_has_to_wait(fleet: Fleet) -> None:
     folder = fleet.state / "leases"
-    folder.mkdir(parents=True)
+    fleet.state.mkdir(mode=0o700)
+    folder.mkdir()
     held = os.open(folder / lease_name("acceptance", socket.gethostname()), os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
