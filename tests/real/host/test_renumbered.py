@@ -44,14 +44,13 @@ def attached(image: Path) -> Iterator[str]:
 
 
 @contextmanager
-def mounted(image: Path, point: Path) -> Iterator[int]:
+def mounted(device: str, point: Path) -> Iterator[int]:
     """Yields its device number."""
-    with attached(image) as device:
-        _run("mount", device, point)
-        try:
-            yield point.stat().st_dev
-        finally:
-            _run("umount", point)
+    _run("mount", device, point)
+    try:
+        yield point.stat().st_dev
+    finally:
+        _run("umount", point)
 
 
 @pytest.fixture
@@ -64,17 +63,22 @@ def image(tmp_path: Path) -> Path:
 
 
 def test_a_hold_outlasts_the_device_number(tmp_path: Path, image: Path) -> None:
-    point, other = tmp_path / "disk", tmp_path / "other.img"
+    point = tmp_path / "disk"
     point.mkdir()
-    other.write_bytes(bytes(2**20))
-    with mounted(image, point) as before:
+    with attached(image) as first:
+        _hold_and_renumber(tmp_path, image, point, first)
+
+
+def _hold_and_renumber(tmp_path: Path, image: Path, point: Path, first: str) -> None:
+    """The first device stays attached: the second one surely has another number."""
+    with mounted(first, point) as before:
         host = Host(tmp_path, TREES, point / "scratch")
         path = host.tree("tmp-held")
         host.tree("tmp-loose")
         held = host.run("workload", "hold", str(path), "--for", "1h")
         assert held.code == 0, held.err
         assert len(host.lines("hold")) == 1
-    with attached(other), mounted(image, point) as after:
+    with attached(image) as second, mounted(second, point) as after:
         assert after != before, "the disk has its old number: nothing is tested"
         (place,) = host.run("plan", "--json", "--platform", "host", "--kind", "tree").json()["places"]
         planned = {Path(d["seen"]["ref"]["name"]).name: d for d in place["decisions"]}
@@ -85,5 +89,5 @@ def test_a_hold_outlasts_the_device_number(tmp_path: Path, image: Path) -> None:
         assert host.names() == ["tmp-held"]
         released = host.run("workload", "release", str(path))
         assert released.code == 0, released.err
-    with mounted(image, point):
+    with mounted(first, point):
         assert host.apply().outcomes()["tmp-held"]["result"] == "reclaimed", "released under either number"
