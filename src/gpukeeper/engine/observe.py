@@ -18,7 +18,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.remember import recalled, remember
+from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
@@ -240,6 +240,7 @@ async def views(
 ) -> list[View]:
     """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
     keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
+    keys += [key for s in subjects if (key := lasting_key(s)) is not None]
     live = [s.ref.key for s in subjects if may_be_idle(s, book)]
     series = dict(await keeper.signals.series(live, now - _look_back(book), now)) if live else {}
     asking = [s for s in subjects if s.marks.keep_alive is True]
@@ -257,6 +258,7 @@ async def views(
         if line is not None:
             lines.append(line)
             memory = remember(memory, line) or EMPTY
+        memory = with_lasting_holds(subject, memory, memories.get(lasting_key(subject) or "", EMPTY))
         subject = recalled(subject, memory)  # noqa: PLW2901
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)

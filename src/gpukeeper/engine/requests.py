@@ -127,6 +127,7 @@ async def hold(
     granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
+    granted = msgspec.structs.replace(granted, lasting=subject.lasting or "")
     await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
     return subject.ref, granted
 
@@ -142,7 +143,7 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
         still = f" Still held: {'; '.join(left)}." if left else ""
         raise UsageError(f"nothing was released: {subject.ref.path} has no hold that {who} may end.{still}")
     line = Released(at=now, ref=subject.ref, owner=_owner(found.view), by=who, own=own, mark=ended.mark)
-    await keeper.ledger.append([line])
+    await keeper.ledger.append([msgspec.structs.replace(line, lasting=subject.lasting or "")])
     if left:
         return f"{subject.ref.path}: released {', '.join(ended.words)}. Still held: {'; '.join(left)}."
     return f"{subject.ref.path} is no longer held."

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from math import isnan
 
 from gpukeeper.engine.ports import Signals
-from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, remember
+from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, refs_of, remember
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import (
@@ -119,8 +119,8 @@ class InMemoryLedger:
                 self._restore(line)
             case _:
                 pass
-        if line.ref is not None:
-            self._take_about(line.ref, line)
+        for ref in refs_of(line):
+            self._take_about(ref, line)
 
     def _restore(self, line: Checkpoint) -> None:
         """A checkpoint is the whole state: what it does not name was not there."""

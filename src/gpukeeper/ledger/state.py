@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper.ledger.lines import decode, text
-from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, remember
+from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, refs_of, remember
 from gpukeeper.model import reading
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
@@ -41,8 +41,8 @@ def take(c: sqlite3.Connection, line: Event) -> None:
             _restore(c, line)
         case _:
             pass
-    if line.ref is not None:
-        _take_about(c, line.ref, line)
+    for ref in refs_of(line):
+        _take_about(c, ref, line)
 
 
 def rebuild(c: sqlite3.Connection, where: str) -> int:

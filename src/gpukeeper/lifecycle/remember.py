@@ -28,6 +28,7 @@ from gpukeeper.model.event import (
     Vanished,
     WarningSent,
 )
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
 from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Outcome, State, Subject
@@ -104,6 +105,28 @@ def recalled(subject: Subject, memory: Memory) -> Subject:
     if stopped and subject.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
         known["outcome"] = Outcome.STOPPED
     return msgspec.structs.replace(subject, **known) if known else subject
+
+
+def refs_of(line: Event) -> tuple[Ref, ...]:
+    """What a line is about. A hold on a tree is also remembered by the uid that outlasts the device number."""
+    if line.ref is None:
+        return ()
+    lasting = line.hold.lasting if isinstance(line, Held) else line.lasting if isinstance(line, Released) else ""
+    return (line.ref, msgspec.structs.replace(line.ref, uid=lasting)) if lasting else (line.ref,)
+
+
+def lasting_key(subject: Subject) -> str | None:
+    """The second key of a tree: see `refs_of`."""
+    return None if subject.lasting is None else msgspec.structs.replace(subject.ref, uid=subject.lasting).key
+
+
+def with_lasting_holds(subject: Subject, memory: Memory, lasting: Memory) -> Memory:
+    """`lasting`: what is remembered by the lasting key. It decides about the holds that were taken under that key: a
+    release under another device number ends them only there. All others count by the device number."""
+    if subject.lasting is None:
+        return memory
+    others = tuple(hold for hold in memory.holds if hold.lasting != subject.lasting)
+    return msgspec.structs.replace(memory, holds=(*others, *lasting.holds))
 
 
 def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:

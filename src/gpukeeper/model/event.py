@@ -70,6 +70,7 @@ class Held(Line, frozen=True, tag="hold"):
 class Released(Line, frozen=True, tag="release"):
     own: bool = False  # True: only the holds of `by` end
     mark: str = ""  # an admin's: why its own hold mark, which ends with this, could not be read
+    lasting: str = ""  # of a tree: see Subject.lasting
 
 
 class Intended(Line, frozen=True, tag="intent"):

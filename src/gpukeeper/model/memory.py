@@ -32,6 +32,7 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     admin: bool = False
     suspends: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # what it held; a user's holds of one GPU add up over workloads
+    lasting: str = ""  # of a tree: see Subject.lasting; it is remembered by this uid, too
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):

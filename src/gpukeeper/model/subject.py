@@ -122,6 +122,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     busy: str | Unknown | None = None
     kept: str | None = None  # why a tree stays however old it is, as a clause: "the link latest leads to it"
     disk: Disk | None = None  # the filesystem it lies on; None: not looked at, so never too full
+    lasting: str | None = None  # of a tree: its uid with an id of the filesystem that outlasts its device number
     proof: str | Unknown | None = None  # an orphan: what ties it to the workload that ended
     evidence: tuple[str, ...] = ()  # sentences: why it is believed to be this owner's
     findings: tuple[str, ...] = ()  # sentences: what somebody should mend; nothing is repaired here

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.devices import nvml
-from gpukeeper.disk import open_files
+from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock
@@ -29,6 +29,7 @@ from gpukeeper.model.decision import (
     Refused,
     Snapshot,
     Step,
+    Unseen,
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
@@ -126,7 +127,12 @@ class HostPlatform:
         if disks or unseen:
             yield Snapshot(self.name, self._place, self._clock.now(), disks, unseen)
         async for subjects, unseen in self._trees.observe():
-            yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(subjects), unseen)
+            trees = await self._identified(subjects)
+            if isinstance(trees, Unknown):
+                missed = (*unseen, Unseen(f"trees of {self._place}", trees.why))
+                yield Snapshot(self.name, self._place, self._clock.now(), (), missed)
+                continue
+            yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(trees), unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         """The machine gives no hints; the next pass looks. While somebody waits for them, what is used is watched."""
@@ -147,7 +153,8 @@ class HostPlatform:
             return await self._gpus.look_at_holder(ref)
         if ref.kind in TREES:
             found = await self._trees.look(ref)
-            return (await self._beside((found,)))[0] if isinstance(found, Subject) else found
+            trees = await self._identified((found,)) if isinstance(found, Subject) else found
+            return (await self._beside(trees))[0] if isinstance(trees, tuple) else trees
         if ref.kind == translate.DISK:
             return await self._disks.look(ref)
         return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
@@ -185,6 +192,15 @@ class HostPlatform:
         if ref.kind != translate.REPORT or saved is None:
             return errors.NO_COPY
         return await archive.bring_back(ref, saved, self._trees.named, self._patience)
+
+    async def _identified(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...] | Unknown:
+        """Without its filesystem it is not known whether somebody holds a tree."""
+        try:
+            return await in_thread(lambda: filesystems.identified(trees), self._patience.tree) if trees else ()
+        except TimeoutError:
+            return Unknown(f"a filesystem {errors.too_slow(self._place, self._patience.tree).why}")
+        except OSError as error:
+            return Unknown(f"the filesystems could not be identified: {error.strerror or error}")
 
     async def _beside(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...]:
         """A temporary tree may be needed by whatever runs here, however old it looks."""

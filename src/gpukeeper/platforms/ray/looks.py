@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
+from gpukeeper.disk import filesystems
 from gpukeeper.disk.measure import Limits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
@@ -45,6 +46,7 @@ class Looks:
         around = Around(everyone, self._scan(), self._proc)
         with self._visiting(node, around, wants, patience) as visit:
             found = survey.survey(visit, wants)
+        found.subjects = list(filesystems.identified(found.subjects))
         door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
         return found, found.size(survey.estimate(found, door)), around.used
 
@@ -56,7 +58,8 @@ class Looks:
             self._visit(node, everyone, wants, patience) as visit,
             finding.found(visit, ref, wants) as spot,
         ):
-            return self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
+            found = self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
+        return filesystems.identified([found])[0] if isinstance(found, Subject) else found
 
     def capture(
         self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from gpukeeper.devices.nvml import GpuFacts, inventory
+from gpukeeper.disk import filesystems
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Platform
@@ -35,6 +36,7 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import Patience, hostname, user_name
+from tests.unit.platforms.host.machine import Machine
 
 T = TypeVar("T")
 BOOT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -420,3 +422,30 @@ def test_a_temporary_tree_is_beside_whatever_a_cluster_runs_on_this_machine(
     looked = wait(platform.look(listed.ref))
     assert isinstance(looked, Subject)
     assert (listed.busy, looked.busy) == (work, work)
+
+
+# Filesystems that outlast their device number
+
+
+def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    inode, device = machine.tree().stat().st_ino, tmp_path.stat().st_dev
+    monkeypatch.setattr(filesystems, "lasting_ids", lambda: {device: "fsid-a"})
+    seen = machine.observe()["tmp-a"]
+    assert (seen.ref.uid, seen.lasting) == (f"{device}:{inode}", f"fsid-a:{inode}")
+    assert machine.look(seen).lasting == seen.lasting
+
+
+def test_without_a_list_of_filesystems_no_tree_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether somebody holds it is not known then."""
+    machine = Machine(tmp_path)
+    machine.tree()
+    seen = machine.observe()["tmp-a"]
+
+    def fail() -> dict[int, str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(filesystems, "lasting_ids", fail)
+    words = "the filesystems could not be identified: Permission denied"
+    assert (machine.observe(), unseen(machine.platform)) == ({}, {"trees of node-1": words})
+    assert machine.look(seen) == Unknown(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk import trash
+from gpukeeper.disk import filesystems, trash
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
@@ -341,3 +341,14 @@ def test_work_of_ray_concerns_only_the_temporary_folders_that_ray_uses(tmp_path:
     assert isinstance(run(ray.busy_here(str(tmp_path))), Unknown)
     assert run(ray.busy_here(str(tmp_path / "other"))) is None
     assert run(platform(tmp_path).busy_here(str(tmp_path))) is None  # no raylet is here
+
+
+def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path, "tmpone")
+    monkeypatch.setattr(filesystems, "lasting_ids", lambda: {tmp_path.stat().st_dev: "fsid-a"})
+    ray = platform(tmp_path)
+    found = one_of(ray, tmp_path, "tmpone")
+    assert found.lasting == f"fsid-a:{(tmp_path / 'tmpone').stat().st_ino}"
+    again = run(ray.look(found.ref))
+    assert isinstance(again, Subject)
+    assert again.lasting == found.lasting
