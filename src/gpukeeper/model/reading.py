@@ -32,7 +32,7 @@ _UNITS = {
 }
 _PART = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(us|ms|s|m|h|d|w)")
 _SPAN = re.compile(rf"(?:{_PART.pattern})+")
-_WHOLE = re.compile(r"[0-9]{1,18}")
+_WHOLE = re.compile(r"[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 T = TypeVar("T")

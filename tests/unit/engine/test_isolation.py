@@ -35,32 +35,32 @@ class Broken(SimulatedPlatform):
     bug_in = ""
     problem: Exception = KeyError("a line without a colon")
 
-    def _trip(self, call: str) -> None:
+    def _break(self, call: str) -> None:
         if call == self.bug_in:
             raise self.problem
 
     async def observe(self, scope: Any) -> Any:
         async for page in super().observe(scope):
-            self._trip("observe")
+            self._break("observe")
             yield page
 
     async def wake(self) -> AsyncIterator[Ref | None]:
         await asyncio.sleep(1)
-        self._trip("wake")
+        self._break("wake")
         async for ref in super().wake():
             yield ref
 
     async def look(self, ref: Ref) -> Any:
-        self._trip("look")
+        self._break("look")
         return await super().look(ref)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Any:
-        self._trip("capture")
+        self._break("capture")
         return await super().capture(subject, what)
 
     async def act(self, *args: Any) -> Any:
         answer = await super().act(*args)
-        self._trip("act")
+        self._break("act")
         return answer
 
 

@@ -76,7 +76,7 @@ async def test_a_claim_ends_only_ones_own_holds(b: Bench) -> None:
     theirs = msgspec.structs.replace(line.hold, by="bob", until=line.hold.until + HOUR)
     await b.ledger.append([msgspec.structs.replace(line, by="bob", hold=theirs)])
     reply = await ask(b, "release", "eval")
-    assert "no longer held by ann. Still held by bob" in reply.words
+    assert "released the hold of ann. Still held: by bob" in reply.words
     (memory,) = (await b.ledger.memories([line.ref.key])).values()  # type: ignore[union-attr]
     assert [hold.by for hold in memory.holds if hold.until > b.now()] == ["bob"]
 
@@ -275,4 +275,4 @@ async def test_a_release_without_a_hold_writes_nothing(b: Bench) -> None:
     b.ended("eval")
     reply = await ask(b, "release", "eval")
     assert (reply.done, b.ledger.lines) == (False, [])
-    assert "nothing was changed" in reply.words
+    assert "nothing was released" in reply.words

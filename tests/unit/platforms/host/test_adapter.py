@@ -272,7 +272,7 @@ def test_a_gpu_that_root_or_a_process_just_begun_has_open_says_so(proc: Path) ->
     add(proc, 22, "/dev/nvidia0", uid=0)
     found = subjects(gpu_host(proc))
     assert set(found) == {"gpu-0"}
-    assert found["gpu-0"].busy == "pid 21 (python, 4242), pid 22 (python, root)"
+    assert found["gpu-0"].busy == "pid 21 (python, uid 4242), pid 22 (python, root)"
 
 
 def test_a_gpu_whose_holders_could_not_be_listed_may_be_held(tmp_path: Path) -> None:

@@ -644,7 +644,7 @@ def test_the_busiest_pod_counts_and_each_must_be_measured(tmp_path: Path) -> Non
     one, _recorded, _time = meter(*lines, counters=two)
     assert judged(tmp_path, read(one, both), both).use is Use.ACTIVE
     one, _recorded, _time = meter(*lines, counters=rates(CPU, 0.5))
-    (tmp_path / "other").mkdir()
+    (tmp_path / "other").mkdir(mode=0o700)
     found = judged(tmp_path / "other", read(one, both), both)
     assert found.use is Use.UNKNOWN
     assert "cpu use was not measured" in found.reason

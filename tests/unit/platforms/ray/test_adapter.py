@@ -106,7 +106,7 @@ def test_work_that_begins_during_the_removal_puts_the_tree_back(tmp_path: Path) 
     folder = tree(tmp_path, "tmpone")
 
     def here() -> tuple:  # type: ignore[type-arg]
-        return () if folder.exists() else (process(2**22, "ray::late", mounts=None),)
+        return () if folder.is_dir() else (process(2**22, "ray::late", mounts=None),)
 
     ray = platform(tmp_path, here=here)
     found = one_of(ray, tmp_path, "tmpone")
