@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
-LEFT_BEHIND_MAX = 16  # threads that did not come back in time; with that many nothing more is begun
-_left_behind: set[threading.Thread] = set()
+LEFT_BEHIND_MAX = 4  # threads of one kind of work that did not come back in time; with that many no more are begun
+_left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(set)  # by the code that they run
 
 
 async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
-    """TimeoutError when it takes longer; the thread is then left behind. Also, at once, when too many were.
+    """TimeoutError when it takes longer; the thread is then left behind. Also, at once, when too many of the same work
+    were: a disk that hangs must not keep other work from being begun.
 
     Not asyncio.to_thread: its threads are waited for when the program ends, and a thread inside a dead network
     filesystem never ends.
@@ -39,8 +41,9 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    _left_behind.difference_update([one for one in _left_behind if not one.is_alive()])
-    if len(_left_behind) >= LEFT_BEHIND_MAX:
+    left = _left_behind[getattr(work, "__code__", type(work))]
+    left.difference_update([one for one in left if not one.is_alive()])
+    if len(left) >= LEFT_BEHIND_MAX:
         raise TimeoutError(f"{LEFT_BEHIND_MAX} earlier calls have not come back; nothing more is begun until they do")
     thread = threading.Thread(target=run, name="gpukeeper-blocking", daemon=True)
     thread.start()
@@ -49,5 +52,5 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
             return await answer
     except TimeoutError:
         if not answer.done() or answer.cancelled():
-            _left_behind.add(thread)
+            left.add(thread)
         raise

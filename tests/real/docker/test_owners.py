@@ -100,7 +100,7 @@ def test_who_publishes_an_image_has_no_power_over_what_others_start_from_it(dock
     assert docker.state("victim") == "running"
     assert bench.ask(SOMEBODY_ELSE, "hold", "victim").done
     assert bench.ask("root", "hold", "victim").done
-    assert "Still held by root" in bench.ask(SOMEBODY_ELSE, "release", "victim").words
+    assert "Still held: by root" in bench.ask(SOMEBODY_ELSE, "release", "victim").words
     assert bench.ask("root", "release", "victim").done
     assert bench.ask("root", "stop", "victim").done
     assert not bench.ask(SOMEBODY_ELSE, "restore", "victim").done

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -57,8 +57,11 @@ def held(program: str, use: Callable[[Leashed], Awaitable[object]]) -> object:
 
 @contextmanager
 def watched(*pids: int) -> Iterator[Callable[[], bool]]:
-    """Tells whether all of them ended; whoever did not is killed in the end."""
-    fds = [os.pidfd_open(pid) for pid in pids]
+    """Tells whether all of them ended; whoever did not is killed in the end. One that is gone already has ended."""
+    fds = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            fds.append(os.pidfd_open(pid))
     try:
         yield lambda: all(select.select([fd], [], [], PATIENCE_S)[0] for fd in fds)
     finally:

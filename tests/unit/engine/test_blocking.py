@@ -14,9 +14,8 @@ from gpukeeper.engine.blocking import in_thread
 AT_ONCE, A_WHILE = timedelta(milliseconds=10), timedelta(minutes=1)
 
 
-def test_with_too_many_left_behind_nothing_more_is_begun_until_they_come_back() -> None:
+def test_with_too_many_left_behind_only_that_work_is_not_begun_until_they_come_back() -> None:
     hangs, begun = threading.Event(), list[int]()
-    before = {one for one in blocking._left_behind if one.is_alive()}  # of other tests in this process
 
     def work() -> int:
         begun.append(1)
@@ -24,14 +23,18 @@ def test_with_too_many_left_behind_nothing_more_is_begun_until_they_come_back() 
         return 7
 
     async def main() -> None:
-        for _ in range(blocking.LEFT_BEHIND_MAX + 5):
-            with pytest.raises(TimeoutError):
-                await in_thread(work, AT_ONCE)
-        assert len(blocking._left_behind) == blocking.LEFT_BEHIND_MAX
-        hangs.set()
-        for thread in blocking._left_behind - before:
+        try:
+            for _ in range(blocking.LEFT_BEHIND_MAX + 5):
+                with pytest.raises(TimeoutError):
+                    await in_thread(work, AT_ONCE)
+            left = set(blocking._left_behind[work.__code__])
+            assert len(left) == blocking.LEFT_BEHIND_MAX
+            assert await in_thread(lambda: 8, A_WHILE) == 8
+        finally:
+            hangs.set()
+        for thread in left:
             thread.join()
-        assert len(begun) == blocking.LEFT_BEHIND_MAX - len(before)
+        assert len(begun) == blocking.LEFT_BEHIND_MAX
         assert await in_thread(work, A_WHILE) == 7
 
     asyncio.run(main())
