@@ -126,8 +126,8 @@ def test_a_tree_whose_name_somebody_takes_meanwhile_never_stays_in_the_trash(tmp
     there = {one.stat().st_ino for one in root.iterdir()} | {one.stat().st_ino for one in tmp_path.iterdir()}
     assert set(inodes) <= there
     assert list(root.glob(f"{TRASH}*")) == []
-    taken_over = len(list(root.glob(f"tree{RETURNED}*")))
-    assert (taken_over > 0) is (mode == 0o777)  # a sticky folder guards our file, and so the name
+    if mode == 0o1777:  # it guards our file, and so the name; elsewhere the neighbour may or may not be quick enough
+        assert list(root.glob(f"tree{RETURNED}*")) == []
 
 
 def busy(answer: OpenFiles) -> OpenFiles:

@@ -1,5 +1,6 @@
 """What is removed beside a real Ray, and what is not. Everything that the facts allow is tried, without any age: the
-clock of these tests is a day ahead, since nobody can set the time of a change back."""
+clock of these tests is two days ahead: the time of a change cannot be set back, and a read may go unrecorded for a
+day."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ wait_for_end()
 
 
 class Ahead:
-    def __init__(self, ahead: timedelta = timedelta(days=1)) -> None:
+    def __init__(self, ahead: timedelta = timedelta(days=2)) -> None:
         self.ahead = ahead
 
     def now(self) -> datetime:
@@ -68,7 +69,7 @@ def everything_seen() -> OpenFiles:
     return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
-def platform(cluster: Cluster, ahead: timedelta = timedelta(days=1), **how: Any) -> RayPlatform:
+def platform(cluster: Cluster, ahead: timedelta = timedelta(days=2), **how: Any) -> RayPlatform:
     """That sees the processes of this cluster, and of nobody else's on this machine."""
     scratch = cluster.root / "scratch"
     scratch.mkdir(exist_ok=True)

@@ -94,7 +94,8 @@ class Act:
         if session is None:
             return Changed("it is not a session any more")
         if not isinstance(fresh.last_used, datetime) or self._visit.at.now - fresh.last_used < HOUR:
-            return Changed("it is younger than an hour, and one that starts has folders and no processes yet")
+            why = f" ({fresh.use_evidence})" if fresh.use_evidence else ""
+            return Changed(f"it is younger than an hour{why}, and one that starts has folders and no processes yet")
         own = {one.pid for one in self._visit.node.processes}
 
         def still_dead(tree: int) -> str | Unknown | None:
