@@ -30,7 +30,7 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
     """Seeds crash, lose commands, change things at the last moment and reclaim by every rule; else it proves little."""
     runs = [simulate(seed) for seed in range(90)]
     assert sum(run.crashes for run in runs) > 30
-    assert sum(h.effect == USED_WHILE_DOWN for run in runs for h in run.world.log) > 30
+    assert sum(h.effect == USED_WHILE_DOWN for run in runs for h in run.world.log) > 5
     assert sum(entry.kind == "bug" for run in runs for entry in run.world.log) > 5
     effects = {(act.action, act.effect) for run in runs for _, act in run.acts()}
     assert {

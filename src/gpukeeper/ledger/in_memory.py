@@ -32,6 +32,7 @@ from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroke
 from gpukeeper.model.unknown import Unknown
 
 MINUTE = timedelta(minutes=1)
+BACK_MAX = 2 * 24 * 60  # minutes that a clock may go back without what was measured ahead of it being dropped
 
 
 class InMemoryLedger:
@@ -219,9 +220,14 @@ class _Row:
         self._add(minute, sample.in_one_minute(sample.value))
 
     def _add(self, minute: int, value: float) -> None:
+        if minute < self.first:  # a clock that went backwards; a reading must not get lost
+            before = self.first - minute
+            if before > BACK_MAX:
+                self.means, self.counts = [], []
+            else:
+                self.means, self.counts = [NOT_MEASURED] * before + self.means, [0] * before + self.counts
+            self.first = minute
         at = minute - self.first
-        if at < 0:
-            return  # older than the row: a clock that went backwards
         missing = at + 1 - len(self.means)
         if missing > 0:
             self.means += [NOT_MEASURED] * missing

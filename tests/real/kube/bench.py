@@ -122,8 +122,9 @@ class Bench:
         """As if its GPUs had been measured every minute so far: `value` percent."""
         subject, now = self.subjects()[name], self.clock.now()
         assert isinstance(subject.devices, tuple)
+        minute = timedelta(minutes=1)
         samples = [
-            Sample(subject.ref.key, Signal.GPU, device, now - timedelta(minutes=ago), value)
+            Sample(subject.ref.key, Signal.GPU, device, now - ago * minute, value, since=now - (ago + 1) * minute)
             for device in subject.devices
             for ago in reversed(range(minutes + 1))  # the oldest first, as they come
         ]

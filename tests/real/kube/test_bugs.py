@@ -58,7 +58,9 @@ def measured(bench: Bench, name: str, minutes: int, values: Mapping[int, float |
         value = values if isinstance(values, float) else values.get(number, 0.0)
         if value is not None:
             at = (now - timedelta(minutes=ago) for ago in range(minutes, -1, -1))
-            samples += [Sample(subject.ref.key, Signal.GPU, device, one, value) for one in at]
+            samples += [
+                Sample(subject.ref.key, Signal.GPU, device, one, value, since=one - timedelta(minutes=1)) for one in at
+            ]
     bench.run(bench.signals.add(samples))
 
 

@@ -270,7 +270,7 @@ def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace
     assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
 
 
-@pytest.mark.parametrize("said", [{"ttl": "10 parsecs"}, {"ttl": "-5m"}, {"hold_until": "tomorrow"}])
+@pytest.mark.parametrize("said", [{"ttl": "10 parsecs"}, {"ttl": "-5m"}])
 def test_a_mark_that_cannot_be_read_keeps_and_complains(
     plane: ControlPlane, namespace: str, said: dict[str, str]
 ) -> None:
@@ -283,6 +283,21 @@ def test_a_mark_that_cannot_be_read_keeps_and_complains(
     assert len(complaints) == 1, complaints
     assert next(iter(said.values())) in complaints[0]
     assert bench.decisions()["job/train"].verdict is Verdict.UNKNOWN
+
+
+def test_a_hold_that_cannot_be_read_keeps_up_to_retention_max_and_complains(
+    plane: ControlPlane, namespace: str
+) -> None:
+    finished_job(plane, namespace, marked(objects.job("train"), hold_until="tomorrow"))
+    bench = Bench(plane.kubeconfig(), namespace)
+    bench.later(days=29)
+    assert passes(bench) == []
+    complaints = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
+    assert len(complaints) == 1, complaints
+    assert "tomorrow" in complaints[0]
+    assert bench.decisions()["job/train"].rule == "hold"
+    bench.later(days=2)
+    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
 
 
 def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: ControlPlane, namespace: str) -> None:

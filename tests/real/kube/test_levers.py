@@ -158,8 +158,9 @@ def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float |
     subject, now = bench.subjects()[name], bench.clock.now()
     assert isinstance(subject.devices, tuple)
     assert len(subject.devices) == len(values)
+    minute = timedelta(minutes=1)
     samples = [
-        Sample(subject.ref.key, Signal.GPU, device, now - timedelta(minutes=ago), value)
+        Sample(subject.ref.key, Signal.GPU, device, now - ago * minute, value, since=now - (ago + 1) * minute)
         for device, value in zip(subject.devices, values, strict=True)
         if value is not None
         for ago in reversed(range(minutes + 1))
