@@ -53,6 +53,11 @@ def policy(namespaces: Sequence[str], **changes: Any) -> str:
     return json.dumps(made)  # YAML too
 
 
+def minute_of(subject: Subject, device: str, at: datetime, value: float) -> Sample:
+    """A reading of one GPU for the whole minute before `at`, so that one per minute leaves no gap."""
+    return Sample(subject.ref.key, Signal.GPU, device, at, value, since=at - timedelta(minutes=1))
+
+
 class LaterClock:
     """The real time, and what a test added to it."""
 
@@ -124,7 +129,7 @@ class Bench:
         assert isinstance(subject.devices, tuple)
         minute = timedelta(minutes=1)
         samples = [
-            Sample(subject.ref.key, Signal.GPU, device, now - ago * minute, value, since=now - (ago + 1) * minute)
+            minute_of(subject, device, now - timedelta(minutes=ago), value)
             for device in subject.devices
             for ago in reversed(range(minutes + 1))  # the oldest first, as they come
         ]

@@ -24,13 +24,12 @@ from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import Closed, Complaint, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object
 from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench, policy
+from tests.real.kube.bench import Bench, minute_of, policy
 from tests.real.kube.endings import ended_pod, ending, many_ended_pods, text, unplaced
 from tests.real.kube.proxy import Asked, First, Late, Proxy, Say, proxy
 
@@ -58,9 +57,7 @@ def measured(bench: Bench, name: str, minutes: int, values: Mapping[int, float |
         value = values if isinstance(values, float) else values.get(number, 0.0)
         if value is not None:
             at = (now - timedelta(minutes=ago) for ago in range(minutes, -1, -1))
-            samples += [
-                Sample(subject.ref.key, Signal.GPU, device, one, value, since=one - timedelta(minutes=1)) for one in at
-            ]
+            samples += [minute_of(subject, device, one, value) for one in at]
     bench.run(bench.signals.add(samples))
 
 

@@ -270,19 +270,25 @@ def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace
     assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
 
 
-@pytest.mark.parametrize("said", [{"ttl": "10 parsecs"}, {"ttl": "-5m"}])
+@pytest.mark.parametrize(
+    ("said", "days"), [({"ttl": "10 parsecs"}, 100), ({"ttl": "-5m"}, 100), ({"hold_until": "tomorrow"}, 29)]
+)
 def test_a_mark_that_cannot_be_read_keeps_and_complains(
-    plane: ControlPlane, namespace: str, said: dict[str, str]
+    plane: ControlPlane, namespace: str, said: dict[str, str], days: int
 ) -> None:
+    """A hold that cannot be read ends with retention.max, 30 days after the end."""
     finished_job(plane, namespace, marked(objects.job("train"), **said))
     bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=100)
+    bench.later(days=days)
     assert passes(bench) == []
     assert uid(plane.api, "jobs", namespace, "train")
     complaints = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
     assert len(complaints) == 1, complaints
     assert next(iter(said.values())) in complaints[0]
     assert bench.decisions()["job/train"].verdict is Verdict.UNKNOWN
+    if "hold_until" in said:
+        bench.later(days=2)
+        assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
 
 
 def test_a_hold_that_cannot_be_read_keeps_up_to_retention_max_and_complains(

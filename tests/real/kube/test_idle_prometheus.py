@@ -336,7 +336,7 @@ def test_what_is_used_is_kept(bed: Bed, tmp_path: Path, subject: Subject, words:
     [
         (workload("eight-0", 8), "was not measured; every GPU must be"),
         (workload("all-0", 7), "GPU use was not measured"),  # eight series, seven asked for
-        (workload("stopped-0"), "was last measured"),
+        (workload("stopped-0"), "ago; not measured is not idle"),
         (workload("stuck-0"), "GPU use was not measured"),
         (workload("power-0"), "GPU use was not measured"),
         (workload("unscraped-0"), "cpu use was not measured, and it can veto"),

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.decision import Action, Result, Verdict
-from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State
 from tests.real.kube import objects
 from tests.real.kube.api import Object
 from tests.real.kube.bed import ControlPlane
-from tests.real.kube.bench import Bench
+from tests.real.kube.bench import Bench, minute_of
 from tests.real.kube.runs import HOLDERS, labelled, left, passes, ray_job, reclaimed, stays_so, uid
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
@@ -160,7 +159,7 @@ def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float |
     assert len(subject.devices) == len(values)
     minute = timedelta(minutes=1)
     samples = [
-        Sample(subject.ref.key, Signal.GPU, device, now - ago * minute, value, since=now - (ago + 1) * minute)
+        minute_of(subject, device, now - timedelta(minutes=ago), value)
         for device, value in zip(subject.devices, values, strict=True)
         if value is not None
         for ago in reversed(range(minutes + 1))
