@@ -127,7 +127,6 @@ class Bench:
         """As if its GPUs had been measured every minute so far: `value` percent."""
         subject, now = self.subjects()[name], self.clock.now()
         assert isinstance(subject.devices, tuple)
-        minute = timedelta(minutes=1)
         samples = [
             minute_of(subject, device, now - timedelta(minutes=ago), value)
             for device in subject.devices

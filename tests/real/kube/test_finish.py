@@ -291,21 +291,6 @@ def test_a_mark_that_cannot_be_read_keeps_and_complains(
         assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
 
 
-def test_a_hold_that_cannot_be_read_keeps_up_to_retention_max_and_complains(
-    plane: ControlPlane, namespace: str
-) -> None:
-    finished_job(plane, namespace, marked(objects.job("train"), hold_until="tomorrow"))
-    bench = Bench(plane.kubeconfig(), namespace)
-    bench.later(days=29)
-    assert passes(bench) == []
-    complaints = [line.what for line in bench.ledger.lines if isinstance(line, Complaint)]
-    assert len(complaints) == 1, complaints
-    assert "tomorrow" in complaints[0]
-    assert bench.decisions()["job/train"].rule == "hold"
-    bench.later(days=2)
-    assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
-
-
 def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: ControlPlane, namespace: str) -> None:
     finished_job(plane, namespace, annotated(objects.job("train"), {"janitor/ttl": "5m"}))
     deaf = Bench(plane.kubeconfig(), namespace)

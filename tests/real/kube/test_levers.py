@@ -157,7 +157,6 @@ def measure_each(bench: Bench, name: str, minutes: int, values: Sequence[float |
     subject, now = bench.subjects()[name], bench.clock.now()
     assert isinstance(subject.devices, tuple)
     assert len(subject.devices) == len(values)
-    minute = timedelta(minutes=1)
     samples = [
         minute_of(subject, device, now - timedelta(minutes=ago), value)
         for device, value in zip(subject.devices, values, strict=True)
