@@ -219,9 +219,10 @@ class _Row:
         self._add(minute, sample.in_one_minute(sample.value))
 
     def _add(self, minute: int, value: float) -> None:
+        if minute < self.first:  # the clock was set back; a reading that is not kept would look like quiet
+            before = self.first - minute
+            self.means[:0], self.counts[:0], self.first = [NOT_MEASURED] * before, [0] * before, minute
         at = minute - self.first
-        if at < 0:
-            return  # older than the row: a clock that went backwards
         missing = at + 1 - len(self.means)
         if missing > 0:
             self.means += [NOT_MEASURED] * missing
