@@ -79,8 +79,15 @@ async def compare(folder: str, samples: list[Sample]) -> None:
 @given(_samples)
 def test_sqlite_and_memory_give_the_same_series(samples: list[Sample]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # In the order of time, as meters give them.
         run(compare(folder, sorted(samples, key=lambda sample: sample.at)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(_samples)
+def test_they_do_when_the_clock_goes_back(samples: list[Sample]) -> None:
+    """A reading that is dropped, yet counted as measured, would look like quiet."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(compare(folder, samples))
 
 
 def test_a_device_that_was_read_once_stays_in_the_answer_as_not_measured(tmp_path: Path) -> None:
