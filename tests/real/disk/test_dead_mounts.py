@@ -45,7 +45,7 @@ def test_a_process_that_has_it_open_stalls_no_look_and_leaves_no_thread(tmp_path
         threads, started = threading.active_count(), children()
         for _ in range(PASSES - 1):
             assert set(machine.observe()) == {"tmp-a"}
-        until(lambda: (threading.active_count(), children()) == (threads, started), "nothing is left of the passes")
+        until(lambda: threading.active_count() <= threads and children() <= started, "nothing is left of the passes")
 
 
 @pytest.mark.parametrize("where", ["tmp-dead", "tmp-a/below/inside"])
@@ -59,7 +59,7 @@ def test_below_a_root_it_is_reported_and_the_others_are_measured(tmp_path: Path,
             found = machine.observe()
             assert isinstance(found["tmp-b"].size, int)
             assert "tmp-a" in found
-        until(lambda: (threading.active_count(), children()) == (threads, started), "nothing is left of the passes")
+        until(lambda: threading.active_count() <= threads and children() <= started, "nothing is left of the passes")
 
 
 def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
