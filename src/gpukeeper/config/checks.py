@@ -122,7 +122,8 @@ def _idle_times(file: PolicyFile) -> Iterator[Problem]:
 
 
 def _runtimes(file: PolicyFile) -> Iterator[Problem]:
-    limits = [(("classes", name, "max_runtime"), one.max_runtime) for name, one in file.classes.items()]
+    limits: list[tuple[Path, timedelta | None]] = []
+    limits += [(("classes", name, "max_runtime"), one.max_runtime) for name, one in file.classes.items()]
     limits += _of_groups(file, "max_runtime", [])
     for path, limit in limits:
         if limit is not None and not limit:
