@@ -134,3 +134,18 @@ def test_a_hold_says_what_it_does_not_prevent(docker: DockerBed) -> None:
         assert "The hold does not prevent max_runtime: stop at 20" in held.out, held
         short = as_user(path, "workload", "hold", "mine", "--for", "5m")
         assert "does not prevent" not in short.out, short
+
+
+def test_a_forecast_knows_that_gpus_are_scarce(docker: DockerBed) -> None:
+    """Only the daemon knows; a look of its own beside it forecast twice the idle time that was used."""
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    scarce = {"above": "1%", "below": "0.5%", "settle": "0s"}
+    with daemon(docker, demand=scarce, schedule={"every": "2s"}, activity={"settle": "0s", "tick": "1s"}) as path:
+        listed(docker, path, "mine")
+        docker.until(lambda: ask(path, "root", "explain", "mine")["body"]["signals"], "it is measured", deadline=60)
+        docker.until(lambda: ask(path, "root", "standing", "")["body"]["scarce"], "demand is high", deadline=60)
+        same = {"GPUKEEPER_SOCKET": str(path), "GPUKEEPER_POLICY": str(docker.folder / "policy.yaml")}
+        beside = docker.gpukeeper("explain", "mine", "--json", env=same)
+        assert beside.code == 0, beside
+        for found in (json.loads(beside.out), told(path, "explain", "mine")):
+            assert {one["window"] for one in found["signals"]} == {"PT300S"}, found["signals"]
