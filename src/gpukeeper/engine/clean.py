@@ -157,7 +157,10 @@ def gpu_ref(keeper: Keeper, uuid: str) -> Ref:
 
 def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[GpuCheck]:
     """A check of each of its GPUs; one that is under way covers it, too."""
-    keeper.proven.add((one.ref.key, one.incarnation))
+    now = keeper.clock.now()
+    # What ended longer ago is not checked again anyway.
+    keeper.proven = {run: at for run, at in keeper.proven.items() if timedelta() <= now - at < RECENT}
+    keeper.proven[one.ref.key, one.incarnation] = now
     started = []
     for uuid in one.devices:
         check = keeper.checks.get(uuid)

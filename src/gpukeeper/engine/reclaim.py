@@ -13,7 +13,7 @@ from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
@@ -251,7 +251,7 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and not keeper.pressed.get((platform.name, platform.place, disk), False)
+    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
 
 
 def _ends_nobody(step: Step) -> bool:
@@ -288,7 +288,9 @@ async def _take_step(
 def _remember_failure(keeper: Keeper, line: Closed) -> None:
     """What the platform refuses today it refuses in five minutes, too; others must not wait behind it."""
     assert line.ref is not None
-    keeper.in_vain.pop(line.ref.key, None)
+    recent = {key: at for key, at in keeper.in_vain.items() if timedelta() <= line.at - at < BACK_OFF}
+    recent.pop(line.ref.key, None)
+    keeper.in_vain = recent
     if line.result in (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED):
         keeper.in_vain[line.ref.key] = line.at
 

@@ -75,20 +75,20 @@ class FolderEvidence:
         try:
             return await in_thread(lambda: self._save(ref, step, at, evidence), SAVED_WITHIN)
         except TimeoutError:
-            return Unknown(f"the evidence of {ref.path} was not saved below {self.root} in time; is its disk slow?")
+            return Unknown(f"the evidence of {ref.path} was not saved below {self.root} in time; does its disk answer?")
 
     async def load(self, name: str) -> Evidence | Unknown:
         try:
             return await in_thread(lambda: self._load(name), SAVED_WITHIN)
         except TimeoutError:
-            return Unknown(f"the evidence {name} was not read from {self.root} in time; is its disk slow?")
+            return Unknown(f"the evidence {name} was not read from {self.root} in time; does its disk answer?")
 
     async def prune(self, keep: timedelta, now: datetime) -> int:
         """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
         return await in_thread(lambda: self._prune(f"{now - keep:%Y%m%d}"), WALKED_WITHIN)
 
     async def usage(self) -> Usage:
-        return await in_thread(lambda: self._usage(), WALKED_WITHIN)
+        return await in_thread(self._usage, WALKED_WITHIN)
 
     def _save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
         files = _files(ref, step, at, evidence)
@@ -106,7 +106,7 @@ class FolderEvidence:
             )
 
     def _reserve(self, needed: int) -> bool:
-        """False: it does not fit. The folder is measured while nobody writes, or half of a capture would count twice."""
+        """False: it does not fit. The folder is measured while nobody writes: half of a capture would count twice."""
         deadline = time.monotonic() + ROOM_WITHIN
         with self._turn:
             while self._used is None or self._used + self._reserved + needed > self.quota:
