@@ -124,6 +124,9 @@ async def survey(
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.before = sum(map(_counts, before.values()))
     look = _Look(keeper, found, book, unsettled, narrow)
+    if only is not None:
+        # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
+        only = [ref for ref in only if in_scope(book.policy, ref)]
     pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
     begun, refs = asyncio.get_running_loop().time(), list[Ref]()
     try:
