@@ -133,6 +133,7 @@ async def _pass(
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
     began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
 
@@ -288,9 +289,7 @@ async def _take_step(
 def _remember_failure(keeper: Keeper, line: Closed) -> None:
     """What the platform refuses today it refuses in five minutes, too; others must not wait behind it."""
     assert line.ref is not None
-    recent = {key: at for key, at in keeper.in_vain.items() if timedelta() <= line.at - at < BACK_OFF}
-    recent.pop(line.ref.key, None)
-    keeper.in_vain = recent
+    keeper.in_vain.pop(line.ref.key, None)
     if line.result in (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED):
         keeper.in_vain[line.ref.key] = line.at
 
