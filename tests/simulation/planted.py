@@ -389,7 +389,7 @@ def let_a_full_disk_shrink_conditions() -> Iterator[None]:
 @planted("trees_are_free")
 def call_every_disk_too_full() -> Iterator[None]:
     def always(keeper: Any, subject: Subject, book: Any) -> bool:
-        keeper.pressed[subject.ref.platform, subject.ref.place, subject.disk_name] = True
+        keeper.pressed.add((subject.ref.platform, subject.ref.place, subject.disk_name))
         return True
 
     with swapped(engine_observe, "is_too_full", always), swapped(engine_act, "is_too_full", always):

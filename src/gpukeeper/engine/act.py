@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.keeper import Followed, Keeper
 from gpukeeper.engine.observe import is_too_full, may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
@@ -68,7 +68,7 @@ async def take(
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed[step.id] = (_gpus_back(fresh.subject), back)
+                keeper.followed[step.id] = Followed(step.decision.seen.ref, _gpus_back(fresh.subject), back)
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)

@@ -6,7 +6,7 @@ A hint or a timer only makes the next pass come sooner. What is done follows fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -41,10 +41,11 @@ class Watch:
     """What one `serve` keeps while it runs. Nothing here is needed after a restart."""
 
     keeper: Keeper
-    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy file counts at once
+    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy counts at once
     stop: asyncio.Event
     on_report: Callable[[PassReport], None] = lambda report: None
     on_complaint: Callable[[str], None] = lambda what: None
+    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is asked: reading a file may block
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
@@ -163,6 +164,8 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
 
 
 async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
+    if w.refresh is not None:
+        await w.refresh()
     book, place = w.book(), _place(platform)
     w.tick = book.policy.activity.tick
     every = w.every = book.policy.schedule.every

@@ -124,6 +124,9 @@ async def survey(
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.before = sum(map(_counts, before.values()))
     look = _Look(keeper, found, book, unsettled, narrow)
+    if only is not None:
+        # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
+        only = [ref for ref in only if in_scope(book.policy, ref)]
     pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
     begun, refs = asyncio.get_running_loop().time(), list[Ref]()
     try:
@@ -140,6 +143,7 @@ async def survey(
             found.decisions += made
     except PlatformError as problem:
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
+    look.remember()
     if only is not None:
         found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
         return found
@@ -168,6 +172,8 @@ class _Look:
     narrow: Narrow | None
     claimed: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
+    disks: set[str] = field(default_factory=set)
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
@@ -178,7 +184,9 @@ class _Look:
             subject = view.subject
             if subject.shape is Shape.DEVICE:
                 self.devices.add(subject.ref.uid)
-                keeper.held[subject.ref.uid] = isinstance(subject.busy, str)
+                self.held.update([subject.ref.uid] if isinstance(subject.busy, str) else [])
+            if subject.disk is not None:
+                self.disks.add(subject.disk_name)
             _count(found, subject, self.claimed)
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
@@ -192,6 +200,15 @@ class _Look:
                 made.append(decision)
                 _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made
+
+    def remember(self) -> None:
+        """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
+        here, keeper = (self.found.platform.name, self.found.platform.place), self.keeper
+        if self.found.whole and not self.found.unseen:
+            keeper.held[here] = frozenset(self.held)
+            keeper.pressed = {one for one in keeper.pressed if one[:2] != here or one[2] in self.disks}
+        else:
+            keeper.held[here] = (keeper.held.get(here, frozenset()) - self.devices) | self.held
 
 
 async def _recall(keeper: Keeper, live: Sequence[Subject]) -> None:
@@ -273,8 +290,11 @@ def is_too_full(keeper: Keeper, subject: Subject, book: Rulebook) -> bool:
     if disk is None:
         return False
     key = (subject.ref.platform, subject.ref.place, subject.disk_name)
-    full = disk.full >= marks.high or (keeper.pressed.get(key, False) and disk.full >= marks.low)
-    keeper.pressed[key] = full
+    full = disk.full >= marks.high or (key in keeper.pressed and disk.full >= marks.low)
+    if full:
+        keeper.pressed.add(key)
+    else:
+        keeper.pressed.discard(key)
     return full
 
 
@@ -441,7 +461,7 @@ def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
 async def _claimed_share(keeper: Keeper, claimed: set[str], devices: set[str]) -> float | None:
     """How much of the GPUs is taken. By weight where this machine's GPUs are meant, so that a slice is not a GPU; by
     number where a place lists GPUs of its own. None: not known, and demand stays as it is."""
-    held = {device for device, is_held in keeper.held.items() if is_held}
+    held = frozenset[str]().union(*keeper.held.values())
     shares = await keeper.gpus.shares() if keeper.gpus is not None else None
     if isinstance(shares, Unknown):
         return None

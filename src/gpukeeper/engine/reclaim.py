@@ -13,7 +13,7 @@ from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
@@ -133,6 +133,7 @@ async def _pass(
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
     began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
 
@@ -251,7 +252,7 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and not keeper.pressed.get((platform.name, platform.place, disk), False)
+    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
 
 
 def _ends_nobody(step: Step) -> bool:

@@ -107,7 +107,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
             if "*" not in answer.suspends:
                 suspended |= answer.suspends
             elif answer.spares:
-                spared = answer.spares
+                spared = answer.spares if spared is None else spared & answer.spares
             else:
                 break
     return _decision(subject, best, complaints, settings, begins)

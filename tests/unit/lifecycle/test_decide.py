@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.lifecycle import decide as decide_module
 from gpukeeper.lifecycle.decide import REQUEST, RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Step, Verdict, View
+from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Decision, Step, Verdict, View
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption
@@ -156,3 +157,21 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     """The words tell how long it is still held, which is not what was written."""
     memory = Memory(holds=(Hold("ann", NOW - 23 * HOUR, NOW + 9 * DAY),))
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
+
+
+def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second used to replace the first: a rule that the first had suspended could act."""
+
+    def says(name: str, verdict: Verdict = Verdict.PROTECT, **more: Any) -> tuple[str, Any]:
+        return name, lambda view, settings, now: Answer(name, verdict, name, **more)
+
+    rules = (
+        says("removing", suspends=EVERY_RULE, spares=frozenset({"hold", "stuck"})),
+        says("hold", suspends=EVERY_RULE, spares=frozenset({"stuck", "runtime"})),
+        says("runtime", Verdict.DUE, action=Action.STOP),
+        says("stuck", Verdict.WAIT),
+    )
+    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules)
+    assert decide(idle_view(), BOOK, NOW).action is Action.KEEP
+    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules[1:])
+    assert decide(idle_view(), BOOK, NOW).action is Action.STOP

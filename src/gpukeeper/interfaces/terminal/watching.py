@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import typer
 
+from gpukeeper.config.unix_groups import UsersNotListed
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
@@ -18,16 +20,23 @@ from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.notify.terminals import plain
-from gpukeeper.wiring import Session, reload_policy
+from gpukeeper.wiring import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
+READ_WITHIN = timedelta(seconds=60)  # a policy; its folder may be on a mount that hangs
+GROUPS_FRESH = 600.0  # seconds: who is in a Unix group may change while the file does not
 
 
 class PolicyNow:
-    """The policy file, read again before every pass. While it is broken, the last good one looks but does not act."""
+    """The policy file, read again in a thread when it changed. While it is broken, the last good one looks but does not
+    act."""
 
     def __init__(self, session: Session, policy: Path | None, say: Callable[[str], None]) -> None:
         self._session, self._policy, self._say = session, policy, say
+        self._read: PolicyRead | None = None
+        self._groups_at = 0.0  # steady time at which Unix groups were last read
+        self._silent = False  # they could not be read the last time
+        self._lock = asyncio.Lock()  # places ask at the same time
         self.problem: str | None = None
 
     @property
@@ -36,18 +45,44 @@ class PolicyNow:
         return self._session.book
 
     def __call__(self) -> Rulebook:
-        before = self.problem
+        return self.last if self.problem is None else self._session.looking_only()
+
+    async def refresh(self) -> None:
+        """Before each pass."""
+        async with self._lock:
+            before = self.problem
+            try:
+                self._read = await self._read_now()
+                follow_policy(self._session, self._read.loaded)
+                self.problem = None
+            except PolicyError as problem:
+                self.problem = str(problem)
+            except TimeoutError:
+                self.problem = (
+                    f"The policy could not be read within {READ_WITHIN.total_seconds():g} s. Is its disk slow?"
+                )
+            if self.problem not in (None, before):
+                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{self.problem}")
+            elif self.problem is None and before is not None:
+                self._say(f"the policy can be used again: mode {self.last.policy.mode}")
+
+    async def _read_now(self) -> PolicyRead:
+        last, steady = self._read, asyncio.get_running_loop().time()
+        grouped = last is not None and any(one.unix_group for one in last.loaded.policy.groups.values())
+        if last is not None and not (grouped and steady - self._groups_at >= GROUPS_FRESH):
+            return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
+        self._groups_at = steady
         try:
-            reload_policy(self._session, self._policy)
-        except PolicyError as problem:
-            self.problem = str(problem)
-            if self.problem != before:
-                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{problem}")
-            return self._session.looking_only()
-        self.problem = None
-        if before is not None:
-            self._say(f"the policy can be used again: mode {self.last.policy.mode}")
-        return self.last
+            found = await in_thread(lambda: read_policy(self._policy), READ_WITHIN)
+            self._silent = False
+        except (UsersNotListed, TimeoutError) as problem:
+            if last is None:
+                raise
+            if not self._silent:
+                self._say(f"the members of Unix groups are those of the last reading: {problem}")
+            self._silent = True
+            return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
+        return found
 
 
 async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str], None]) -> None:
