@@ -21,7 +21,7 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
@@ -484,10 +484,12 @@ def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: fl
 
 def _look_back(book: Rulebook) -> timedelta:
     """Far enough for the longest idle window and the lead of its warnings."""
-    windows = [c.idle for c in book.policy.classes.values() if c.idle is not None]
-    windows += [c.idle_when_large for c in book.policy.classes.values() if c.idle_when_large is not None]
-    windows += [g.idle for g in book.policy.groups.values() if g.idle is not None]
-    return max(windows, default=HOUR) + book.policy.warnings.lead + book.policy.warnings.undelivered + HOUR / 2
+    return (
+        max(idle_times(book.policy), default=HOUR)
+        + book.policy.warnings.lead
+        + book.policy.warnings.undelivered
+        + HOUR / 2
+    )
 
 
 def _when(fact: datetime | Unknown | None) -> datetime | None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpukeeper.engine import outlook
 from gpukeeper.engine.act import take, warn
 from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
@@ -136,8 +137,10 @@ async def _pass(
     keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
+    told = outlook.begin(keeper, platform, began, whole=only is None)
 
     async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
+        outlook.add(told, made, trees)
         lines, found.lines = found.lines, []
         await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
@@ -145,6 +148,7 @@ async def _pass(
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt or keeper.clock_watch.doubt())
     report.plan = plan
+    outlook.show(keeper, found, plan, told)
     if only is None and narrow is None and allow is None:
         _remember_breaker(keeper, found, plan)
     if only is None:
@@ -153,6 +157,7 @@ async def _pass(
         await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
+        outlook.forget(told, report.outcomes)
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
 
 

@@ -186,4 +186,5 @@ def _decision(
         _RANKS[subject.category],
         subject.disk_name if answer.pressed else "",
         subject.owner_verified,
+        settings.class_name,
     )

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from gpukeeper.lifecycle.settings import has_label
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
 
@@ -24,22 +25,26 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
     def fits(self, subject: Subject, now: datetime) -> bool:
-        ref = subject.ref
+        if not self.fits_ref(subject.ref, subject.owner):
+            return False
+        if self.outcome is not None and not _like(subject.outcome, self.outcome):
+            return False
+        if self.label is not None and not has_label(subject, self.label):
+            return False
+        return self.older_than is None or _age(subject, now) >= self.older_than
+
+    def fits_ref(self, ref: Ref, owner: object) -> bool:
+        """As far as that can be told without its other facts."""
         named = (
             (self.namespace, ref.namespace),
             (self.kind and self.kind.lower(), ref.kind.lower()),
-            (self.owner, subject.owner),
-            (self.outcome, subject.outcome),
+            (self.owner, owner),
         )
         if not all(wanted is None or _like(value, wanted) for wanted, value in named):
             return False
         if self.platform is not None and not _like(f"{ref.platform}/{ref.place}", self.platform, prefix=True):
             return False
-        if self.name is not None and not (fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)):
-            return False
-        if self.label is not None and not has_label(subject, self.label):
-            return False
-        return self.older_than is None or _age(subject, now) >= self.older_than
+        return self.name is None or fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)
 
 
 def _like(value: object, wanted: str, *, prefix: bool = False) -> bool:

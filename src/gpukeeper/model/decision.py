@@ -125,6 +125,7 @@ class Decision(msgspec.Struct, frozen=True):
     rank: int = 0  # of a tree: what is cheaper to lose goes first
     disk: str = ""  # of a tree that is due only because a disk is too full: that disk
     owner_verified: bool = False  # False: the owner is only claimed
+    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognised it
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -24,13 +24,16 @@ OUTCOMES = ("succeeded", "failed", "stopped")
 
 @contextmanager
 def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: bool = True) -> Iterator[Session]:
+    from gpukeeper.interfaces.terminal.daemon import ask_standing
     from gpukeeper.wiring import open_session
 
     session = open_session(policy, write=write, only=only)
     try:
         for warning in session.loaded.warnings:
             say(f"policy: {warning}")
-        if os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder():
+        if not write and not _is_another_daemon():
+            ask_standing(session.keeper)
+        elif _is_another_daemon():
             say("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
             say_out_of_reach(session, only)
@@ -42,6 +45,10 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
             raise
     finally:
         session.close()
+
+
+def _is_another_daemon() -> bool:
+    return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
 
 
 def say_out_of_reach(session: Session, only: str | None = None) -> None:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import typer
@@ -20,7 +20,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
     from gpukeeper.model.decision import Unseen
@@ -87,6 +86,12 @@ def decision_row(d: Decision) -> tuple[str, ...]:
     return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
 
 
+def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
+    """With --verbose also the class, whose limits apply."""
+    word, path, owner, holds_, reason = decision_row(d)
+    return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
+
+
 def _kept_word(d: Decision) -> str:
     return {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}.get(d.verdict, "kept")
 
@@ -151,7 +156,16 @@ def unseen_lines(report: PassReport) -> list[str]:
     return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
 
 
-def unseen_words(platform: Platform, unseen: Iterable[Unseen]) -> list[str]:
+class Place(Protocol):
+    """A platform, or what was told of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+
+
+def unseen_words(platform: Place, unseen: Iterable[Unseen]) -> list[str]:
     """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
     place = f"{platform.name}/{platform.place}"
     alike: dict[str, list[Unseen]] = {}
