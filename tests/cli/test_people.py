@@ -108,6 +108,37 @@ def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
     assert fleet.names() == set()
 
 
+def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert fleet.run("pause", "disk replacement").code == 0
+    again = fleet.run("pause", "something else")
+    assert again.code == 0, again.err
+    assert "paused already: disk replacement, by " in again.out
+    assert "Everything is paused: disk replacement, by " in fleet.run("plan").err
+    resumed = fleet.run("resume")
+    assert resumed.code == 0
+    assert "disk replacement, by " in resumed.out
+    for words, said in (
+        (("resume",), "nothing is paused; nothing was changed"),
+        (("workload", "release", "old"), "nothing was released"),
+    ):
+        ran = fleet.run(*words)
+        assert (ran.code, ran.out) == (2, ""), words
+        assert said in ran.err
+
+
+def test_what_was_stopped_is_started_again_by_restore(fleet: Fleet) -> None:
+    fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
+    assert fleet.run("workload", "stop", "busy", "--yes").code == 0
+    assert fleet.state_of("busy") == "ended"
+    back = fleet.run("restore", "busy")
+    assert back.code == 0, back.err
+    assert fleet.state_of("busy") == "running"
+    again = fleet.run("restore", "busy")
+    assert again.code == 2
+    assert "it is running already" in again.err
+
+
 def test_the_ledger_is_listed_filtered_exported_and_summed(fleet: Fleet) -> None:
     """C15.3, C15.6"""
     fleet.ended("old", days=2)

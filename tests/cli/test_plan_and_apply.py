@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from gpukeeper.ledger.lease import take_lease
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
@@ -136,6 +137,65 @@ def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) ->
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert fleet.names() == {"old"}
     assert fleet.lines("intent") == []
+
+
+def test_a_second_place_with_another_pass_is_said_beside_what_was_done_at_the_first(fleet: Fleet) -> None:
+    fleet.ended("here", days=2)
+    fleet.ended("there", days=2, folder=fleet.with_second_place())
+    lease = take_lease(fleet.lease_folder(), "docker", "node-2")
+    try:
+        ran = fleet.run("apply", "--yes", "--textfile", str(fleet.state.parent / "metrics.prom"))
+        told = fleet.run("apply", "--yes", "--json").json()["places"]
+    finally:
+        lease.release()
+    assert ran.code == 3, ran.err
+    assert "reclaimed  docker/node-1/here" in ran.out
+    assert f"Another pass is at work on docker/node-2: pid {os.getpid()} " in ran.err
+    assert "Nothing was touched there." in ran.err
+    assert "1 of 1 due reclaimed" in ran.err
+    assert fleet.second is not None
+    assert (fleet.second / "there.json").exists()
+    assert "metrics.prom was not written" in ran.err
+    assert not (fleet.state.parent / "metrics.prom").exists()
+    assert [(one["place"], "Another pass" in (one["leased"] or "")) for one in told] == [
+        ("node-1", False),
+        ("node-2", True),
+    ]
+    assert fleet.run("apply", "--yes").code == 0
+    assert not (fleet.second / "there.json").exists()
+
+
+def test_another_pass_at_the_only_place_exits_with_11(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    lease = take_lease(fleet.lease_folder(), "docker", "node-1")
+    try:
+        ran = fleet.run("apply", "--yes", "--quiet")
+    finally:
+        lease.release()
+    assert (ran.code, ran.out) == (11, "")
+    assert "Another pass is at work on docker/node-1" in ran.err
+    assert fleet.names() == {"old"}
+
+
+def test_apply_on_a_terminal_refuses_in_a_pause_before_it_asks(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert fleet.run("pause", "disk replacement").code == 0
+    ours, theirs = pty.openpty()
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "gpukeeper", "apply"],
+        env=fleet.env(),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = asked.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (asked.returncode, out) == (2, "")
+    assert "everything is paused: disk replacement, by " in err
+    assert "Do this step?" not in err
+    assert fleet.names() == {"old"}
 
 
 def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
