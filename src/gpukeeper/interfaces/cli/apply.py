@@ -43,8 +43,8 @@ def apply(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at one
-    of the places; 11: at all of them; 12: the breaker refuses."""
+    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
+    some places; 11: at all of them; 12: the breaker refuses."""
     from gpukeeper.interfaces.cli.plan import check_textfile
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
@@ -275,7 +275,5 @@ def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:
         return 1
     if any(report.plan.breaker for report in reports):
         return 12
-    partly = out_of_reach or any(
-        r.failed or r.deferred or r.paused or r.leased or r.survey.unseen for r in reports
-    )
+    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.leased or r.survey.unseen for r in reports)
     return 3 if partly else 0
