@@ -105,7 +105,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=_hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
+            preexec_fn=hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
         )
 
     def lines(self, *types: str) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ class Fleet:
         return found
 
 
-def _hear_ctrl_c() -> None:
+def hear_ctrl_c() -> None:
     """Whoever runs the tests in the background of a shell has it ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -219,8 +219,10 @@ def test_ctrl_c_while_watching_exits_with_130(fleet: Fleet) -> None:
     assert process.stdout is not None
     assert "STATE" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert "Interrupted." in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to ask as somebody else: run the tests as root")

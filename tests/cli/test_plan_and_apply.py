@@ -288,6 +288,25 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
     assert [one["rule"] for one in said["answers"]] == [rule.NAME for rule in RULES]
 
 
+@pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("policy", "schema"), ("apply", "--yes")])
+def test_output_that_cannot_be_written_is_a_sentence_and_1(fleet: Fleet, words: tuple[str, ...]) -> None:
+    fleet.ended("old", days=2)
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "gpukeeper", *words],
+            env=fleet.env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert "The output could not be written: No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+
+
 def test_output_for_a_pipe_has_no_colour(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     assert "\x1b" not in fleet.run("plan").out + fleet.run("--help").out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,14 +54,16 @@ def load_policy(
     named = path or (Path(environ["GPUKEEPER_POLICY"]) if environ.get("GPUKEEPER_POLICY") else None)
     if named is not None:
         return load_file(named)
-    usual = [site_file] if os.geteuid() == 0 else [_user_file(environ), site_file]
+    usual = [site_file] if os.geteuid() == 0 else [*_user_file(environ), site_file]
     found = next((file for file in usual if os.path.lexists(file)), None)
     return load_file(found) if found is not None else load_builtin(platforms)
 
 
-def _user_file(environ: Mapping[str, str]) -> Path:
-    folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return Path(folder) / "gpukeeper" / "policy.yaml"
+def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
+    """None for a uid that has no home folder."""
+    with suppress(RuntimeError):
+        folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        yield Path(folder) / "gpukeeper" / "policy.yaml"
 
 
 def load_file(path: Path) -> Loaded:

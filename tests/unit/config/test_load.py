@@ -240,6 +240,13 @@ def test_no_policy_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch:
     assert load_policy(None, ["host"], {"XDG_CONFIG_HOME": str(tmp_path)}, tmp_path / "none").source == "built-in"
 
 
+def test_who_has_no_home_folder_gets_the_sites_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert load_policy(None, ["host"], {}, tmp_path / "none.yaml").source == "built-in"
+
+
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "policy.yaml"
     with pytest.raises(PolicyError) as caught:
