@@ -44,7 +44,7 @@ def test_ctrl_c_is_a_sentence_and_130_without_a_traceback(fleet: Fleet) -> None:
         text=True,
         timeout=120,
         check=False,
-        preexec_fn=hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
+        preexec_fn=hear_ctrl_c,
     )
     assert (ran.returncode, ran.stdout) == (130, ""), ran.stderr
     assert ran.stderr == "Interrupted. If a step was under way, the next pass looks at it first.\n"

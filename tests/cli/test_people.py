@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,19 @@ def test_the_daemon_reclaims_answers_and_ends_on_sigterm(fleet: Fleet) -> None:
         assert "reclaimed  docker/node-1/old" in out
     (hold,) = fleet.lines("hold")
     assert hold["hold"]["by"] == hold["by"]
+
+
+def test_every_line_of_the_daemon_carries_its_time(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    process = fleet.start("serve")
+    assert process.stdout is not None
+    reclaimed = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert "reclaimed  docker/node-1/old" in reclaimed
+    for line in [reclaimed, *out.splitlines(), *err.splitlines()]:
+        assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \S", line), line
+    assert "listening on" in err
 
 
 def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -291,7 +292,7 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
 @pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("policy", "schema"), ("apply", "--yes")])
 def test_output_that_cannot_be_written_is_a_sentence_and_1(fleet: Fleet, words: tuple[str, ...]) -> None:
     fleet.ended("old", days=2)
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "gpukeeper", *words],
             env=fleet.env(),

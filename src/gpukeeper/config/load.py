@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from gpukeeper.config import document, problems
@@ -39,6 +40,18 @@ class Loaded:
         """Of a value; of one that is written as a mapping, that of its first part."""
         inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
         return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
+
+    def expired(self, now: datetime) -> tuple[str, ...]:
+        """A sentence for each exemption whose time is over: it protects nobody, and who wrote it may not know."""
+        exemptions = self.policy.exemptions
+        if isinstance(exemptions, Unknown):
+            return ()
+        return tuple(
+            f"{origin}: the exemption of {one.owner or one.workload or one.class_} ({one.reason}) ended "
+            f"{one.until:%Y-%m-%d %H:%M} UTC and protects nothing any more. Take it out, or give it a later date."
+            for one, origin in zip(exemptions, self.exemption_origins, strict=True)
+            if isinstance(one.until, datetime) and one.until <= now
+        )
 
 
 def load_policy(

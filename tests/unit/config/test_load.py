@@ -270,3 +270,19 @@ def test_the_policies_of_the_how_to_page_are_valid() -> None:
     for block in blocks:
         text = block.replace("students", grp.getgrgid(0).gr_name)  # a group that every machine has
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")
+
+
+def test_an_exemption_that_has_ended_is_reported_where_it_is_written() -> None:
+    text = """\
+exemptions:
+- {owner: ann, reason: paper, until: 2026-09-01}
+- {class: api, reason: demo, until: 2026-09-03T12:00Z}
+- {workload: "docker/*/db", reason: always}
+"""
+    loaded = load(text)
+    assert loaded.expired(datetime(2026, 9, 1, 12, tzinfo=UTC)) == ()
+    first = loaded.expired(datetime(2026, 9, 2, 0, 0, 1, tzinfo=UTC))
+    assert len(first) == 1
+    assert first[0].startswith("policy.yaml:3: the exemption of ann (paper) ended ")
+    assert "protects nothing any more. Take it out, or give it a later date." in first[0]
+    assert len(loaded.expired(datetime(2026, 9, 3, 12, tzinfo=UTC))) == 2

@@ -4,6 +4,7 @@ the ledger, and the lines they print."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.log import stamped
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
@@ -29,6 +31,7 @@ class PolicyNow:
     def __init__(self, session: Session, policy: Path | None, say: Callable[[str], None]) -> None:
         self._session, self._policy, self._say = session, policy, say
         self.problem: str | None = None
+        self._expired = self._expired_now()  # said when the session was opened
 
     @property
     def last(self) -> Rulebook:
@@ -47,7 +50,18 @@ class PolicyNow:
         self.problem = None
         if before is not None:
             self._say(f"the policy can be used again: mode {self.last.policy.mode}")
+        self._say_expired()
         return self.last
+
+    def _expired_now(self) -> tuple[str, ...]:
+        return self._session.loaded.expired(self._session.keeper.clock.now())
+
+    def _say_expired(self) -> None:
+        """Once, when it happens: whom it protected is due from now on."""
+        before, self._expired = self._expired, self._expired_now()
+        for words in self._expired:
+            if words not in before:
+                self._say(f"policy: {words}")
 
 
 async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -83,10 +97,11 @@ class Lines:
             for line in (*report.settled, *report.outcomes, *report.warnings):
                 typer.echo(msgspec.json.encode(line))
             return
-        outcomes = map(show.outcome_row, [*report.settled, *report.outcomes])
-        show.table([*outcomes, *map(show.warning_row, report.warnings)])
+        outcomes = [*report.settled, *report.outcomes]
+        stamps = [stamped(sys.stdout, line.at) for line in (*outcomes, *report.warnings)]
+        show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, report.warnings)], stamps=stamps)
         if report.plan.breaker:
-            typer.echo(plain(f"breaker: {report.plan.breaker}"))
+            typer.echo(stamped(sys.stdout, report.survey.at) + plain(f"breaker: {report.plan.breaker}"))
 
     def _say_unseen(self, report: PassReport) -> None:
         """When it begins and when it is over: whoever reads these lines must not take silence for rest."""
