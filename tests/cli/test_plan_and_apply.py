@@ -31,6 +31,16 @@ def test_plan_says_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None
     assert not fleet.state.exists(), "plan must not write a ledger"
 
 
+def test_a_failure_is_told_with_what_it_ended_with(fleet: Fleet) -> None:
+    fleet.ended("failed", days=2, outcome=Outcome.FAILED, ended_with="exit code 137, out of memory")
+    reason = "failed with exit code 137, out of memory, 2d ago, kept for 7d"
+    assert reason in fleet.run("plan", "--verbose").out
+    assert reason in fleet.run("explain", "failed").out
+    assert fleet.run("apply", "--yes").code == 0
+    assert "ended, failed with exit code 137, out of memory" in fleet.run("ledger", "list", "--type", "noticed").out
+    assert fleet.lines("noticed")[0]["ended_with"] == "exit code 137, out of memory"
+
+
 def test_plan_exit_code_is_4_only_when_something_is_due(fleet: Fleet) -> None:
     assert fleet.run("plan", "--exit-code").code == 0
     fleet.ended("old", days=2)

@@ -36,6 +36,7 @@ class Noticed(Line, frozen=True, tag="noticed"):
     ended: Moment | None = None
     previous_end: Moment | None = None
     outcome: Outcome | None = None
+    ended_with: str = ""  # of what failed
     class_: str | None = None  # of what runs and has to do with a GPU; see Memory
 
 

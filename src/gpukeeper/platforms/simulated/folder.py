@@ -47,6 +47,7 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     started: datetime | None = None
     ended: datetime | None = None
     outcome: Outcome | None = None
+    ended_with: str = ""
     devices: tuple[str, ...] = ()
     size: int = 0
     labels: dict[str, str] = {}
