@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gpukeeper.devices.workbench import LocalWorkbench
     from gpukeeper.engine.self_test import Attempt, Outcome, Place
 
-FLEET = "GPUKEEPER_FLEET"  # folder:PATH plays with a fleet of files instead of this machine
+FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
 class SystemClock:
@@ -368,11 +368,14 @@ def _platforms(
 ) -> tuple[tuple[Platform, ...], list[Reach]]:
     fleet = environ.get(FLEET)
     if fleet:
-        kind, _, where = fleet.partition(":")
-        if kind != "folder" or not Path(where).is_dir():
-            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
-        platform = FolderPlatform(Path(where))
-        return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
+        kind, *folders = fleet.split(":")
+        if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
+        places = tuple(FolderPlatform(Path(one)) for one in folders)
+        return places, [
+            Reach(one.name, one.place, True, f"a fleet of files below {where}")
+            for one, where in zip(places, folders, strict=True)
+        ]
     found: list[Platform] = []
     reaches = discover(environ)
     address, beside = docker.find(environ), None

@@ -11,20 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from cronsim import CronSim
-
 from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.failures import Seldom, bug_words
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Meter, Platform
 from gpukeeper.engine.reclaim import PassReport, reclaim
+from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
@@ -198,15 +197,6 @@ def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
     due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
     soonest = min(due, default=now + every) - now
     return max(GAP, min(soonest, every))
-
-
-def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> bool:
-    """With cron words (in local time) a pass acts only when such a moment lies between the last pass and this one."""
-    if schedule.at is None:
-        return True
-    if last is None:
-        return False
-    return bool(next(CronSim(schedule.at, last.astimezone())) <= now.astimezone())
 
 
 async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> None:

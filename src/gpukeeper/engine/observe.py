@@ -343,6 +343,7 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
         ended=_when(subject.ended),
         previous_end=_when(subject.previous_end),
         outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
+        ended_with=subject.ended_with if state is State.ENDED else "",
         class_=class_,
     )
 

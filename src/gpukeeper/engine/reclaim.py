@@ -51,6 +51,7 @@ class PassReport:
     paused: str | None = None
     acted: bool = True
     stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
+    leased: str | None = None  # who is at work there; then nothing was looked at or touched
 
     @property
     def reclaimed(self) -> list[Closed]:
@@ -78,14 +79,14 @@ async def look_and_plan(
     keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
 ) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
-    report = _empty(keeper, platform, book, acted=False)
+    report = empty_report(keeper, platform, book, acted=False)
     try:
         report.survey = await survey(keeper, platform, book, narrow)
         report.plan = await _plan(keeper, report.survey, book, 0, allow, await _clock_doubt(keeper))
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)
-        report = _empty(keeper, platform, book, acted=False)  # half a look is none
+        report = empty_report(keeper, platform, book, acted=False)  # half a look is none
         report.stopped = pass_stopped(_name(platform), problem)
     return report
 
@@ -108,7 +109,7 @@ async def reclaim(
     An error that concerns this place alone, a bug in its adapter included, stops this pass: nothing more is touched,
     a step under way stays open and the next pass looks at it first. The report says why; nothing is raised.
     """
-    report = _empty(keeper, platform, book, acted=act)
+    report = empty_report(keeper, platform, book, acted=act)
     try:
         async with keeper.ledger.lease(platform.name, platform.place):
             await _pass(keeper, platform, book, report, narrow, allow, only, confirm, progress)
@@ -161,7 +162,7 @@ async def _pass(
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
 
 
-def _empty(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
+def empty_report(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
     now = keeper.clock.now()
     return PassReport(0, Survey(platform, now), Plan(book.policy.digest, now, ()), acted=acted)
 

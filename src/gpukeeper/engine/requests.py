@@ -104,11 +104,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             done = line.result is Result.RECLAIMED
             return Reply(done=done, words=words, exit_code=0 if done else 3)
         case "pause":
-            await pause(keeper, book, who, request.reason)
-            return "Paused: nothing is acted on until: gpukeeper resume"
+            return await pause(keeper, book, who, request.reason)
         case "resume":
-            await resume(keeper, book, who)
-            return "Resumed."
+            return await resume(keeper, book, who)
         case "quarantine" | "return":
             return await _change_gpu(keeper, book, who, request)
         case "restore":
@@ -285,14 +283,26 @@ def _described(view: View, action: Action) -> str:
     return f"{action} {subject.ref.path} ({subject.ref.uid}; {', '.join(facts)}){lost}"
 
 
-async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
+async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
+    """The first pause stands, with its reason; a second one is recorded and its author is told about the first."""
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
+    if before is None:
+        return "Paused: nothing is acted on until: gpukeeper resume"
+    return (
+        f"Everything was paused already: {before}. That reason stays; yours was written to the ledger. "
+        "One `gpukeeper resume` ends both, so talk to each other first"
+    )
 
 
-async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
+async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
+    if before is None:
+        raise UsageError("nothing is paused; nothing was changed")
     await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
+    return f"Resumed. It was paused: {before}"
 
 
 async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:

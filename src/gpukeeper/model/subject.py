@@ -105,6 +105,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     previous_end: datetime | Unknown | None = None  # end of the incarnation before this one
     ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
     outcome: Outcome | Unknown | None = None
+    ended_with: str = ""  # of what failed, as its platform tells it: "exit code 137, out of memory"
     devices: tuple[str, ...] | Unknown = ()
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs

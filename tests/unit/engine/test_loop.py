@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpukeeper.engine.clockwatch import ClockWatch, behind_the_ledger
-from gpukeeper.engine.loop import MANY, Watch, may_act_now, watch
+from gpukeeper.engine.loop import MANY, Watch, watch
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Intended, Passed, WarningSent
@@ -372,20 +372,6 @@ async def test_the_clock_is_compared_with_the_steady_one(b: Bench) -> None:
     assert seen.doubt() == "The clock jumped, so ages are not trusted for 15m more"
     await asyncio.sleep(900)
     assert seen.doubt() is None
-
-
-def local(hour: int, minute: int = 0) -> datetime:
-    return datetime(2026, 3, 10, hour, minute).astimezone()  # cron words are in local time
-
-
-def test_cron_words_act_only_in_the_pass_after_their_moment() -> None:
-    """C6.3: daily at 02:00."""
-    nightly = Schedule(at="0 2 * * *")
-    assert may_act_now(nightly, local(1, 58), local(2, 3))
-    assert not may_act_now(nightly, local(2, 3), local(2, 8))
-    assert not may_act_now(nightly, local(0), local(1, 59))
-    assert not may_act_now(nightly, None, local(2)), "the first pass cannot know"
-    assert may_act_now(Schedule(), None, local(0))
 
 
 @virtual

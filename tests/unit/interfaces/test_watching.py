@@ -7,7 +7,7 @@ import grp
 import json
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,3 +181,16 @@ def test_outcomes_are_lines_on_stdout_and_quiet_leaves_the_talk_out(capsys: pyte
     assert said == []
     Lines(said.append, json=False, quiet=True).tell(report(outcomes=[closed]))
     assert "kubernetes/lab/team-a/job/run-7" in capsys.readouterr().out
+
+
+def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, file: Path) -> None:
+    until = (session.keeper.clock.now() - timedelta(days=2)).date()
+    said: list[str] = []
+    book = PolicyNow(session, file, said.append)
+    book()
+    assert said == []
+    file.write_text(f"scope: {{docker: {{}}}}\nexemptions: [{{owner: ann, reason: paper, until: {until}}}]\n")
+    book()
+    book()
+    assert len(said) == 1
+    assert "the exemption of ann (paper) ended" in said[0]

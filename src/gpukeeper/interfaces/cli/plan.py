@@ -157,8 +157,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.interfaces.terminal.session import say
 
     for report in reports:
-        if report.stopped is not None:
-            say(report.stopped)
+        for words in filter(None, (report.stopped, report.leased)):
+            say(words)
         for words in show.unseen_lines(report):
             say(words)
         if report.plan.breaker:

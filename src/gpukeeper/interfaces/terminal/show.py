@@ -62,8 +62,9 @@ def as_json(schema: str, body: dict[str, object]) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut."""
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
+    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut. `stamps`: what
+    each line begins with."""
     lines = [[plain(cell) for cell in row] for row in rows]
     if head and lines:
         lines.insert(0, [cell.upper() for cell in head])
@@ -71,7 +72,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
     for number, line in enumerate(lines):
         cells = [cell.ljust(widths[i]) for i, cell in enumerate(line[:-1])]
         first = _coloured(cells[0], dim=bool(head) and number == 0) if cells else ""
-        typer.echo("  ".join([first, *cells[1:], line[-1]]).rstrip())
+        typer.echo((stamps[number] if stamps else "") + "  ".join([first, *cells[1:], line[-1]]).rstrip())
 
 
 def progress_line(words: str) -> None:

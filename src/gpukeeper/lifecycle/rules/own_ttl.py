@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.finish import ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -41,7 +41,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     ended = finish_of(view, now)
     allowed = min(ttl, settings.retention.max)
     capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
-    reason = f"ended {in_words(now - ended)} ago, its own TTL is {in_words(allowed)}{capped}"
+    word = "failed" if view.subject.ended_with else "ended"
+    reason = f"{ended_in_words(view.subject, word, ended, now)}, its own TTL is {in_words(allowed)}{capped}"
     due = ended + allowed
     if view.subject.marks.ttl_elsewhere:
         due += MARGIN

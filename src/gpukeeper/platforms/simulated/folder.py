@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     started: datetime | None = None
     ended: datetime | None = None
     outcome: Outcome | None = None
+    ended_with: str = ""
     devices: tuple[str, ...] = ()
     size: int = 0
     labels: dict[str, str] = {}
@@ -121,6 +123,8 @@ class FolderPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
             return Refused("nothing was captured of it")
+        if _inode(self._path(ref)) == ref.uid:
+            return self._start(self._path(ref))
         try:
             with self._path(ref).open("xb") as file:
                 file.write(evidence.files["workload.json"])
@@ -145,9 +149,18 @@ class FolderPlatform:
                 return Changed("its file is not the one that was looked at")
             workload = msgspec.json.decode(file.read(), type=Workload)
             workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
-            file.seek(0)
-            file.truncate()
-            file.write(msgspec.json.encode(workload))
+            _write(file, workload)
+        return Accepted()
+
+    def _start(self, path: Path) -> Accepted | Refused:
+        """What was stopped runs again: a new run of the same workload."""
+        with path.open("r+b") as file:
+            workload = msgspec.json.decode(file.read(), type=Workload)
+            if workload.state is not State.ENDED:
+                return Refused(f"it is {workload.state} already")
+            workload.state, workload.started = State.RUNNING, datetime.now(UTC)
+            workload.ended = workload.outcome = None
+            _write(file, workload)
         return Accepted()
 
     def _read(self, path: Path, now: datetime) -> Subject | Unknown | None:
@@ -165,6 +178,13 @@ class FolderPlatform:
 
     def _path(self, ref: Ref) -> Path:
         return self._folder / (ref.name + SUFFIX)
+
+
+def _write(file: BufferedRandom, workload: Workload) -> None:
+    """Over what is there: the inode is the uid."""
+    file.seek(0)
+    file.truncate()
+    file.write(msgspec.json.encode(workload))
 
 
 def _name(path: Path) -> str:
