@@ -20,6 +20,8 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
     delivered: bool
     incarnation: str
     limit: timedelta = timedelta()  # what it warned about; a changed limit needs new warnings
+    until: Moment | None = None  # the announced time; nothing happens before it
+    removes: bool = False  # it announced a removal, not a stop
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):

@@ -49,4 +49,4 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due, suspends=_OUTRANKS)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)
-    return remove_with_children(NAME, view, settings.policy.warnings, now, answer)
+    return remove_with_children(NAME, view, settings, now, answer)
