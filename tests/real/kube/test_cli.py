@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.cli.fleet import Ran
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
 from tests.real.kube.bed import ControlPlane
+from tests.real.kube.bench import Bench
 from tests.real.kube.runs import CHAIN, FAILS, SUCCEEDS, left, marked
+from tests.real.kube.test_rights import ALL
 
 PROGRAM = Path(sys.executable).with_name("gpukeeper")
 NOT_SEEN = "is unknown, so none of it is touched"
