@@ -200,6 +200,7 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
         incarnation=line.incarnation,
         stopped=stopped,
         first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
+        ended=line.ended,
         ends_seen=memory.ends_seen + 1,
     )
 

@@ -15,9 +15,21 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Marks, Shape, State
 from gpukeeper.model.unknown import Unknown
-from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended_view, idle_view, quiet, subject
+from tests.unit.lifecycle.examples import (
+    BOOK,
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW,
+    POLICY,
+    ended,
+    ended_view,
+    idle_view,
+    quiet,
+    subject,
+)
 
 LOST = Unknown("inspect timed out")
 
@@ -156,3 +168,13 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     """The words tell how long it is still held, which is not what was written."""
     memory = Memory(holds=(Hold("ann", NOW - 23 * HOUR, NOW + 9 * DAY),))
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
+
+
+def test_what_ends_again_and_again_is_promised_no_date() -> None:
+    for marks in (Marks(), Marks(ttl=HOUR)):
+        thing = ended(MINUTE, ends_for_good=True, marks=marks)
+        once = decide(View(thing, (), Memory(ends_seen=1)), BOOK, NOW)
+        assert once.due is not None
+        again = decide(View(thing, (), Memory(ends_seen=2)), BOOK, NOW)
+        assert (again.verdict, again.due) == (Verdict.WAIT, None)
+        assert again.reason.endswith("Remove it: gpukeeper workload remove docker/node-3/eval")
