@@ -23,6 +23,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Guard, NothingToCapture, Refused, Snapshot, Step
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -93,6 +94,12 @@ class PagedPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -113,9 +113,9 @@ class Agenda:
         self.whole_at = min(self.whole_at, steady + after.total_seconds())
 
     def plan(self, report: PassReport) -> None:
-        """Timers for what this pass decided to wait for."""
+        """Timers for what this pass decided to wait for, and for what it reports that will be due."""
         for one in report.survey.decisions:
-            if one.verdict is Verdict.WAIT and one.due is not None:
+            if one.verdict in (Verdict.WAIT, Verdict.REPORT) and one.due is not None:
                 self.due[one.seen.ref.key] = (one.due, one.seen.ref)
 
 

@@ -36,6 +36,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
+ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
@@ -326,10 +327,8 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
         return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
     class_ = _class_worth_a_line(subject)
-    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation) and class_ in (
-        None,
-        memory.class_,
-    ):
+    same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
+    if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
         return None
     if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
         return None
@@ -346,6 +345,13 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
         ended_with=subject.ended_with if state is State.ENDED else "",
         class_=class_,
     )
+
+
+def _ended_again(subject: Subject, memory: Memory) -> bool:
+    """It ran in between, and nobody looked then."""
+    if not subject.ends_for_good or subject.state is not State.ENDED or memory.ended is None:
+        return False
+    return isinstance(subject.ended, datetime) and subject.ended - memory.ended > ANOTHER_END
 
 
 def _class_worth_a_line(subject: Subject) -> str | None:

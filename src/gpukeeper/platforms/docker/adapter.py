@@ -36,6 +36,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -223,6 +224,12 @@ class DockerPlatform:
                 return await self._acts.bring_back(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
@@ -33,6 +34,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -175,6 +177,12 @@ class HostPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -200,6 +201,12 @@ class RayPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody sits inside a tree
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -24,6 +24,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
@@ -191,6 +192,12 @@ class SimulatedPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

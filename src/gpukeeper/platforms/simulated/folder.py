@@ -30,6 +30,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -109,6 +110,12 @@ class FolderPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
