@@ -26,13 +26,14 @@ _ITEM = re.compile(r"^\| (C\d+\.\d+) \| (\w+) \| (.+) \|$")
 _PART = re.compile(r"^(C\d+\.\d+)/([a-z0-9-]+) \| ([^|]+) \| ([^|]+)$")
 _NAMED = re.compile(r"\bC\d+\.\d+\b")
 _IN_GENERAL = (Path(__file__).resolve(), Path(__file__).resolve().with_name("test_checklist.py"))
+_HEAD = "| part | level | what you get | why it is open |\n|---|---|---|---|"
 _OPENING = """\
 # Open parts of the checklist
 
 Written by `python -m tests.docs.generate` from `tests/docs/checklist_parts.txt`; do not edit by hand.
 
-Each item of the [checklist](checklist.md) is divided into parts. A part is proven by the tests that the file names, and open
-while no test asserts it, even if the code exists.
+Each item of the [checklist](checklist.md) is divided into parts. A part is proven by the tests that the file names, and
+open while no test asserts it, even if the code exists.
 
 """
 
@@ -148,7 +149,7 @@ def open_page() -> str:
         ids = {one.id for one in group}
         rows = [f"| {p.id} | {levels[p.item]} | {p.says} | {p.why_open} |" for p in left if p.item in ids]
         if rows:
-            lines += [f"## {chapter}\n", "| part | level | what you get | why it is open |", "|---|---|---|---|", *rows, ""]
+            lines += [f"## {chapter}\n", _HEAD, *rows, ""]
     return _OPENING + "\n".join(lines)
 
 

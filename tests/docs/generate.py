@@ -1,6 +1,7 @@
 """Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
 
-The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, and the output of the demo in the tutorial.
+The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, and the output of
+the demo in the tutorial.
 """
 
 from __future__ import annotations
@@ -240,4 +241,4 @@ if __name__ == "__main__":
     CLI_PAGE.write_text(cli_page())
     OPEN_PAGE.write_text(open_page())
     TUTORIAL.write_text(tutorial_page())
-    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md and the demo in docs/tutorial/first-plan.md")
+    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md and the demo in the tutorial")

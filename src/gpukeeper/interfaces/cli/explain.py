@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 HISTORY = 8
+LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of each
 
 
 def explain(
@@ -238,6 +239,7 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
         *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
         ("asks for exemption", subject.marks.asks_exemption),
+        *_labels(subject),
         ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
         ("first start", memory.first_start),
         ("ran before", memory.ran if memory.ran else None),
@@ -247,6 +249,18 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
     told += (("warned", f"{w.rule}, stage {w.stage}, {_heard(w)}, {_when(w.at, now)}") for w in memory.warnings)
     told += (("held by", f"{h.by}, until {_when(h.until, now)}") for h in memory.holds if h.until > now)
     return [(name, _said(value, now)) for name, value in told if value is not None]
+
+
+def _labels(subject: Subject) -> list[tuple[str, object]]:
+    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    from gpukeeper.model.subject import Shape
+
+    if subject.shape is not Shape.WORKLOAD:
+        return []
+    written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]
+    cut = [one if len(one) <= LABEL_MAX else f"{one[:LABEL_MAX]}…" for one in written]
+    more = [f"and {len(cut) - LABELS_MAX} more (all of them: --json)"] if len(cut) > LABELS_MAX else []
+    return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
 
 
 def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:

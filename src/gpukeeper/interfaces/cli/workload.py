@@ -19,6 +19,7 @@ def list_(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
+    image: o.Image = None,
     json: o.Json = False,
 ) -> None:
     """Every workload with what will happen to it next."""
@@ -27,7 +28,7 @@ def list_(
     from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
 
     with opened(policy, write=False, only=platform) as session:
-        reports = asyncio.run(plans(session, narrowed(owner=owner)))
+        reports = asyncio.run(plans(session, narrowed(owner=owner, image=image)))
         decisions = [d for r in reports for d in r.survey.decisions if d.seen.ref.kind not in DEVICES]
         if json:
             show.as_json("workload-list", {"decisions": decisions})
