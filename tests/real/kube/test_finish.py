@@ -442,5 +442,5 @@ def test_kinds_that_are_not_installed_are_absent() -> None:
         bench.later(minutes=61)
         report = bench.again()
         assert report.survey.unseen == []
-        assert reclaimed(report.outcomes) == {"job/train": Action.REMOVE}
+        assert reclaimed([*report.outcomes, *passes(bench)]) == {"job/train": Action.REMOVE}
         assert left(bare.api, namespace, *HOLDERS) == {}
