@@ -38,8 +38,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "retention": {"succeeded": "1d", "failed": "7d"},
         # One host has few workloads: two or three that are idle overnight are no sign of a broken world.
         "breaker": {"floor": 3},
-        # Who has which GPU is read from the engine; one host is looked at in a second.
-        "schedule": {"every": "1m"},
         # Who belongs to a group is the site's to say.
         "groups": {
             "student": {"idle": "30m", "max_runtime": "24h", "gpu_shares": 2},
