@@ -22,6 +22,7 @@ from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_l
 from gpukeeper.lifecycle.rules.idle import is_large
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
+from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
@@ -92,6 +93,7 @@ class Survey:
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
+    wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     tree_lines: int = 0  # written about trees in this pass
     unwritten: int = 0  # and left out beyond TREE_LINES; the next pass finds them again
 
@@ -192,6 +194,7 @@ class _Look:
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
+                found.wasted += [one] if (one := wasted(view, book, now)) is not None else []
             decision = _offered(decide(view, book, now), found.platform)
             found.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)

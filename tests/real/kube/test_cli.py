@@ -317,6 +317,22 @@ def test_without_rights_it_says_what_is_missing_and_nothing_vanishes(
 
 
 @pytest.mark.usefixtures("kwok_node")
+def test_a_pass_by_hand_over_one_namespace_leaves_the_others(
+    shell: Shell, api: Api, namespace: str, new_namespace: Callable[[], str]
+) -> None:
+    """C6.2: both are due, and only the one of that namespace goes."""
+    other = new_namespace()
+    for place in (namespace, other):
+        ended(api, place, objects.job("eval", annotations=SUCCEEDS))
+    shell.policy(scope={"kubernetes": {"namespaces": [namespace, other]}}, retention={"succeeded": "0s"})
+    assert shell.run("apply", "--yes", "--namespace", other, "--older-than", "0s").code == DONE
+    assert api.names("jobs", namespace) == {"eval"}
+    assert api.names("jobs", other) == set()
+    assert shell.run("apply", "--yes", "--namespace", namespace, "--older-than", "1h").code == DONE
+    assert api.names("jobs", namespace) == {"eval"}, "it ended a moment ago"
+
+
+@pytest.mark.usefixtures("kwok_node")
 def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
     shell: Shell, plane: ControlPlane, api: Api, namespace: str
 ) -> None:

@@ -21,6 +21,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
@@ -347,6 +348,21 @@ def test_odd_names_break_no_line(clock: Ticking) -> None:
 # The page, the alerts and the code
 
 
+def unused(name: str, *devices: str, class_: str | Unknown = "serving") -> Waste:
+    return Waste(ref=ref(name), owner="ann", class_=class_, devices=devices, since=NOW - HOUR, at_least=False)
+
+
+def test_gpus_that_are_held_and_not_used_are_counted_by_class(metrics: Metrics) -> None:
+    """C8.11"""
+    found = [unused("a", "GPU-0"), unused("b", "GPU-1", "GPU-2"), unused("c", "GPU-3", class_=Unknown("not told"))]
+    metrics.passed(report(survey={"wasted": found}))
+    seen = told(metrics)
+    assert {name: value for name, value in seen.items() if name.startswith("gpukeeper_wasted")} == {
+        'gpukeeper_wasted_gpus{class="serving"}': 3,
+        'gpukeeper_wasted_gpus{class=""}': 1,
+    }
+
+
 def everything_told(metrics: Metrics) -> None:
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
@@ -356,7 +372,7 @@ def everything_told(metrics: Metrics) -> None:
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
-    seen = {"counts": counts, "oldest": {"trainjob": NOW}, **there}
+    seen = {"counts": counts, "oldest": {"trainjob": NOW}, "wasted": [unused("a", "GPU-0")], **there}
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
 
 

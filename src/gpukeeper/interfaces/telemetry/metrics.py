@@ -103,9 +103,12 @@ class Metrics(Collector):
 
     def _of_workloads(self, now: datetime) -> Iterator[Metric]:
         counts: Tally[tuple[str, str, str, str]] = Tally()
+        unused: Tally[tuple[str, ...]] = Tally()
         oldest: dict[str, datetime] = {}
         for one in self._last.values():
             counts += one.report.survey.counts
+            for found in one.report.survey.wasted:
+                unused["" if isinstance(found.class_, Unknown) else found.class_,] += len(found.devices)
             for kind, end in one.report.survey.oldest.items():
                 oldest[kind] = min(end, oldest.get(kind, end))
         yield gauge("gpukeeper_workloads", _by(counts, 0, 1, 2), "kind", "state", "outcome")
@@ -113,6 +116,7 @@ class Metrics(Collector):
         yield gauge("gpukeeper_finished", _by(over, 0, 3), "kind", "age")
         ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
         yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
+        yield gauge("gpukeeper_wasted_gpus", {key: float(number) for key, number in unused.items()}, "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})

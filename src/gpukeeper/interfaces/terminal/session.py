@@ -97,6 +97,7 @@ def narrowed(
     outcome: str | None = None,
     older_than: str | None = None,
     name: str | None = None,
+    image: str | None = None,
 ) -> Narrow:
     from gpukeeper.lifecycle.narrow import Narrow
 
@@ -111,6 +112,7 @@ def narrowed(
         outcome=outcome,
         older_than=span(older_than, "--older-than"),
         name=name,
+        image=image,
     )
 
 
