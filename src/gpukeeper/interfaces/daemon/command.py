@@ -31,6 +31,6 @@ def serve(
     from gpukeeper.interfaces.terminal.watching import Lines
 
     with opened(policy, write=True, only=platform, quiet=quiet) as session:
-        tell = Lines(say, json=json, quiet=quiet).tell
-        telling = told(metrics, session, tell, (lambda words: None) if quiet else say)
+        lines = Lines(say, json=json, quiet=quiet)
+        telling = told(metrics, session, lines, (lambda words: None) if quiet else say)
         asyncio.run(serve_until_stopped(session, policy, telling, say, quiet=quiet))

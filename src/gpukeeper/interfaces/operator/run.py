@@ -95,7 +95,7 @@ class Operator:
         self.turned = asyncio.get_running_loop().time()
         self.metrics.lead(True)
         try:
-            await watch(Watch(self.keeper, self.book, over, self._passed, self.say))
+            await watch(Watch(self.keeper, self.book, over, self._passed, self.say, self.metrics.under_way))
         finally:
             self.metrics.lead(False)
             self.turned = None

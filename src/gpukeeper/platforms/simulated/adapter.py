@@ -70,6 +70,9 @@ class SimulatedPlatform:
         """A cluster says what changed; the others only that something did."""
         return self._place.platform == "kubernetes"
 
+    def at_once(self, kind: str) -> int:
+        return 8 if self.precise else 1
+
     @property
     def local(self) -> bool:
         return True
