@@ -136,6 +136,7 @@ async def work_begins(b: Bench, busy: Any, why: str) -> None:
         lab.first.busy = busy
 
     report = await lab.pass_(progress=progress)
+    assert report.stopped is None
     assert lab.there(*trees) == [False, True, True, True, True, True]
     assert lab.there(elsewhere) == [False]
     assert [line.result for line in b.lines(Closed)] == [Result.RECLAIMED, Result.CHANGED, Result.RECLAIMED]
