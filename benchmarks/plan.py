@@ -73,6 +73,9 @@ class PagedPlatform:
     def __init__(self, workloads: int) -> None:
         self._workloads = workloads
 
+    def at_once(self, kind: str) -> int:
+        return 1
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         rng, now = random.Random(7), FixedClock().now()
         for first in range(0, self._workloads, PAGE):

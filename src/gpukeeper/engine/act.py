@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.keeper import Followed, Keeper
@@ -11,7 +12,7 @@ from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
 from gpukeeper.lifecycle.remember import warned_by
-from gpukeeper.lifecycle.rules import idle
+from gpukeeper.lifecycle.rules import idle, temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
     Accepted,
@@ -52,6 +53,7 @@ async def take(
     lost = keeper.may_act()
     if lost is not None:
         return await _close(keeper, step, Result.DEFERRED, f"not done: {lost}")
+    _notes_work(keeper, step, fresh.subject)
     changed = keeper.clock_watch.doubt() or still_holds(step, fresh, book, keeper.clock.now())
     if changed is not None:
         words = changed if step.decision.rule == REQUEST else f"changed since the plan was made: {changed}"
@@ -159,6 +161,8 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
+    if _notes_work(keeper, step, found):
+        return Result.CHANGED, f"changed since the plan was made: {keeper.working[where_work_runs(step)]}"
     if step.decision.disk and found.disk is not None and not is_too_full(keeper, found, book):
         # Seen before its evidence is taken, which may be long; the steps after it are not even begun.
         return Result.CHANGED, f"changed since the plan was made: {_relieved(found.disk, book)}"
@@ -179,6 +183,20 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
     return None
+
+
+def where_work_runs(step: Step) -> tuple[str, str, str, str]:
+    """What a temporary tree shares with those that stay while work runs beside it: its node, and its folder."""
+    ref = step.decision.seen.ref
+    return ref.platform, ref.place, ref.namespace, posixpath.dirname(ref.name)
+
+
+def _notes_work(keeper: Keeper, step: Step, found: Subject) -> bool:
+    """Whether work runs beside it now, or may. The steps on trees beside it are then not even begun."""
+    work = temporary_tree.work_beside(found) if step.decision.rule == temporary_tree.NAME else None
+    if work is not None:
+        keeper.working[where_work_runs(step)] = work.reason
+    return work is not None
 
 
 def _relieved(disk: Disk, book: Rulebook) -> str:

@@ -41,6 +41,7 @@ class Keeper:
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
     held: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # by place: GPUs open in no workload
     pressed: set[tuple[str, str, str]] = field(default_factory=set)  # place and disk: too full, over passes
+    working: dict[tuple[str, str, str, str], str] = field(default_factory=dict)  # see act.where_work_runs
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
     failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway

@@ -45,6 +45,7 @@ class Watch:
     on_report: Callable[[PassReport], None] = lambda report: None
     on_complaint: Callable[[str], None] = lambda what: None
     refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is asked: reading a file may block
+    under_way: Callable[[PassReport], None] = lambda report: None
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
@@ -170,7 +171,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
     every = w.every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
-    report = await reclaim(w.keeper, platform, book, act=act, only=only)
+    report = await reclaim(w.keeper, platform, book, act=act, only=only, under_way=w.under_way)
     if report.stopped is not None:
         _say(w, report.stopped)  # the pass wrote it down
         w.on_report(report)

@@ -57,6 +57,11 @@ class Platform(Protocol):
         """Its hints name everything that may have changed, so that a pass may look at just that."""
         ...
 
+    def at_once(self, kind: str) -> int:
+        """How many steps on things of that kind that are over may be under way at once. More than one where they do not
+        disturb each other, and where a look for many costs as much as one for a single step."""
+        ...
+
     @property
     def local(self) -> bool:
         """Its workloads run on this machine, so that their GPUs can be looked at here."""

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from gpukeeper import __version__
 from gpukeeper.engine.observe import Pile, Survey
-from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from gpukeeper.ledger.in_memory import InMemoryEvidence
@@ -28,7 +28,7 @@ from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.bench import Unwritable
-from tests.unit.interfaces.workers import GIB, Workers, disk, node, tree
+from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
 from tests.unit.interfaces.workers import passed as a_pass_over
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -337,6 +337,25 @@ def test_bytes_that_came_back_are_counted_by_rule(clock: Ticking) -> None:
     seen = told(metrics)
     assert seen['gpukeeper_bytes_returned_total{rule="leftover_tree"}'] == 2 * GIB
     assert seen['gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'] == 2
+
+
+def test_a_pass_that_takes_long_is_told_while_it_runs_and_counted_once(clock: Ticking) -> None:
+    """After its look, and after each step; the end adds nothing that was counted before."""
+    metrics = Metrics(clock, elects=False)
+    here = Workers(node("worker-1", 3 * GIB), *(tree(f"/tmp/ray/session_{n}", "worker-1", GIB) for n in range(3)))
+    counted = 'gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'
+    seen: list[tuple[float | None, float | None]] = []
+
+    def under_way(report: PassReport) -> None:
+        metrics.under_way(report)
+        now = told(metrics)
+        seen.append((now.get('gpukeeper_trees{category="dead-session"}'), now.get(counted)))
+
+    one = session(here)
+    report = asyncio.run(reclaim(one.keeper, here, one.book, under_way=under_way))
+    metrics.passed(report)
+    assert seen == [(3, None), (3, 1), (3, 2), (3, 3)]
+    assert told(metrics)[counted] == 3
 
 
 def test_odd_names_break_no_line(clock: Ticking) -> None:

@@ -21,6 +21,7 @@ from gpukeeper.engine.ports import Clock, EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
+from gpukeeper.interfaces.terminal.heard import Heard
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
@@ -52,6 +53,7 @@ class Metrics(Collector):
         self._counted: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if COUNTED_BY[name] else {(): 0.0} for name in COUNTERS
         }
+        self._heard = Heard()
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
@@ -66,11 +68,16 @@ class Metrics(Collector):
         if not leads:
             self._last, self._overdue = {}, {}
 
+    def under_way(self, report: PassReport) -> None:
+        """After the look of a pass, which counts from here on, and after each of its steps."""
+        self._hear(report, over=False)
+        found = report.survey
+        place = found.platform.name, found.platform.place
+        if found.whole and (place not in self._last or self._last[place].report is not report):
+            self._last[place] = Looked(report, self._clock.now())
+
     def passed(self, report: PassReport) -> None:
-        for line in (*report.settled, *report.outcomes):
-            self._count(line)
-        for warning in report.warnings:
-            self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+        self._hear(report, over=True)
         found = report.survey
         if report.stopped is not None:  # what it saw of the place is not the whole of it
             self.add("gpukeeper_passes_failed_total", found.platform.name, found.platform.place)
@@ -80,6 +87,13 @@ class Metrics(Collector):
         self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
         if found.whole:
             self._last[found.platform.name, found.platform.place] = Looked(report, self._clock.now())
+
+    def _hear(self, report: PassReport, *, over: bool) -> None:
+        outcomes, warnings = self._heard.new(report, over=over)
+        for line in outcomes:
+            self._count(line)
+        for warning in warnings:
+            self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
 
     def captured(self, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():

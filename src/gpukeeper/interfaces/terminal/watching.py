@@ -17,6 +17,7 @@ from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.heard import Heard
 from gpukeeper.interfaces.terminal.log import stamped
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
@@ -122,22 +123,28 @@ class Lines:
     def __init__(self, say: Callable[[str], None], *, json: bool, quiet: bool) -> None:
         self._say, self._json, self._quiet = say, json, quiet
         self._unseen: dict[str, list[str]] = {}
+        self._heard = Heard()
+
+    def under_way(self, report: PassReport) -> None:
+        self._print(report, over=False)
 
     def tell(self, report: PassReport) -> None:
-        self._print(report)
+        self._print(report, over=True)
+        if report.plan.breaker and not self._json:
+            typer.echo(stamped(sys.stdout, report.survey.at) + plain(f"breaker: {report.plan.breaker}"))
         if not self._quiet:
+            for words in report.relief:
+                self._say(words)
             self._say_unseen(report)
 
-    def _print(self, report: PassReport) -> None:
+    def _print(self, report: PassReport, *, over: bool) -> None:
+        outcomes, warnings = self._heard.new(report, over=over)
         if self._json:
-            for line in (*report.settled, *report.outcomes, *report.warnings):
+            for line in (*outcomes, *warnings):
                 typer.echo(msgspec.json.encode(line))
             return
-        outcomes = [*report.settled, *report.outcomes]
-        stamps = [stamped(sys.stdout, line.at) for line in (*outcomes, *report.warnings)]
-        show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, report.warnings)], stamps=stamps)
-        if report.plan.breaker:
-            typer.echo(stamped(sys.stdout, report.survey.at) + plain(f"breaker: {report.plan.breaker}"))
+        stamps = [stamped(sys.stdout, line.at) for line in (*outcomes, *warnings)]
+        show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, warnings)], stamps=stamps)
 
     def _say_unseen(self, report: PassReport) -> None:
         """When it begins and when it is over: whoever reads these lines must not take silence for rest."""

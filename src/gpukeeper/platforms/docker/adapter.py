@@ -124,6 +124,9 @@ class DockerPlatform:
         self._around.follow(trusted_labels, keep_alive)
         self._leftovers.cache = cache
 
+    def at_once(self, kind: str) -> int:
+        return 1
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return

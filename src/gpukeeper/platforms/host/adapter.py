@@ -20,6 +20,7 @@ from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Clock
+from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -48,6 +49,7 @@ from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
 OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
+AT_ONCE = 100  # removals under way, for which open files and processes are looked at together
 TREES = (translate.TREE, translate.REPORT)
 Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
@@ -80,11 +82,14 @@ class HostPlatform:
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
         self._patience = patience or Patience()
         self._unreadable = (marks or DiskMarks()).unreadable
-        scan = scan or (lambda: open_files.scan(proc, unreadable=self._unreadable))
+        # Many steps may be under way at once, and each of them looks several times.
+        scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
-        mentioned = partial(mentions.below, proc=proc)
+        mentioned = Shared(partial(mentions.below, proc=proc))
         self._gpus = Gpus(self._at, inventory, proc, self._patience)
-        self._trees = Trees(self._at, named, scan, limits or Limits(), self._patience, mentioned, needed)
+        self._trees = Trees(
+            self._at, named, scan, limits or Limits(), self._patience, mentioned, SharedQuestion(needed)
+        )
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
         self._removals = Removals(scan, self._patience, mentioned)
 
@@ -104,6 +109,10 @@ class HostPlatform:
     @property
     def precise(self) -> bool:
         return False
+
+    def at_once(self, kind: str) -> int:
+        """A report is saved as a whole first, so one at a time."""
+        return AT_ONCE if kind == translate.TREE else 1
 
     @property
     def local(self) -> bool:

@@ -118,6 +118,9 @@ class KubernetesPlatform:
     def place(self) -> str:
         return self._cluster.place
 
+    def at_once(self, kind: str) -> int:
+        return 8
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self.place, pattern) for pattern in scope.places):
             return

@@ -71,6 +71,9 @@ class SimulatedPlatform:
         """A cluster says what changed; the others only that something did."""
         return self._place.platform == "kubernetes"
 
+    def at_once(self, kind: str) -> int:
+        return 8 if self.precise else 1
+
     @property
     def local(self) -> bool:
         return True
@@ -231,7 +234,7 @@ class SimulatedPlatform:
     @staticmethod
     def is_free(thing: Thing) -> bool:
         """Opening a file changes no time and no version: it is looked for once more after a tree was moved away."""
-        return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy)
+        return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy is not None)
 
     def _leave_half(self, thing: Thing) -> Unknown:
         """Moved away, under the same inode; the rest of it is found there."""

@@ -67,6 +67,9 @@ class FolderPlatform:
     def place(self) -> str:
         return self._folder.name
 
+    def at_once(self, kind: str) -> int:
+        return 1
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         now = datetime.now(UTC)
         subjects, unseen = [], []
