@@ -89,6 +89,9 @@ class PagedPlatform:
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return ()
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         return NothingToCapture("a place to list only")
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.engine.keeper import Demanded, Keeper, Listing
+from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.ports import Platform
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
@@ -88,7 +89,7 @@ class Survey:
     before: int = 0
     whole: bool = True  # False: only what changed or fell due was looked at
     vanished: int = 0
-    gone: list[Ref] = field(default_factory=list)  # of those a narrow look asked for: provably not there
+    gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
@@ -157,7 +158,10 @@ async def survey(
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
-        found.vanished = await _vanished(keeper, platform, found.missing)
+        if record is not None:
+            found.gone = await confirmed(platform, found.missing)
+        announced = {one.ref.key for one in found.gone if one.announced}
+        found.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
     share = await _claimed_share(keeper, look.claimed, look.devices)
     if share is not None:
         _update_demand(keeper, platform, book, share, found.at)
@@ -241,7 +245,7 @@ async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
     for first in range(0, len(refs), AT_ONCE):
         some = refs[first : first + AT_ONCE]
         looked = await asyncio.gather(*map(platform.look, some))
-        found.gone += [one.ref for one in looked if isinstance(one, Gone)]
+        found.gone = [*found.gone, *(one for one in looked if isinstance(one, Gone))]
         # A part of something is no workload.
         whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
         unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]

@@ -84,6 +84,11 @@ class Platform(Protocol):
         """By uid. Gone only when it is provably not there."""
         ...
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        """Of these, the ones that are provably not there; asked for in bulk, by uid. What could not be checked is left
+        out, like what exists."""
+        ...
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:

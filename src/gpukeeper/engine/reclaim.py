@@ -14,6 +14,7 @@ from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.missing import record_vanished
 from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
@@ -25,10 +26,8 @@ from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unsee
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
-MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
@@ -164,9 +163,9 @@ async def _pass(
     if only is None and narrow is None and allow is None:
         _remember_breaker(keeper, found, plan)
     if only is None:
-        await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
+        await record_vanished(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
     elif found.gone:
-        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
+        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
         outlook.forget(told, report.outcomes)
@@ -332,20 +331,6 @@ async def _why_not_now(keeper: Keeper) -> str | None:
     if keeper.stopping:
         return "gpukeeper is being stopped"
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
-
-
-async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
-    """Missing from a complete list is a hint; a look by uid is the proof. While the breaker is open even that is
-    believed only after a while: an engine that lost its data answers "gone" to every look."""
-    now, here = keeper.clock.now(), {ref.key: ref for ref in found.missing}
-    place = f"{platform.name}/{platform.place}/"
-    others = {key: at for key, at in keeper.missing_since.items() if not key.startswith(place)}
-    keeper.missing_since = others | {key: keeper.missing_since.get(key, now) for key in here}
-    lost = [r for key, r in here.items() if believe or now - keeper.missing_since[key] >= keeper.patience]
-    gone = [await platform.look(ref) for ref in lost[:MISSING_LOOKED_AT]]
-    lines = [Vanished(at=keeper.clock.now(), ref=one.ref) for one in gone if isinstance(one, Gone)]
-    if lines:
-        await keeper.ledger.append(lines)
 
 
 def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:

@@ -150,3 +150,4 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
 
     ref: Ref
     at: datetime
+    announced: bool = False  # the platform reported its removal when it happened

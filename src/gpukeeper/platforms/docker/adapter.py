@@ -20,6 +20,7 @@ from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -175,6 +176,9 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
         return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:

@@ -19,6 +19,7 @@ from gpukeeper.devices import nvml
 from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
@@ -169,6 +170,9 @@ class HostPlatform:
         if ref.kind == translate.DISK:
             return await self._disks.look(ref)
         return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.TREE:

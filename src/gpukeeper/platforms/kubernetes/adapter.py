@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -34,6 +35,7 @@ from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
+from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
@@ -59,7 +61,9 @@ SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
 STUCK_LOOKED_AT = 20  # in one look at everything
 REMEMBERED = 500
-A_WHILE = timedelta(minutes=5)  # for which a namespace's labels, and what a watch said, are believed
+REPORTED = 50_000  # deletions that watches reported and that are remembered
+A_WHILE = timedelta(minutes=5)  # for which a namespace's labels are believed
+REPORT_HOLDS = timedelta(minutes=10)  # for which a deletion that a watch reported is believed
 
 
 class Looked(msgspec.Struct):
@@ -170,6 +174,22 @@ class KubernetesPlatform:
                 return await self._look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        """A watch's report of a deletion, or else a list of the kind that does not contain the uid."""
+        now = self._clock.now()
+        followed = {ref.uid: ref for ref in refs if self._following.get(ref.uid, (None, ()))[1]}
+        others = [ref for ref in refs if ref.uid not in followed]
+        announced = [ref for ref in others if self._reported_gone(ref.uid)]
+        asked = [ref for ref in others if not self._reported_gone(ref.uid)]
+        scope = self._policy.scope.get(self.name)
+        async with self._cluster.opened():
+            everywhere = scope is not None and self._wanted(scope).named is None
+            found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
+            looked = await gone_by_looks(
+                self.look, list(followed.values())
+            )  # what it had running may still need its grace
+        return [*looked, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
@@ -401,9 +421,13 @@ class KubernetesPlatform:
         self._looked[looked.subject.ref.uid] = looked
 
     def _heard_gone(self, uid: str) -> None:
-        if len(self._gone) >= 20 * REMEMBERED:
-            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < A_WHILE.total_seconds()}
-        self._gone[uid] = time.monotonic()
+        now = time.monotonic()
+        self._gone.pop(uid, None)
+        self._gone[uid] = now  # the newest last
+        oldest = next(iter(self._gone))
+        while len(self._gone) > REPORTED or now - self._gone[oldest] > REPORT_HOLDS.total_seconds():
+            del self._gone[oldest]
+            oldest = next(iter(self._gone))
         told = self._telling.pop(uid, None)
         if told is not None:
             told.set()
@@ -417,9 +441,12 @@ class KubernetesPlatform:
                     await waiting.wait()
             except TimeoutError:
                 self._telling.pop(ref.uid, None)
-        heard = self._gone.get(ref.uid)
-        # Not for ever: a cluster that is set back to a backup has it again.
-        return heard is not None and time.monotonic() - heard < A_WHILE.total_seconds()
+        return self._reported_gone(ref.uid)
+
+    def _reported_gone(self, uid: str) -> bool:
+        """Lately. Not for ever: a cluster that is set back to a backup has it again."""
+        heard = self._gone.get(uid)
+        return heard is not None and time.monotonic() - heard < REPORT_HOLDS.total_seconds()
 
     def _is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)

@@ -18,6 +18,7 @@ from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
@@ -175,6 +176,9 @@ class RayPlatform:
         if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:

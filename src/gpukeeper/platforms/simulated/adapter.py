@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -133,6 +134,9 @@ class SimulatedPlatform:
         vague = self._vague()
         world.note("look", thing, vague=vague or "")
         return tell(thing, now, vague)
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         await self._call()

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -93,6 +94,9 @@ class FolderPlatform:
                 found = self._read(path, now)
                 return Gone(ref, now) if found is None else found
         return Gone(ref, now)
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
