@@ -387,8 +387,8 @@ def _platforms(
         found.append(beside)
     if _wants_ray(loaded, reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
-        folders = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=folders)
+        own = _own_folders(loaded, environ)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
         found.append(nodes)
         busy = nodes.busy_here
     cluster = _cluster(loaded, environ, reaches)
