@@ -114,7 +114,9 @@ class Warnings(Section):
     idle: list[f.Share] = about(list(_W.idle), "Warn at these shares of the idle time.")
     runtime: list[f.Share] = about(list(_W.runtime), "Warn at these shares of the maximum runtime.")
     lead: f.Span = about(_W.lead, "The least time between the first warning and the stop.")
-    undelivered: f.Span = about(_W.undelivered, "Waits this much more when nobody could be told.")
+    undelivered: f.Span = about(
+        _W.undelivered, "Waits this much more if nobody could be told. The announced time includes it."
+    )
 
 
 _A = model.Activity()
@@ -258,7 +260,7 @@ _S = model.Schedule()
 
 class Schedule(Section):
     every: f.Interval = about(_S.every, "A pass this often.")
-    at: f.Cron = about(_S.at, "Acts only in passes at these times (cron words); looks in every pass.")
+    at: f.Cron = about(_S.at, "Acts only in passes at these times (cron words, local time); looks in every pass.")
 
 
 _L = model.LedgerKeep()
@@ -321,7 +323,9 @@ class PolicyFile(Section):
     """A whole policy file after merging."""
 
     preset: str = about(_P.preset, "Where values come from that the file does not give.")
-    mode: f.ModeWord = about(_P.mode, "`plan` looks only; `enforce` acts unattended.")
+    mode: f.ModeWord = about(
+        _P.mode, "`plan` looks only, until a person confirms `apply` on a terminal; `enforce` acts unattended."
+    )
     scope: Scope = about(Scope(), "What the policy covers. A platform that is not named is never touched.")
     retention: Retention = about(Retention(), "How long what ended is kept. `manual`: until somebody removes it.")
     environments: dict[str, Retention] = about(

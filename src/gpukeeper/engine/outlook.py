@@ -90,8 +90,8 @@ def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     """From now on this is what people are told. Nothing is kept where nobody can ask."""
     if not keeper.answering:
         return
-    for ref in found.gone:
-        outlook.decisions.pop(ref.key, None)
+    for one in found.gone:
+        outlook.decisions.pop(one.ref.key, None)
     outlook.at, outlook.seen, outlook.running = found.at, found.seen, found.running
     outlook.breaker = plan.breaker
     if found.whole:

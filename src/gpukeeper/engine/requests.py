@@ -104,11 +104,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             done = line.result is Result.RECLAIMED
             return Reply(done=done, words=words, exit_code=0 if done else 3)
         case "pause":
-            await pause(keeper, book, who, request.reason)
-            return "Paused: nothing is acted on until: gpukeeper resume"
+            return await pause(keeper, book, who, request.reason)
         case "resume":
-            await resume(keeper, book, who)
-            return "Resumed."
+            return await resume(keeper, book, who)
         case "quarantine" | "return":
             return await _change_gpu(keeper, book, who, request)
         case "restore":
@@ -141,6 +139,8 @@ async def hold(
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
     granted = msgspec.structs.replace(granted, lasting=subject.lasting or "")
+    if not suspends:
+        await _hold_on_it(found, granted.until)
     await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
     return found, granted
 
@@ -154,13 +154,37 @@ def _not_prevented(book: Rulebook, found: Found, granted: Hold) -> str:
     return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
 
 
+async def _hold_on_it(found: Found, until: datetime) -> None:
+    """Where a hold is kept on the thing itself: whoever acts there may have another ledger."""
+    subject = found.view.subject
+    answer = await found.platform.hold(subject, until)
+    if isinstance(answer, Refused | Unknown):
+        how = f"{subject.marks.hold_with}{until:%Y-%m-%dT%H:%M:%SZ}"
+        raise UsageError(f"{subject.ref.path} is not held: {answer.why}. Somebody with that right can run: {how}")
+
+
+async def _release_from_it(keeper: Keeper, book: Rulebook, found: Found) -> Found | None:
+    """Without the hold on the thing itself, looked at again: marks of other tools may still hold it. None: it has none,
+    or only a new thing would be without it."""
+    subject = found.view.subject
+    answer = await found.platform.hold(subject, None) if subject.marks.unhold else None
+    if isinstance(answer, Refused | Unknown):
+        how = subject.marks.unhold
+        raise UsageError(f"{subject.ref.path} is still held: {answer.why}. Somebody with that right can run: {how}")
+    return None if answer is None else await look_at(keeper, book, subject.ref)
+
+
 async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
     """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
+    released = await _release_from_it(keeper, book, found)
+    found = released or found
     now, subject = keeper.clock.now(), found.view.subject
     own = may_act(found.view, book, who) is not None
     ended, left = release_of(found.view, book, who, now, own=own)
+    if released is not None:
+        ended = msgspec.structs.replace(ended, words=("its own mark", *ended.words))
     if not ended.words:
         still = f" Still held: {'; '.join(left)}." if left else ""
         raise UsageError(f"nothing was released: {subject.ref.path} has no hold that {who} may end.{still}")
@@ -285,14 +309,26 @@ def _described(view: View, action: Action) -> str:
     return f"{action} {subject.ref.path} ({subject.ref.uid}; {', '.join(facts)}){lost}"
 
 
-async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
+async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
+    """The first pause stands, with its reason; a second one is recorded and its author is told about the first."""
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
+    if before is None:
+        return "Paused: nothing is acted on until: gpukeeper resume"
+    return (
+        f"Everything was paused already: {before}. That reason stays; yours was written to the ledger. "
+        "One `gpukeeper resume` ends both, so talk to each other first"
+    )
 
 
-async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
+async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
+    if before is None:
+        raise UsageError("nothing is paused; nothing was changed")
     await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
+    return f"Resumed. It was paused: {before}"
 
 
 async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:

@@ -228,7 +228,7 @@ def was_stopped(view: View) -> bool:
 
 def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
     words = f"bring it back: gpukeeper restore {view.subject.ref.path}"
-    goes = next((one.at for one in ahead(view, book, now, Action) if one.action is Action.REMOVE), None)
+    goes = next((one.at for one in ahead(view, book, now, tuple(Action)) if one.action is Action.REMOVE), None)
     if goes is None:
         return words
     when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"

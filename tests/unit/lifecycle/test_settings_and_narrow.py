@@ -12,7 +12,7 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import NO_LIMITS, Rulebook, class_of, has_label, idle_times, limits_for
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import ClassSettings, Group, Match, Retention
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
 
@@ -206,3 +206,30 @@ def test_age_counts_from_the_end_else_the_start_else_the_creation() -> None:
 def test_an_unknown_end_is_not_older_than_anything() -> None:
     """`--older-than 1d` asks for what ended a day ago; when this one ended is not known."""
     assert not Narrow(older_than=2 * HOUR).fits(ended(ended=LOST, outcome=Outcome.SUCCEEDED), NOW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ("registry.lab/train", True),
+        ("registry.lab/train:2.1", True),
+        ("registry.lab/train:2.*", True),
+        ("registry.lab/train:latest", False),
+        ("registry.lab/train:2.10", False),
+        ("registry.lab/tra", False),
+        ("train", False),
+        ("*/train", True),
+        ("sha256:0123456789abcdef", True),
+        ("0123456789ab", True),
+        ("0123456789", False),
+        ("ffffffffffff", False),
+        ("", False),
+    ],
+)
+def test_work_is_found_by_the_image_it_was_made_from(wanted: str, fits: bool) -> None:
+    """C6.4: a name without a tag means every tag; an engine's own filter would mean `latest`."""
+    labels = {"image": "registry.lab/train:2.1", "image_id": "sha256:0123456789abcdef" + "0" * 48}
+    assert Narrow(image=wanted).fits(ended(ref=RUN, labels=labels), NOW) is fits
+    assert not Narrow(image=wanted).fits(ended(ref=RUN, labels={}), NOW), "not known fits nothing"
+    image = ended(ref=RUN, labels=labels, shape=Shape.IMAGE)
+    assert not Narrow(image=wanted).fits(image, NOW), "the image itself is not work made from it"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import Session
 
+LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of each
+
 
 def explain(
     workload: o.Workload,
@@ -224,6 +226,7 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
         *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
         ("asks for exemption", subject.marks.asks_exemption),
+        *_labels(subject),
         ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
         ("first start", memory.first_start),
         ("ran before", memory.ran if memory.ran else None),
@@ -239,6 +242,18 @@ def _class(found: Explained) -> object:
     """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
     given, seen = found.decision.class_, found.subject.class_
     return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen
+
+
+def _labels(subject: Subject) -> list[tuple[str, object]]:
+    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    from gpukeeper.model.subject import Shape
+
+    if subject.shape is not Shape.WORKLOAD:
+        return []
+    written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]
+    cut = [one if len(one) <= LABEL_MAX else f"{one[:LABEL_MAX]}…" for one in written]
+    more = [f"and {len(cut) - LABELS_MAX} more (all of them: --json)"] if len(cut) > LABELS_MAX else []
+    return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
 
 
 def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:

@@ -227,9 +227,12 @@ def line_row(seq: int, line: Event) -> tuple[str, ...]:
 
 def _words(line: Event) -> str:
     """Who and why, as far as the line says."""
-    from gpukeeper.model.event import Held, Passed, Paused, Released, Resumed, WarningSent
+    from gpukeeper.model.event import Held, Noticed, Passed, Paused, Released, Resumed, WarningSent
 
     match line:
+        case Noticed():
+            how = f" with {line.ended_with}" if line.ended_with else ""
+            return f"{line.state}, {line.outcome}{how}" if line.outcome is not None else str(line.state)
         case Held():
             reason = f": {line.hold.reason}" if line.hold.reason else ""
             return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M}{reason}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Decision
 
-NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than"}
+NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than", "image": "--image"}
 
 
 def told(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:

@@ -29,6 +29,7 @@ def plan(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
@@ -41,7 +42,7 @@ def plan(
     from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
     check_textfile(textfile, narrow)
     told = outlook.told(policy, platform, narrow) if textfile is None else None
     if told is not None:
@@ -157,8 +158,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.interfaces.terminal.session import say
 
     for report in reports:
-        if report.stopped is not None:
-            say(report.stopped)
+        for words in filter(None, (report.stopped, report.leased)):
+            say(words)
         for words in show.unseen_lines(report):
             say(words)
         if report.plan.breaker:

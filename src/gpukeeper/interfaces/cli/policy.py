@@ -117,7 +117,7 @@ def _head(loaded: Loaded) -> dict[str, Any]:
         "source": loaded.source,
         "digest": loaded.policy.digest,
         "sentence": in_words(loaded.policy),
-        "warnings": list(loaded.warnings),
+        "warnings": _warnings(loaded),
     }
 
 
@@ -125,8 +125,14 @@ def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{"setting": row.setting, "value": row.value, "origin": row.origin} for row in rows]
 
 
+def _warnings(loaded: Loaded) -> list[str]:
+    from datetime import UTC, datetime
+
+    return [*loaded.warnings, *loaded.expired(datetime.now(UTC))]
+
+
 def _warn(loaded: Loaded) -> None:
-    for warning in loaded.warnings:
+    for warning in _warnings(loaded):
         typer.echo(f"warning: {warning}", err=True)
 
 

@@ -25,6 +25,7 @@ def list_(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
+    image: o.Image = None,
     json: o.Json = False,
 ) -> None:
     """Every workload with what will happen to it next."""
@@ -33,7 +34,7 @@ def list_(
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
 
-    narrow = narrowed(owner=owner)
+    narrow = narrowed(owner=owner, image=image)
     told = outlook.told(policy, platform, narrow)
     if told is not None:
         _print_list([d for place in told.places for d in place.decisions], told.now, json=json)

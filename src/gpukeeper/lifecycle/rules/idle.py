@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, judge
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.lifecycle.warnings import keep_it, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
@@ -126,7 +126,7 @@ def _judge(
         action=Action.STOP,
         condition=words,
         since=since,
-        remedy=f"Use it, or keep it: gpukeeper workload hold {view.subject.ref.path}",
+        remedy=f"Use it, or keep it: {keep_it(view, settings, now)}",
         # A warning belongs to this quiet time if neither use nor a gap came after it.
         only_after=max(judged.since or now, started),
     )

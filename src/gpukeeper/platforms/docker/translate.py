@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker.asks import Asked
 from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected, Listed, when
+from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ImageListed, Inspected, Listed, when
 
 PLATFORM = "docker"
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
@@ -61,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True):
 def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
     state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
     over = state is State.ENDED
+    outcome = outcome_of(container, facts.stopped_at) if over else None
     created = when(container.created)
     return Subject(
         seen=Seen(
@@ -74,7 +75,8 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
         started=started,
         ended=ended if over else None,
         previous_end=None if over else ended,
-        outcome=outcome_of(container, facts.stopped_at) if over else None,
+        outcome=outcome,
+        ended_with=_ended_with(container.state) if outcome is Outcome.FAILED else "",
         devices=facts.devices,
         slices=facts.slices,
         size=container.size_rw if container.size_rw is not None else NOT_MEASURED,
@@ -128,6 +130,10 @@ def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
         if asked_to:
             return Outcome.STOPPED
     return Outcome.SUCCEEDED if container.state.exit_code == 0 and not container.state.error else Outcome.FAILED
+
+
+def _ended_with(said: ContainerState) -> str:
+    return f"exit code {said.exit_code}{', out of memory' if said.oom_killed else ''}"
 
 
 def class_of(container: Inspected, facts: Facts) -> str | Unknown:
