@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from gpukeeper.config.load import Loaded, load_policy, load_text
+from gpukeeper.config.load import Loaded, Stamp, load_policy, load_text, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
@@ -252,10 +253,25 @@ def _simulated_place(faults: Mapping[str, Any]) -> Place:
     return Place(bench.workbench, bench.clock, "simulated", "simulated")
 
 
-def reload_policy(session: Session, policy: Path | None) -> None:
-    """A changed policy file counts from the next pass on; a broken one stops acting (PolicyError)."""
+class PolicyRead(NamedTuple):
+    loaded: Loaded
+    stamp: Stamp | None
+
+
+def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRead:
+    """As the file says now; `last` where it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
+    it is broken, or others could change it, and so nothing acts by it."""
+    file, now = policy_file(policy), time.time()
+    if last is not None and last.stamp is not None and stamp(last.loaded, file, now) == last.stamp:
+        _trust(last.loaded)
+        return last
     loaded = load_policy(policy)
     _trust(loaded)
+    return PolicyRead(loaded, stamp(loaded, file, now))
+
+
+def follow_policy(session: Session, loaded: Loaded) -> None:
+    """A changed policy file counts from the next pass on."""
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
         for one in session.keeper.platforms:
@@ -371,8 +387,8 @@ def _platforms(
         found.append(beside)
     if _wants_ray(loaded, reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
-        folders = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=folders)
+        own = _own_folders(loaded, environ)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
         found.append(nodes)
         busy = nodes.busy_here
     cluster = _cluster(loaded, environ, reaches)

@@ -113,3 +113,26 @@ def test_a_wrong_interval_is_a_sentence(fleet: Fleet) -> None:
     ran = fleet.run("explain", "old", "--watch", "--every", "soon")
     assert ran.code == 2
     assert "--every" in ran.err
+
+
+def test_waste_is_listed_with_its_owner_and_nothing_follows(fleet: Fleet) -> None:
+    """C8.11"""
+    fleet.write_policy(PATIENT)
+    fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",))
+    fleet.add("train", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="bob")
+    measured(fleet, key_of(fleet, "eval"), minutes=40)
+    measured(fleet, key_of(fleet, "train"), minutes=20)
+    before = {path: path.read_bytes() for path in fleet.folder.iterdir()}
+    ran = fleet.run("observe", "--waste")
+    assert ran.code == 0, ran.err
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["UNUSED", "FOR", "WORKLOAD", "OWNER", "CLASS", "GPUS"]
+    assert [line.split()[1:] for line in lines] == [["docker/node-1/eval", "ann", "docker", "GPU-0"]]
+    assert "1 line at" in ran.err
+    assert fleet.run("observe", "--waste", "--owner", "bob").out == ""
+    (one,) = fleet.run("observe", "--waste", "--json").json()["waste"]
+    assert (one["ref"]["name"], one["devices"], one["at_least"]) == ("eval", ["GPU-0"], False)
+    assert {path: path.read_bytes() for path in fleet.folder.iterdir()} == before
+    both = fleet.run("observe", "--waste", "--gpus")
+    assert (both.code, both.out) == (2, "")
+    assert "Choose one" in both.err

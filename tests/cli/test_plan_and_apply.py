@@ -78,6 +78,48 @@ def test_narrowing_flags_choose_and_never_widen(fleet: Fleet, flags: tuple[str, 
     assert sorted(d["seen"]["ref"]["name"] for d in found) == names
 
 
+@pytest.mark.parametrize(
+    ("older_than", "left"),
+    [
+        ("90s", set()),
+        ("30m", set()),
+        ("1h", {"40m"}),
+        ("1.5h", {"40m"}),
+        ("2h30m", {"40m", "2h"}),
+        ("2d", {"40m", "2h"}),
+        ("1w", {"40m", "2h", "3d"}),
+    ],
+)
+def test_apply_by_hand_takes_what_is_older_than_any_unit_of_time(fleet: Fleet, older_than: str, left: set[str]) -> None:
+    """C6.2: everything here is due; the flag chooses."""
+    fleet.write_policy(POLICY + "retention: {succeeded: 0s}\n")
+    for name, minutes in (("40m", 40), ("2h", 120), ("3d", 3 * 1440)):
+        fleet.ended(name, days=minutes / 1440)
+    ran = fleet.run("apply", "--yes", "--older-than", older_than)
+    assert ran.code == 0, ran.err
+    assert fleet.names() == left
+
+
+@pytest.mark.parametrize("older_than", ["30", "1 fortnight", "-1h", ""])
+def test_a_time_without_a_unit_is_refused_and_nothing_goes(fleet: Fleet, older_than: str) -> None:
+    """C6.2"""
+    fleet.ended("old", days=9)
+    ran = fleet.run("apply", "--yes", "--older-than", older_than)
+    assert ran.code == 2
+    assert "Write it like 30m, 2h or 7d" in ran.err
+    assert fleet.names() == {"old"}
+
+
+def test_what_has_no_start_or_end_does_not_break_a_pass(fleet: Fleet) -> None:
+    """C6.2: a missing start time broke the pass of the others."""
+    fleet.add("strange", outcome=Outcome.SUCCEEDED)
+    fleet.add("runs", state=State.RUNNING, devices=("GPU-0",))
+    fleet.ended("old", days=2)
+    ran = fleet.run("apply", "--yes", "--older-than", "1h")
+    assert ran.code == 0, ran.err
+    assert fleet.names() == {"strange", "runs"}
+
+
 def test_apply_removes_only_what_is_due_and_records_it(fleet: Fleet) -> None:
     """C15.3: every pass is readable afterwards."""
     fleet.ended("old", days=2)

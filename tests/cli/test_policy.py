@@ -92,7 +92,7 @@ def test_show_one_owner(policy: Path) -> None:
     """C8.10"""
     out = run("show", "--policy", policy, "--owner", "ann").stdout
     lines = [line.split() for line in out.splitlines()]
-    assert out.startswith("ann is in researcher.\n")
+    assert out.startswith("ann is in researcher. A group's value replaces the class's, shorter or longer; of several")
     assert ["managed", "idle", "1h", "group", "researcher,", "preset", "shared-host"] in lines
     assert ["managed", "idle_in_demand", "30m", "built-in"] in lines
     assert ["infrastructure", "untouchable", "true", "built-in"] in lines

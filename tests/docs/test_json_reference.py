@@ -20,6 +20,7 @@ RUN = "the report of a run"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": ("observe",),
     "observe-gpus": ("observe", "--gpus"),
+    "observe-waste": ("observe", "--waste"),
     "plan": ("plan",),
     "explain": ("explain", "eval"),
     "workload-list": ("workload", "list"),

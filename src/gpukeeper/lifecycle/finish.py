@@ -8,6 +8,18 @@ from gpukeeper.model.decision import View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Subject
 
+AGAIN = 2  # ends under one identity
+REMOVE = "gpukeeper workload remove"
+
+
+def comes_back(view: View) -> str:
+    """A clause about what ends and runs again under one identity: each end counts anew, so no time can be named."""
+    ends = view.memory.ends_seen
+    if not view.subject.ends_for_good or ends < AGAIN:
+        return ""
+    what = f"it ended {ends} times and ran again, so that this may never come"
+    return f"; {what}. Remove it: {REMOVE} {view.subject.ref.path}"
+
 
 def finish_of(view: View, now: datetime) -> datetime:
     if isinstance(view.subject.ended, datetime):

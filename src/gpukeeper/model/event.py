@@ -62,6 +62,8 @@ class WarningSent(Line, frozen=True, tag="warning"):
     delivered: bool
     channel: str
     message: str
+    until: Moment | None = None  # the announced time; nothing happens before it
+    removes: bool = False  # it announced a removal, not a stop
 
 
 class Held(Line, frozen=True, tag="hold"):

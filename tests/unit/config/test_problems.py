@@ -18,6 +18,7 @@ def problems(text: str) -> list[str]:
 
 
 SPAN = "Write it like 30m, 2h or 7d"
+AS_CLASS = "as a factor of the class's value like 2x, or as class for what the class says"
 NO_SCOPE = (
     "the policy says nothing of what it covers, so it would cover nothing."
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
@@ -41,7 +42,16 @@ MISTAKES = {
     ),
     "a group has no none": (
         "groups: {student: {idle: none}}",
-        f'groups.student.idle: "none" is not a duration. {SPAN}, or as class for what the class says.',
+        f'groups.student.idle: "none" is not a duration. {SPAN}, {AS_CLASS}.',
+    ),
+    "a factor of nothing": (
+        "groups: {student: {idle: 0x}}",
+        'groups.student.idle: "0x" is not between 0.01x and 1000x. Write it like 2x or 0.5x.',
+    ),
+    "a factor that leaves less than the lead of warnings": (
+        "groups: {student: {idle: 0.6x}}",
+        "groups.student.idle: groups.student.idle is 9m and warnings.lead is 10m,"
+        " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
     ),
     "a pass without pause": (
         "schedule: {every: 0}",

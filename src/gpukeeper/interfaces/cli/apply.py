@@ -34,6 +34,7 @@ def apply(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
@@ -51,7 +52,7 @@ def apply(
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         owner = _whose(session, owner)
-        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
         check_textfile(textfile, narrow)
         done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
         reports = [one.report for one in done]

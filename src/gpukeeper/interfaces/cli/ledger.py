@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -36,20 +36,53 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """The newest lines, oldest first."""
+    types = tuple(type_ or ())
+    if not follow and _through_daemon(last, types, owner, workload, errors, since, json=json):
+        return
+    with _opened() as ledger:
+        found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since))
+        _print_lines(found, json=json, follow=follow)
+        if follow:
+            asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
+
+
+def _through_daemon(
+    last: int,
+    types: tuple[str, ...],
+    owner: str | None,
+    workload: str | None,
+    errors: bool,
+    since: str | None,
+    *,
+    json: bool,
+) -> bool:
+    """Whether a daemon of somebody else answered: of its ledger one is told what concerns one's own work."""
+    from gpukeeper.interfaces.terminal.daemon import from_daemon
+    from gpukeeper.interfaces.terminal.session import say, span
+    from gpukeeper.ledger.lines import Numbered
+
+    length = span(since, "--since")
+    seconds = None if length is None else length.total_seconds()
+    asked = {"last": last, "types": types, "owner": owner, "workload": workload or "", "errors": errors}
+    found = from_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
+    if found is None:
+        return False
+    say("From the daemon's ledger: lines about your own work (all of them for an admin).")
+    _print_lines(found.lines, json=json, follow=False)
+    return True
+
+
+def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
-    with _opened() as ledger:
-        found = asyncio.run(_lines(ledger, last, tuple(type_ or ()), owner, workload, errors, since))
-        if json and not follow:
-            show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
-            return
-        if not found and not follow:
-            say("No such lines.")
-        for seq, line in found:
-            _print(seq, line, json=json)
-        if follow:
-            asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
+    if json and not follow:
+        show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
+        return
+    if not found and not follow:
+        say("No such lines.")
+    for seq, line in found:
+        _print(seq, line, json=json)
 
 
 @app.command()

@@ -32,6 +32,6 @@ def serve(
     from gpukeeper.interfaces.terminal.watching import Lines
 
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
-        tell = Lines(log, json=json, quiet=quiet).tell
-        telling = told(metrics, session, tell, (lambda words: None) if quiet else log)
+        lines = Lines(log, json=json, quiet=quiet)
+        telling = told(metrics, session, lines, (lambda words: None) if quiet else log)
         asyncio.run(serve_until_stopped(session, policy, telling, log, quiet=quiet))

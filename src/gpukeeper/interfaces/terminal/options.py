@@ -27,6 +27,12 @@ OlderThan: TypeAlias = Annotated[
     str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
 ]
 Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this name; patterns allowed.")]
+Image: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--image", help="Only work made from this image: name (any tag), name:tag, or the beginning of its id."
+    ),
+]
 Textfile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),

@@ -32,6 +32,7 @@ def opened(
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
     """`tell`: how warnings are said, where it is not `say`."""
+    from gpukeeper.interfaces.terminal.daemon import ask_standing
     from gpukeeper.wiring import open_session
 
     session = open_session(policy, write=write, only=only)
@@ -39,7 +40,9 @@ def opened(
     try:
         for warning in (*session.loaded.warnings, *session.loaded.expired(session.keeper.clock.now())):
             tell(f"policy: {warning}")
-        if os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder():
+        if not write and not _is_another_daemon():
+            ask_standing(session.keeper)
+        elif _is_another_daemon():
             tell("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
             say_out_of_reach(session, only, tell)
@@ -51,6 +54,10 @@ def opened(
             raise
     finally:
         session.close()
+
+
+def _is_another_daemon() -> bool:
+    return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
 
 
 def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
@@ -90,6 +97,7 @@ def narrowed(
     outcome: str | None = None,
     older_than: str | None = None,
     name: str | None = None,
+    image: str | None = None,
 ) -> Narrow:
     from gpukeeper.lifecycle.narrow import Narrow
 
@@ -104,6 +112,7 @@ def narrowed(
         outcome=outcome,
         older_than=span(older_than, "--older-than"),
         name=name,
+        image=image,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -30,6 +31,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -66,6 +68,9 @@ class FolderPlatform:
     def place(self) -> str:
         return self._folder.name
 
+    def at_once(self, kind: str) -> int:
+        return 1
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         now = datetime.now(UTC)
         subjects, unseen = [], []
@@ -90,6 +95,9 @@ class FolderPlatform:
                 return Gone(ref, now) if found is None else found
         return Gone(ref, now)
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         try:
             return Evidence({"workload.json": self._path(subject.ref).read_bytes()})
@@ -109,6 +117,12 @@ class FolderPlatform:
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
