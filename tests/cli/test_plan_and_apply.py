@@ -8,11 +8,15 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpukeeper.config.load import load_text
+from gpukeeper.interfaces.terminal.session import narrowed, own_only
 from gpukeeper.ledger.lease import take_lease
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
 
@@ -63,19 +67,46 @@ def test_plan_narrows_by_namespace_and_age(fleet: Fleet) -> None:
         (("--owner", "bob"), ["bobs"]),
         (("--outcome", "failed"), ["bobs"]),
         (("--name", "an*"), ["anns"]),
-        (("--kind", "container"), ["anns", "bobs"]),
+        (("--kind", "container"), ["anns", "bobs", "left"]),
         (("--kind", "trainjob"), []),
         (("--label", "team=vision"), ["anns"]),
         (("--label", "team"), ["anns"]),
-        (("--platform", "docker/node-1"), ["anns", "bobs"]),
+        (("--platform", "docker/node-1"), ["anns", "bobs", "left"]),
+        (("--class", "serving"), ["bobs"]),
+        (("--class", "doc*"), ["anns"]),
+        (("--class", "unknown"), ["left"]),
+        (("--owner", "nobody"), ["left"]),
     ],
 )
 def test_narrowing_flags_choose_and_never_widen(fleet: Fleet, flags: tuple[str, str], names: list[str]) -> None:
-    """C6.1"""
+    """C6.1, C12.2: what nobody owns, and each class as the policy assigns it, is easy to list."""
+    fleet.write_policy(POLICY + "match: [{class: serving, owner: bob}]\n")
+    fleet.ended("left", days=0.5, owner=None, class_="unknown")
     fleet.ended("anns", days=9, labels={"team": "vision"})
     fleet.ended("bobs", days=9, outcome=Outcome.FAILED, owner="bob")
     found = fleet.run("plan", *flags, "--json").json()["places"][0]["decisions"]
     assert sorted(d["seen"]["ref"]["name"] for d in found) == names
+    if flags[0] in ("--class", "--owner"):
+        listed = fleet.run("workload", "list", *flags, "--json").json()["decisions"]
+        assert sorted(d["seen"]["ref"]["name"] for d in listed) == names
+
+
+def test_apply_narrows_to_a_class_and_to_what_nobody_owns(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY + "match: [{class: serving, owner: bob}]\n")
+    fleet.ended("anns", days=9)
+    fleet.ended("bobs", days=9, owner="bob")
+    fleet.ended("left", days=9, owner=None)
+    assert fleet.run("apply", "--yes", "--class", "serving").code == 0
+    assert fleet.names() == {"anns", "left"}
+    assert fleet.run("apply", "--yes", "--owner", "nobody").code == 0
+    assert fleet.names() == {"anns"}
+
+
+def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_nobody_owns() -> None:
+    wanted = narrowed(owner="nobody")
+    for user, nobodys in (("nobody", False), ("root", True)):
+        session = SimpleNamespace(book=Rulebook(load_text("scope: {docker: {}}").policy), user=user)
+        assert own_only(session, wanted).nobodys is nobodys  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

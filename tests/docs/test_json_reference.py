@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ledger-show": ("ledger", "show", "1"),
     "ledger-totals": ("ledger", "totals"),
     "ledger-rotate": ("ledger", "rotate"),
+    "ledger-status": ("ledger", "status"),
+    "ledger-verify": ("ledger", "verify"),
     "policy-check": ("policy", "check"),
     "policy-show": ("policy", "show"),
     "policy-sentence": ("policy", "sentence"),
@@ -46,7 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check-list": ("check", "list"),
     "check-show": ("check", "show", "gemm"),
 }
-NEEDS_A_LEDGER = {"ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
+NEEDS_A_LEDGER = {"ledger-status", "ledger-verify", "ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
 
 
 def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:

@@ -204,10 +204,14 @@ class _Look:
             decision = _not_yet(keeper, decision, self.unsettled, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
-            if self.narrow is None or self.narrow.fits(subject, now):
+            if self._is_asked_for(subject, decision, now):
                 made.append(decision)
                 _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made
+
+    def _is_asked_for(self, subject: Subject, decision: Decision, now: datetime) -> bool:
+        narrow = self.narrow
+        return narrow is None or (narrow.fits(subject, now) and narrow.fits_class(decision.class_))
 
     def remember(self) -> None:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""

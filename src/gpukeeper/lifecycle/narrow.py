@@ -22,6 +22,8 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     kind: str | None = None
     owner: str | None = None
+    nobodys: bool = False  # with an owner: also what was found to belong to nobody
+    class_: str | None = None
     outcome: str | None = None
     older_than: timedelta | None = None
     name: str | None = None
@@ -43,13 +45,17 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
         named = (
             (self.namespace, ref.namespace),
             (self.kind and self.kind.lower(), ref.kind.lower()),
-            (self.owner, owner),
+            (None if self.nobodys and owner is None else self.owner, owner),
         )
         if not all(wanted is None or _like(value, wanted) for wanted, value in named):
             return False
         if self.platform is not None and not _like(f"{ref.platform}/{ref.place}", self.platform, prefix=True):
             return False
         return self.name is None or fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)
+
+    def fits_class(self, class_: str) -> bool:
+        """The one whose limits apply, so that the policy's match list counts."""
+        return self.class_ is None or _like(class_, self.class_)
 
 
 def is_made_from(subject: Subject, wanted: str) -> bool:

@@ -35,6 +35,7 @@ def apply(
     older_than: o.OlderThan = None,
     name: o.Name = None,
     image: o.Image = None,
+    class_: o.Class = None,
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
@@ -47,12 +48,13 @@ def apply(
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
     some places; 11: at all of them; 12: the breaker refuses."""
     from gpukeeper.interfaces.cli.plan import check_textfile
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, own_only
 
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         owner = _whose(session, owner)
-        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
+        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
+        narrow = own_only(session, narrow)
         check_textfile(textfile, narrow)
         done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
         reports = [one.report for one in done]

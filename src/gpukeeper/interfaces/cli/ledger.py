@@ -1,4 +1,4 @@
-"""`gpukeeper ledger`: what happened: list, show, totals, export. Changes nothing, except rotate."""
+"""`gpukeeper ledger`: what happened: list, show, totals, export, status, verify. Changes nothing, except rotate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.cli import ledger_status
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def list_(
     types = tuple(type_ or ())
     if not follow and _through_daemon(last, types, owner, workload, errors, since, json=json):
         return
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since))
         _print_lines(found, json=json, follow=follow)
         if follow:
@@ -91,7 +92,7 @@ def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.model.errors import UsageError
 
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(_one(ledger, seq))
     if found is None:
         raise UsageError(f"the ledger has no line {seq}. See: gpukeeper ledger list")
@@ -107,7 +108,7 @@ def totals(since: Since = None, json: o.Json = False) -> None:
     from gpukeeper.interfaces.terminal import show
 
     begin = _begin(since) or datetime.fromtimestamp(0, UTC)
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(ledger.totals(begin))
     if json:
         show.as_json("ledger-totals", {"since": begin, "totals": found})
@@ -133,7 +134,7 @@ def export(
     writers = {"json": json_lines, "csv": csv_lines}
     if format_ not in writers:
         raise UsageError(f'--format "{format_}" is neither json nor csv')
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since))
         for row in writers[format_](found):
             typer.echo(row, nl=False)
@@ -156,8 +157,12 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
 
 
+app.command("status")(ledger_status.status)
+app.command("verify")(ledger_status.verify)
+
+
 @contextmanager
-def _opened() -> Iterator[SqliteLedger]:
+def opened_for_reading() -> Iterator[SqliteLedger]:
     from gpukeeper.ledger.journal import open_ledger
     from gpukeeper.ledger.paths import ledger_path
 

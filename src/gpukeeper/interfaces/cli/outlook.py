@@ -34,7 +34,8 @@ def told(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks 
 
 
 def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
-    fitting = tuple(one for one in place.decisions if narrow.fits_ref(one.seen.ref, one.owner))
+    fits = [narrow.fits_ref(one.seen.ref, one.owner) and narrow.fits_class(one.class_) for one in place.decisions]
+    fitting = tuple(one for one, fit in zip(place.decisions, fits, strict=True) if fit)
     return msgspec.structs.replace(place, decisions=fitting)
 
 

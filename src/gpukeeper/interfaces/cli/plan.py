@@ -30,6 +30,7 @@ def plan(
     older_than: o.OlderThan = None,
     name: o.Name = None,
     image: o.Image = None,
+    class_: o.Class = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
@@ -42,7 +43,7 @@ def plan(
     from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
     check_textfile(textfile, narrow)
     told = outlook.told(policy, platform, narrow) if textfile is None else None
     if told is not None:

@@ -26,6 +26,7 @@ def list_(
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
     image: o.Image = None,
+    class_: o.Class = None,
     json: o.Json = False,
 ) -> None:
     """Every workload with what will happen to it next."""
@@ -34,7 +35,7 @@ def list_(
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
 
-    narrow = narrowed(owner=owner, image=image)
+    narrow = narrowed(owner=owner, image=image, class_=class_)
     told = outlook.told(policy, platform, narrow)
     if told is not None:
         _print_list([d for place in told.places for d in place.decisions], told.now, json=json)

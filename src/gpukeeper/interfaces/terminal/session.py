@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
 from gpukeeper.ledger.paths import socket_path, state_folder
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 OUTCOMES = ("succeeded", "failed", "stopped")
+NOBODY = "nobody"  # --owner: what has no known owner
 
 
 @contextmanager
@@ -98,6 +100,7 @@ def narrowed(
     older_than: str | None = None,
     name: str | None = None,
     image: str | None = None,
+    class_: str | None = None,
 ) -> Narrow:
     from gpukeeper.lifecycle.narrow import Narrow
 
@@ -109,11 +112,20 @@ def narrowed(
         label=label,
         kind=kind.lower() if kind else None,
         owner=owner,
+        nobodys=owner == NOBODY,
+        class_=class_,
         outcome=outcome,
         older_than=span(older_than, "--older-than"),
         name=name,
         image=image,
     )
+
+
+def own_only(session: Session, narrow: Narrow) -> Narrow:
+    """Somebody may really be called nobody; what has no owner is an admin's all the same."""
+    from gpukeeper.lifecycle.holds import is_admin
+
+    return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)
 
 
 def span(words: str | None, flag: str) -> timedelta | None:

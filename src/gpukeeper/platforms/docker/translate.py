@@ -20,6 +20,7 @@ from gpukeeper.platforms.docker.owners import Owned
 from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ImageListed, Inspected, Listed, when
 
 PLATFORM = "docker"
+WHOLE_CACHE = "build-cache"  # its uid, too: no piece of it is called so
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
 WITHOUT_GPU = "without-gpu"
 NOT_MEASURED = Unknown("not measured")
@@ -308,4 +309,30 @@ def cache_subject(entry: CacheEntry, at: At) -> Subject:
         last_used=used if used is not None else Unknown("the engine gives no time of its last use"),
         size=entry.size,
         labels={"type": entry.type, "description": entry.description[:200]},
+    )
+
+
+def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: At) -> tuple[Subject, ...]:
+    """All that no build uses now, as one thing to report; none where there is nothing. It can not be removed."""
+    if isinstance(entries, Unknown):
+        return (_whole_cache(entries, entries, {}, at),)
+    idle = [cache_subject(entry, at) for entry in entries if not entry.in_use]
+    if not idle:
+        return ()
+    used = [one.last_used for one in idle if isinstance(one.last_used, datetime)]
+    last: datetime | Unknown = max(used) if used else Unknown("the engine gives no time of its last use")
+    size = sum(entry.size for entry in entries if not entry.in_use)
+    return (_whole_cache(size, last, {"pieces": str(len(idle))}, at),)
+
+
+def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: At) -> Subject:
+    return Subject(
+        seen=Seen(at.ref(CACHE, WHOLE_CACHE, WHOLE_CACHE), "", "", at.now),
+        shape=Shape.CACHE,
+        state=State.ENDED,
+        class_="cache",
+        created=Unknown("it is many things", by_design=True),
+        last_used=used,
+        size=size,
+        labels=labels,
     )
