@@ -15,6 +15,7 @@ import msgspec
 
 from gpukeeper.engine.keeper import Demanded, Keeper, Listing
 from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
@@ -174,11 +175,15 @@ class _Look:
     devices: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     disks: set[str] = field(default_factory=set)
+    tenants: Tenancies = field(default_factory=dict)
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await _recall(keeper, [one for one in subjects if may_be_idle(one, book)])
+        if found.platform.local:  # elsewhere nobody says which device it is
+            here = keeper.tenants.setdefault((found.platform.name, found.platform.place), {})
+            note_tenants(subjects, book, self.tenants, here)
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
@@ -204,6 +209,8 @@ class _Look:
     def remember(self) -> None:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
         here, keeper = (self.found.platform.name, self.found.platform.place), self.keeper
+        if self.found.whole:
+            keeper.tenants[here] = self.tenants
         if self.found.whole and not self.found.unseen:
             keeper.held[here] = frozenset(self.held)
             keeper.pressed = {one for one in keeper.pressed if one[:2] != here or one[2] in self.disks}
@@ -267,6 +274,7 @@ async def views(
         series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
+    tenants = await new_tenants(keeper, platform, subjects, book)
     joined = []
     for subject in subjects:
         key = subject.ref.key
@@ -280,7 +288,8 @@ async def views(
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
         held = elsewhere.get(key, ())
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since(now)))
+        watched, tenant = keeper.watched_since(now), tenants.get(key)
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
     return joined
 
 
