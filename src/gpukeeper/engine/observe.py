@@ -20,7 +20,7 @@ from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
-from gpukeeper.lifecycle.rules.idle import is_large
+from gpukeeper.lifecycle.rules.idle import is_large, watched
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
@@ -90,6 +90,7 @@ class Survey:
     gone: list[Ref] = field(default_factory=list)  # of those a narrow look asked for: provably not there
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
+    idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
     tree_lines: int = 0  # written about trees in this pass
@@ -193,6 +194,7 @@ class _Look:
             if subject.disk is not None:
                 self.disks.add(subject.disk_name)
             _count(found, subject, self.claimed)
+            _count_watched(found, view, book, now)
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
@@ -436,6 +438,13 @@ def _counts(ref: Ref) -> bool:
 def _is_strange(subject: Subject) -> bool:
     """A process that nothing ties to a workload of this place: another engine's, perhaps. Shown, and nothing else."""
     return subject.shape is Shape.ORPHAN and subject.proof is None
+
+
+def _count_watched(found: Survey, view: View, book: Rulebook, now: datetime) -> None:
+    subject = view.subject
+    if subject.shape is Shape.WORKLOAD and subject.root is None and subject.state in _LIVE:
+        settings = book.settings(subject)
+        found.idle[watched(view, settings, now), settings.class_name] += 1
 
 
 def _count_kind(found: Survey, subject: Subject, now: datetime) -> None:

@@ -314,3 +314,24 @@ async def test_a_daemon_measures_by_itself(b: Bench) -> None:
     b.keeper.serving = True
     await b.decide()
     assert past.asked == 0
+
+
+@virtual
+async def test_running_work_is_counted_by_what_the_idle_rule_does_with_it(b: Bench) -> None:
+    """C8.8: monitored, or skipped: no GPU, monitoring, grace, dev container, not known."""
+    classes = {"infrastructure": ClassSettings(untouchable=True), "devcontainer": ClassSettings(max_runtime=HOUR)}
+    b.set_policy(classes={**b.policy.classes, **classes})
+    b.running("watched", class_="docker")
+    b.running("no-gpu", class_="docker", devices=())
+    b.running("exporter", class_="infrastructure")
+    b.running("editor", class_="devcontainer")
+    b.running("new", MINUTE, class_="docker")
+    b.ended("over", class_="docker")
+    found = await survey(b.keeper, b.platform, b.book)
+    assert found.idle == {
+        ("monitored", "docker"): 1,
+        ("no_gpu", "docker"): 1,
+        ("never_touched", "infrastructure"): 1,
+        ("no_idle_time", "devcontainer"): 1,
+        ("grace", "docker"): 1,
+    }

@@ -21,6 +21,7 @@ from gpukeeper.engine.ports import Clock, EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
+from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
@@ -71,6 +72,8 @@ class Metrics(Collector):
             self._count(line)
         for warning in report.warnings:
             self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+            if warning.rule == idle.NAME:
+                self.add("gpukeeper_idle_warned_total")
         found = report.survey
         if report.stopped is not None:  # what it saw of the place is not the whole of it
             self.add("gpukeeper_passes_failed_total", found.platform.name, found.platform.place)
@@ -113,6 +116,10 @@ class Metrics(Collector):
         yield gauge("gpukeeper_finished", _by(over, 0, 3), "kind", "age")
         ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
         yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
+        watched: Tally[tuple[str, str]] = Tally()
+        for one in self._last.values():
+            watched += one.report.survey.idle
+        yield gauge("gpukeeper_idle_workloads", dict(watched), "result", "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
@@ -134,6 +141,8 @@ class Metrics(Collector):
         kind = line.ref.kind if line.ref is not None else ""
         if line.result is Result.RECLAIMED:
             self.add("gpukeeper_reclaimed_total", kind, line.rule, line.action.value)
+            if (line.rule, line.action) == (idle.NAME, Action.STOP):
+                self.add("gpukeeper_idle_stopped_total")
             if not isinstance(line.gpu_hours, Unknown):
                 self.add("gpukeeper_gpu_hours_returned_total", by=max(line.gpu_hours, 0.0))
             if not isinstance(line.bytes_back, Unknown):
