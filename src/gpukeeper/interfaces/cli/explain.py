@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,12 +37,20 @@ def explain(
     policy: o.PolicyFile = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    manifest: Annotated[
+        list[Path] | None,
+        typer.Option("--manifest", help="Ask no cluster: a TrainJob's init containers, merged from these YAML files."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, span
 
+    if manifest:
+        from gpukeeper.interfaces.cli.manifest import explain_files
+
+        return explain_files(workload, manifest, json=json)
     pause = span(every, "--every")
     assert pause is not None
     with opened(policy, write=False) as session:
@@ -53,7 +62,7 @@ def explain(
                 show.clear(when=watch)
                 _print(found)
             if not watch:
-                return
+                return None
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
 
 
