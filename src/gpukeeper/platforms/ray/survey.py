@@ -18,6 +18,7 @@ from gpukeeper.model.policy import DAY, Temporary
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
+from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.sessions import Session
 from gpukeeper.platforms.ray.translate import LogFile
@@ -45,8 +46,10 @@ class Surveyed:
     findings: list[str] = field(default_factory=list)
     live: int = 0  # sessions
     dead: int = 0
+    sessions: list[str] = field(default_factory=list)  # paths of all of them
     living: list[str] = field(default_factory=list)  # paths of those that live
     folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
+    there: set[str] = field(default_factory=set)  # of the folders that were looked for, those that are there
     visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
 
     def size(self, living: int | Unknown) -> int | Unknown:
@@ -61,7 +64,18 @@ def survey(visit: Visit, wants: Wants) -> Surveyed:
     for root in wants.ray_roots:
         work = partial(_add_sessions, root=root, visit=visit, wants=wants, found=found)
         within(visit, root.path, found, work, of_ray=True)
+    found.findings += _not_found(wants, found)
     return found
+
+
+def _not_found(wants: Wants, found: Surveyed) -> Iterator[str]:
+    """Of what the policy names; whoever wonders that nothing of it goes is told where it was looked for."""
+    for root in (one.path for one in wants.ray_roots if one.maybe and one.path != DEFAULT_TMP):
+        usual = str(Path(root, RAY))
+        if root not in found.there:
+            yield f"{root}, which ray.roots names, is not there"
+        elif usual not in found.there and not any(Path(one).parent == Path(root) for one in found.sessions):
+            yield f"no Ray session was found for ray.roots {root}: there is no {usual}, and no session in {root} itself"
 
 
 def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], None], *, of_ray: bool = False) -> None:
@@ -70,6 +84,7 @@ def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], No
     try:
         with visit.folder(path) as folder:
             entered = True
+            found.there.add(path)
             found.folder = found.folder or folder
             about = os.fstat(folder.fd)
             if (about.st_dev, about.st_ino, of_ray) not in found.visited:
@@ -174,6 +189,7 @@ def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, fou
 
 def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, found: Surveyed) -> None:
     for session in sessions.listed(folder, root):
+        found.sessions.append(session.path)
         state = sessions.standing(session, folder, visit, wants.spoken_for)
         subject = sessions.subject_of(session, state, folder, visit)
         if isinstance(subject, Unknown):
