@@ -48,10 +48,12 @@ def apply(
         owner = _whose(session, owner)
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
         check_textfile(textfile, narrow)
-        done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        done = asyncio.run(
+            _apply(session, narrow, budget, ask=not yes, quiet=quiet or json, again=textfile is not None)
+        )
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
-        write_textfile(textfile, session, reports)
+        write_textfile(textfile, session, [one.after for one in done])
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
@@ -61,6 +63,7 @@ class Done(NamedTuple):
 
     report: PassReport
     nodes: list[Change]
+    after: PassReport  # with what is there now, where that was asked for
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -91,7 +94,10 @@ def _whose(session: Session, owner: str | None) -> str | None:
     return me
 
 
-async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
+async def _apply(
+    session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool, again: bool
+) -> list[Done]:
+    """`again`: everything is looked at once more afterwards."""
     from gpukeeper.engine.reclaim import reclaim
     from gpukeeper.interfaces.terminal import show
 
@@ -110,7 +116,26 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
     ]
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
-    return [Done(report, await _changes(report, look=acted)) for report in reports]
+    return [
+        Done(
+            report,
+            await _changes(report, look=acted),
+            await _afterwards(session, report) if acted and again else report,
+        )
+        for report in reports
+    ]
+
+
+async def _afterwards(session: Session, report: PassReport) -> PassReport:
+    """The same pass with what is there now: a gauge that shows what went is an alert about nothing."""
+    from dataclasses import replace
+
+    from gpukeeper.engine.reclaim import look_and_plan
+
+    found = await look_and_plan(session.keeper, report.survey.platform, session.book)
+    if found.stopped is not None or report.stopped is not None:
+        return report
+    return replace(report, survey=replace(found.survey, at=report.survey.at))
 
 
 async def _changes(report: PassReport, *, look: bool) -> list[Change]:
@@ -157,7 +182,9 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     from gpukeeper.interfaces.terminal.session import say
 
     if json:
-        show.as_json("apply", {"policy": policy_head(session), "places": [_place(*one) for one in done]})
+        show.as_json(
+            "apply", {"policy": policy_head(session), "places": [_place(one.report, one.nodes) for one in done]}
+        )
         return
     reports = [one.report for one in done]
     outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
@@ -166,7 +193,7 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     checks = [_check_row(c) for r in reports for c in r.checks]
     show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
     for one in done:
-        _print_nodes(*one)
+        _print_nodes(one.report, one.nodes)
     if not quiet:
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
