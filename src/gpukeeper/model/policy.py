@@ -210,6 +210,14 @@ class Reports(Value, frozen=True, kw_only=True):
     archive: bool = True  # saved as evidence first
 
 
+@direct
+class Counted(StrEnum):
+    """What is compared with `above` on a Ray node."""
+
+    NAMED = "named"  # trees of the names that may go
+    ALL = "all"  # everything in its temporary folders, sessions included
+
+
 class RaySettings(Value, frozen=True, kw_only=True):
     """Ray nodes on this machine, in containers and beside them."""
 
@@ -222,6 +230,7 @@ class RaySettings(Value, frozen=True, kw_only=True):
     )
     keep: tuple[str, ...] = ()
     above: int = 5_000_000_000
+    above_counts: Counted = Counted.NAMED
     older_than: timedelta = HOUR
     under_pressure: timedelta = 10 * MINUTE
     cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy

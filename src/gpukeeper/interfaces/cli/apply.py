@@ -56,10 +56,12 @@ def apply(
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
         narrow = own_only(session, narrow)
         check_textfile(textfile, narrow)
-        done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        done = asyncio.run(
+            _apply(session, narrow, budget, ask=not yes, quiet=quiet or json, again=textfile is not None)
+        )
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
-        _write_textfile(textfile, session, reports)
+        _write_textfile(textfile, session, [one.after for one in done])
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
@@ -69,6 +71,7 @@ class Done(NamedTuple):
 
     report: PassReport
     nodes: list[Change]
+    after: PassReport  # with what is there now, where that was asked for
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -108,7 +111,10 @@ def _whose(session: Session, owner: str | None) -> str | None:
     return me
 
 
-async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
+async def _apply(
+    session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool, again: bool
+) -> list[Done]:
+    """`again`: everything is looked at once more afterwards."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import LeaseHeld
 
@@ -129,7 +135,26 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
         raise LeaseHeld("\n".join(str(report.leased) for report in reports))
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
-    return [Done(report, await _changes(report, look=acted)) for report in reports]
+    return [
+        Done(
+            report,
+            await _changes(report, look=acted),
+            await _afterwards(session, report) if acted and again else report,
+        )
+        for report in reports
+    ]
+
+
+async def _afterwards(session: Session, report: PassReport) -> PassReport:
+    """The same pass with what is there now: a gauge that shows what went is an alert about nothing."""
+    from dataclasses import replace
+
+    from gpukeeper.engine.reclaim import look_and_plan
+
+    found = await look_and_plan(session.keeper, report.survey.platform, session.book)
+    if found.stopped is not None or report.stopped is not None:
+        return report
+    return replace(report, survey=replace(found.survey, at=report.survey.at))
 
 
 async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassReport:
@@ -189,7 +214,9 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     from gpukeeper.interfaces.terminal.session import say
 
     if json:
-        show.as_json("apply", {"policy": policy_head(session), "places": [_place(*one) for one in done]})
+        show.as_json(
+            "apply", {"policy": policy_head(session), "places": [_place(one.report, one.nodes) for one in done]}
+        )
         return
     reports = [one.report for one in done]
     outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
@@ -198,7 +225,7 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     checks = [_check_row(c) for r in reports for c in r.checks]
     show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
     for one in done:
-        _print_nodes(*one)
+        _print_nodes(one.report, one.nodes)
     if not quiet:
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
