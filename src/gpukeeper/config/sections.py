@@ -114,7 +114,9 @@ class Warnings(Section):
     idle: list[f.Share] = about(list(_W.idle), "Warn at these shares of the idle time.")
     runtime: list[f.Share] = about(list(_W.runtime), "Warn at these shares of the maximum runtime.")
     lead: f.Span = about(_W.lead, "The least time between the first warning and the stop.")
-    undelivered: f.Span = about(_W.undelivered, "Waits this much more when nobody could be told; the announced time includes it.")
+    undelivered: f.Span = about(
+        _W.undelivered, "Waits this much more when nobody could be told; the announced time includes it."
+    )
 
 
 _A = model.Activity()

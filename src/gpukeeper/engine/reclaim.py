@@ -28,6 +28,7 @@ from gpukeeper.model.subject import Gone
 HOUR = timedelta(hours=1)
 MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
 AT_ONCE = 8  # steps on what is over
+STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
@@ -296,7 +297,7 @@ def _remember_failure(keeper: Keeper, line: Closed) -> None:
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
-        return "gpukeeper is being stopped"
+        return STOPPING
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 

@@ -104,9 +104,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             hold_it = f"keep it: gpukeeper workload hold {ref.path}"
             if undone is Action.REMOVE:
                 made = "is back from what was captured, without what was written inside it"
-                start = "If it does not run yet, start it soon; once more `gpukeeper restore` does that on a cluster"
+                start = "If it does not run yet, start it soon; on a cluster once more `gpukeeper restore` does that"
                 return f"{ref.path} {made}. {start}. It may go again: {hold_it}"
-            return f"{ref.path} was restored. It may be due again soon; {hold_it}"
+            return f"{ref.path} was restored and runs again. It may be due again soon; {hold_it}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
@@ -354,7 +354,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     )
     if isinstance(answer, Refused | Unknown):
         raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, last.action
+    return ref, Action.STOP if isinstance(answer, Accepted) and answer.resumed else last.action
 
 
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 
 if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, GpuChecked, WarningSent
+    from gpukeeper.model.event import Closed, GpuChecked
     from gpukeeper.wiring import Session
 
 
@@ -48,9 +49,12 @@ def apply(
         owner = _whose(session, owner)
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
         check_textfile(textfile, narrow)
-        done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        run = Progress(session.keeper, quiet=quiet)
+        done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes))
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
+        if run.interrupted:
+            raise typer.Exit(INTERRUPTED)
         write_textfile(textfile, session, reports)
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
@@ -91,23 +95,18 @@ def _whose(session: Session, owner: str | None) -> str | None:
     return me
 
 
-async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
+async def _apply(session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool) -> list[Done]:
     from gpukeeper.engine.reclaim import reclaim
-    from gpukeeper.interfaces.terminal import show
 
-    done = 0
+    async def confirm(plan: Plan) -> bool:
+        return run.begin(plan) if not ask or await _confirm(plan) else False
 
-    def progress(line: Closed | WarningSent | GpuChecked) -> None:
-        nonlocal done
-        done += 1
-        if not quiet and line.ref is not None:
-            show.progress_line(f"{done} done: {line.ref.path}")
-
-    confirm = _confirm if ask else None
-    reports = [
-        await reclaim(session.keeper, p, session.book, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
-        for p in session.keeper.platforms
-    ]
+    reports: list[PassReport] = []
+    with run.interruptible():
+        for place in session.keeper.platforms:
+            if not run.interrupted:
+                how = {"narrow": narrow, "allow": allow, "confirm": confirm, "progress": run.add}
+                reports.append(await reclaim(session.keeper, place, session.book, **how))  # type: ignore[arg-type]
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
     return [Done(report, await _changes(report, look=acted)) for report in reports]
@@ -142,13 +141,18 @@ async def _confirm(plan: Plan) -> bool:
         typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
     # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
     question = "Do this step?" if len(plan.steps) == 1 else f"Do these {len(plan.steps)} steps?"
+    # Nor may the loop hear of it afterwards: it would cancel what tidies up after the question.
+    loop_hears = signal.set_wakeup_fd(-1)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ended = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
         raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, ended)
+        signal.set_wakeup_fd(loop_hears)
 
 
 def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
