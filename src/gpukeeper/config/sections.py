@@ -115,7 +115,7 @@ class Warnings(Section):
     runtime: list[f.Share] = about(list(_W.runtime), "Warn at these shares of the maximum runtime.")
     lead: f.Span = about(_W.lead, "The least time between the first warning and the stop.")
     undelivered: f.Span = about(
-        _W.undelivered, "Waits this much more if nobody could be told. The announced time includes it."
+        _W.undelivered, "Waits this much more when nobody could be told; the announced time includes it."
     )
 
 

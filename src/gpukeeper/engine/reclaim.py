@@ -28,6 +28,7 @@ from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanishe
 from gpukeeper.model.identity import Ref
 
 HOUR = timedelta(hours=1)
+STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
@@ -329,7 +330,7 @@ def _remember_failure(keeper: Keeper, line: Closed) -> None:
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
-        return "gpukeeper is being stopped"
+        return STOPPING
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, GpuChecked, WarningSent
+    from gpukeeper.model.event import Closed, GpuChecked
     from gpukeeper.wiring import Session
 
 
@@ -56,11 +57,12 @@ def apply(
         narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
         narrow = own_only(session, narrow)
         check_textfile(textfile, narrow)
-        done = asyncio.run(
-            _apply(session, narrow, budget, ask=not yes, quiet=quiet or json, again=textfile is not None)
-        )
+        run = Progress(session.keeper, quiet=quiet)
+        done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes, again=textfile is not None))
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
+        if run.interrupted:
+            raise typer.Exit(INTERRUPTED)
         _write_textfile(textfile, session, [one.after for one in done])
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
@@ -112,25 +114,22 @@ def _whose(session: Session, owner: str | None) -> str | None:
 
 
 async def _apply(
-    session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool, again: bool
+    session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool, again: bool
 ) -> list[Done]:
     """`again`: everything is looked at once more afterwards."""
-    from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import LeaseHeld
 
-    done = 0
-
-    def progress(line: Closed | WarningSent | GpuChecked) -> None:
-        nonlocal done
-        done += 1
-        if not quiet and line.ref is not None:
-            show.progress_line(f"{done} done: {line.ref.path}")
+    async def confirm(plan: Plan) -> bool:
+        return run.begin(plan) if not ask or await _confirm(plan) else False
 
     if ask:
         await _not_paused(session)
-    confirm = _confirm if ask else None
-    how = partial(_reclaim, session, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
-    reports = [await how(platform) for platform in session.keeper.platforms]
+    how = partial(_reclaim, session, narrow=narrow, allow=allow, confirm=confirm, progress=run.add)
+    reports: list[PassReport] = []
+    with run.interruptible():
+        for platform in session.keeper.platforms:
+            if not run.interrupted:
+                reports.append(await how(platform))
     if reports and all(report.leased for report in reports):
         raise LeaseHeld("\n".join(str(report.leased) for report in reports))
     # After the last of them: what went at one place may have freed a disk that another shows.
@@ -199,13 +198,18 @@ async def _confirm(plan: Plan) -> bool:
         typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
     # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
     question = "Do this step?" if len(plan.steps) == 1 else f"Do these {len(plan.steps)} steps?"
+    # Nor may the loop hear of it afterwards: it would cancel what tidies up after the question.
+    loop_hears = signal.set_wakeup_fd(-1)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ended = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
         raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, ended)
+        signal.set_wakeup_fd(loop_hears)
 
 
 def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
