@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 
 import msgspec
@@ -55,6 +56,9 @@ class FixedClock:
 
 class Silent:
     channel = "none"
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, owner: str | None, message: str) -> bool:
         return False

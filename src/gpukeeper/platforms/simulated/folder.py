@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,9 @@ class FolderPlatform:
             return Changed("its file is gone")
         except OSError as error:
             return Refused(str(error))
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
