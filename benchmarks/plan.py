@@ -57,9 +57,6 @@ class FixedClock:
 class Silent:
     channel = "none"
 
-    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
     async def tell(self, owner: str | None, message: str) -> bool:
         return False
 
@@ -97,6 +94,9 @@ class PagedPlatform:
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Refused | Unknown:
         return NO_VERB
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False

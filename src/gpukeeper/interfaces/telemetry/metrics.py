@@ -24,6 +24,7 @@ from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter,
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Gone
 from gpukeeper.model.unknown import Unknown
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -178,8 +179,8 @@ def _is_overdue(decision: Decision, now: datetime) -> bool:
     return decision.verdict in (Verdict.DUE, Verdict.REPORT)
 
 
-def _went(gone: Sequence[Ref], lines: Iterable[Closed]) -> Iterator[str]:
-    yield from (ref.key for ref in gone)
+def _went(gone: Sequence[Gone], lines: Iterable[Closed]) -> Iterator[str]:
+    yield from (one.ref.key for one in gone)
     yield from (line.ref.key for line in lines if line.ref is not None and line.result is Result.RECLAIMED)
 
 

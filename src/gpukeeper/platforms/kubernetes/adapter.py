@@ -49,7 +49,7 @@ from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_too
+from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
@@ -247,7 +247,7 @@ class KubernetesPlatform:
     async def _hear_deletions(self, listed: Listed) -> None:
         """While they are removed. Where it ends early, each removal is looked at by itself."""
         with suppress(PlatformError):
-            async with aclosing(self._cluster.watch(listed.path, listed.version)) as events:
+            async with aclosing(self._cluster.watch(listed.path, listed.version, Named, accept=ONE)) as events:
                 async for event in events:
                     if event.type == "DELETED":
                         self._heard_gone(event.object.metadata.uid)

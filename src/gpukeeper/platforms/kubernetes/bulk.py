@@ -134,7 +134,7 @@ class Bulk:
     async def _add_pods(self, namespace: str, found: dict[str, Read], most: int) -> None:
         for uid in [uid for uid, one in found.items() if not _labels_its_pods(one.source)]:
             del found[uid]
-        async for _, raw in self._items(POD.path("v1", namespace), most, labelSelector=JOB_UID):
+        async for _, raw in self._items(POD.path("v1", namespace), most, JOB_UID):
             owners = reading.decode(raw, type=Named).metadata.owner_references or ()
             owner = next((found[one.uid] for one in owners if one.uid in found), None)
             if owner is not None:
@@ -154,11 +154,11 @@ class Bulk:
             mine = (one.source.metadata.uid, *(pod.metadata.uid for pod, _ in one.pods))
             one.events = {uid: kept.get(uid, []) for uid in mine}
 
-    async def _items(self, path: str, most: int, **query: object) -> AsyncIterator[tuple[str, msgspec.Raw]]:
+    async def _items(self, path: str, most: int, labels: str | None = None) -> AsyncIterator[tuple[str, msgspec.Raw]]:
         """Of a list of one moment, with its version. One that is longer than this many pages is not read: the questions
         that it saves would be fewer."""
         pages = 0
-        async with aclosing(self._cluster.pages(path, msgspec.Raw, limit=PAGE, **query)) as listed:
+        async with aclosing(self._cluster.pages(path, msgspec.Raw, limit=PAGE, labelSelector=labels)) as listed:
             async for page in listed:
                 pages += 1
                 if page.inconsistent or page.problems or pages > most:
