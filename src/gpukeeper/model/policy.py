@@ -160,8 +160,8 @@ class Amount(Value, frozen=True, kw_only=True):
 
 
 class Budget(Value, frozen=True, kw_only=True):
-    per_pass: Amount = Amount(count=20)
-    per_hour: Amount = Amount(count=100)
+    per_pass: Amount = Amount(count=50)
+    per_hour: Amount = Amount(count=600)
     trees: int = 1000  # trees of files in one hour; they end no work, and are not counted above
 
 

@@ -167,6 +167,7 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.engine.reclaim import STOPPING
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.lifecycle.budget import backlog_sentence
 
     for report in reports:
         for words in filter(None, (report.stopped, report.leased)):
@@ -176,7 +177,7 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         if report.plan.breaker:
             say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
         if report.plan.deferred:
-            say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
+            say(backlog_sentence(report.plan.deferred, session.book.policy, report.survey.seen))
         for words in report.relief:
             say(words)
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -219,6 +220,9 @@ class RayPlatform:
                 self._under_way.discard(fresh.ref.uid)
 
         return await self._in_thread(work, self._patience.removal, fresh.ref.name)
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody sits inside a tree
