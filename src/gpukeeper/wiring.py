@@ -45,15 +45,13 @@ from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.discovery import names_here
-from gpukeeper.platforms.simulated import week
-from gpukeeper.platforms.simulated.folder import FolderPlatform
-from gpukeeper.platforms.simulated.week import Week
 
-# What only `accept` needs is imported where it is needed: every other verb starts without it.
+# What only `accept` and the demo need is imported where it is needed: every other verb starts without it.
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Wish
     from gpukeeper.devices.workbench import LocalWorkbench
     from gpukeeper.engine.self_test import Attempt, Outcome, Place
+    from gpukeeper.platforms.simulated.week import Week
 
 FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
@@ -141,6 +139,8 @@ def open_session(
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
     """The demo: a week of the simulated fleet under the shared-host preset."""
+    from gpukeeper.platforms.simulated import week
+
     return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
 
 
@@ -371,6 +371,8 @@ def _platforms(
         kind, *folders = fleet.split(":")
         if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
             raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
+        from gpukeeper.platforms.simulated.folder import FolderPlatform
+
         places = tuple(FolderPlatform(Path(one)) for one in folders)
         return places, [
             Reach(one.name, one.place, True, f"a fleet of files below {where}")

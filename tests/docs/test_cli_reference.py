@@ -18,7 +18,14 @@ DESIGNED = (
     *(f"ledger {verb}" for verb in ("list", "show", "export")),
 )
 # There since, and not in that list.
-ADDED = ("ledger totals", "ledger rotate", "tidy", *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")))
+ADDED = (
+    "ledger totals",
+    "ledger rotate",
+    "ledger status",
+    "ledger verify",
+    "tidy",
+    *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
+)
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 
 

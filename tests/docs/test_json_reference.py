@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "reference" / "json.md"
 INTERFACES = ROOT / "src" / "gpukeeper" / "interfaces"
 PRINTERS = {"as_json", "_print_json"}
 RUN = "the report of a run"
+MANIFEST = ROOT / "tests" / "unit" / "platforms" / "kubernetes" / "trainjob.yaml"
 # How each document is made on a fleet in which one workload is due.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": ("observe",),
@@ -23,6 +24,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "observe-waste": ("observe", "--waste"),
     "plan": ("plan",),
     "explain": ("explain", "eval"),
+    "explain-manifest": ("explain", "run-7", "--manifest", str(MANIFEST)),
     "workload-list": ("workload", "list"),
     "node-list": ("node", "list"),
     "node-show": ("node", "show", "GPU-1"),

@@ -279,6 +279,11 @@ class Gpu(Section):
     reset: bool = about(_U.reset, "A GPU that stays dirty and that nobody holds is reset, at most once a day.")
     settle: f.Interval = about(_U.settle, "A GPU that is not clean this long after its work ended is quarantined.")
     dcgm: f.Address = about(_U.dcgm, "Where a DCGM exporter tells its metrics: http://localhost:9400/metrics.")
+    stop_on_taken: bool = about(
+        _U.stop_on_taken,
+        "Work that is started again onto a GPU that somebody else has by then is stopped one pass after the warning. "
+        "Without it its owner is warned only.",
+    )
 
 
 _Q = model.KubernetesSettings()

@@ -42,6 +42,7 @@ class Keeper:
     held: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # by place: GPUs open in no workload
     pressed: set[tuple[str, str, str]] = field(default_factory=set)  # place and disk: too full, over passes
     working: dict[tuple[str, str, str, str], str] = field(default_factory=dict)  # see act.where_work_runs
+    tenants: dict[tuple[str, str], dict[str, dict[str, Tenancy]]] = field(default_factory=dict)  # by place, device, key
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
     failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway
@@ -80,6 +81,13 @@ class GpuCheck:
     ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
     like: dict[tuple[str, str], Ref] = field(default_factory=dict)  # by place: how other workloads there are asked for
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
+
+
+class Tenancy(NamedTuple):
+    """Running work that has a device, as a list showed it."""
+
+    ref: Ref
+    started: datetime
 
 
 class Followed(NamedTuple):

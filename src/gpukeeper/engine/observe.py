@@ -16,11 +16,12 @@ import msgspec
 from gpukeeper.engine.keeper import Demanded, Keeper, Listing
 from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
-from gpukeeper.lifecycle.rules.idle import is_large
+from gpukeeper.lifecycle.rules.idle import is_large, watched
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.lifecycle.waste import Waste, wasted
@@ -92,6 +93,7 @@ class Survey:
     gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
+    idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
     wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
@@ -181,11 +183,15 @@ class _Look:
     devices: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     disks: set[str] = field(default_factory=set)
+    tenants: Tenancies = field(default_factory=dict)
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await _recall(keeper, [one for one in subjects if may_be_idle(one, book)])
+        if found.platform.local:  # elsewhere nobody says which device it is
+            here = keeper.tenants.setdefault((found.platform.name, found.platform.place), {})
+            note_tenants(subjects, book, self.tenants, here)
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
@@ -195,6 +201,7 @@ class _Look:
             if subject.disk is not None:
                 self.disks.add(subject.disk_name)
             _count(found, subject, self.claimed)
+            _count_watched(found, view, book, now)
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
@@ -216,6 +223,8 @@ class _Look:
     def remember(self) -> None:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
         here, keeper = (self.found.platform.name, self.found.platform.place), self.keeper
+        if self.found.whole:
+            keeper.tenants[here] = self.tenants
         if self.found.whole and not self.found.unseen:
             keeper.held[here] = frozenset(self.held)
             keeper.pressed = {one for one in keeper.pressed if one[:2] != here or one[2] in self.disks}
@@ -279,6 +288,7 @@ async def views(
         series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
+    tenants = await new_tenants(keeper, platform, subjects, book)
     joined = []
     for subject in subjects:
         key = subject.ref.key
@@ -292,7 +302,8 @@ async def views(
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
         held = elsewhere.get(key, ())
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since(now)))
+        watched, tenant = keeper.watched_since(now), tenants.get(key)
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
     return joined
 
 
@@ -445,6 +456,13 @@ def _counts(ref: Ref) -> bool:
 def _is_strange(subject: Subject) -> bool:
     """A process that nothing ties to a workload of this place: another engine's, perhaps. Shown, and nothing else."""
     return subject.shape is Shape.ORPHAN and subject.proof is None
+
+
+def _count_watched(found: Survey, view: View, book: Rulebook, now: datetime) -> None:
+    subject = view.subject
+    if subject.shape is Shape.WORKLOAD and subject.root is None and subject.state in _LIVE:
+        settings = book.settings(subject)
+        found.idle[watched(view, settings, now), settings.class_name] += 1
 
 
 def _count_kind(found: Survey, subject: Subject, now: datetime) -> None:

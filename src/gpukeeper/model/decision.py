@@ -81,6 +81,15 @@ class Answer(msgspec.Struct, frozen=True):
     unheard: Announced | None = None  # of a warning: what it announces instead if it is not delivered
 
 
+class Tenant(msgspec.Struct, frozen=True):
+    """Other work that got a device of a workload between its stop and its next start, and still has it."""
+
+    path: str
+    owner: str | None
+    device: str
+    since: datetime
+
+
 class View(msgspec.Struct, frozen=True):
     """All a rule gets. `pressure`: GPUs (or disk) are scarce at this place. `elsewhere`: its owner's holds on other
     workloads that have some of its GPUs. `watched_since`: a daemon has watched without interruption since then; None
@@ -92,6 +101,7 @@ class View(msgspec.Struct, frozen=True):
     pressure: bool = False
     elsewhere: tuple[Hold, ...] = ()
     watched_since: datetime | None = None
+    tenant: Tenant | None = None
 
 
 class Unseen(msgspec.Struct, frozen=True):

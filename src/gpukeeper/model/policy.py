@@ -252,6 +252,7 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     reset: bool = False  # a dirty GPU that nobody holds may be reset
     settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
     dcgm: str | None = None  # address of an exporter
+    stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
 
 
 class KubernetesSettings(Value, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_sho
         listed(docker, path, "mine", "theirs")
         (place,) = told(path, "plan")["places"]
         decisions = {d["seen"]["ref"]["name"]: d for d in place["decisions"]}
-        assert "allowed" in decisions["mine"]["reason"] or "GPU use" in decisions["mine"]["reason"], decisions["mine"]
+        assert decisions["mine"]["reason"] != decisions["theirs"]["reason"]
         assert (decisions["mine"]["class_"], decisions["mine"]["owner"]) == ("api", SOMEBODY)
         assert decisions["theirs"]["reason"] == "only its owner and admins are told why"
         text = as_user(path, "workload", "list")
@@ -88,6 +88,20 @@ def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_sho
         assert {line["owner"] for line in lines} == {SOMEBODY}
         refused = as_user(path, "ledger", "list", "--owner", SOMEBODY_ELSE)
         assert (refused.code, "their own work only" in refused.err) == (2, True), refused
+
+
+def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker: DockerBed) -> None:
+    docker.run("claimed", gpus=[0], labels={"ds01.user": SOMEBODY} | LABEL, cmd=programs.trapping_shell())
+    with daemon(docker, schedule={"every": "2s"}) as path:
+        listed(docker, path, "claimed")
+        found = told(path, "explain", "claimed")
+        assert (found["subject"]["owner"], found["subject"]["owner_verified"], found["whole"]) == (
+            SOMEBODY,
+            False,
+            False,
+        )
+        assert found["decision"]["reason"] not in ("", "only its owner and admins are told why")
+        assert "do-not-tell" not in json.dumps(found)
 
 
 def test_a_user_asks_though_the_state_folder_named_is_roots(docker: DockerBed) -> None:
@@ -134,3 +148,18 @@ def test_a_hold_says_what_it_does_not_prevent(docker: DockerBed) -> None:
         assert "The hold does not prevent max_runtime: stop at 20" in held.out, held
         short = as_user(path, "workload", "hold", "mine", "--for", "5m")
         assert "does not prevent" not in short.out, short
+
+
+def test_a_forecast_knows_that_gpus_are_scarce(docker: DockerBed) -> None:
+    """Only the daemon knows; a look of its own beside it forecast twice the idle time that was used."""
+    docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
+    scarce = {"above": "1%", "below": "0.5%", "settle": "0s"}
+    with daemon(docker, demand=scarce, schedule={"every": "2s"}, activity={"settle": "0s", "tick": "1s"}) as path:
+        listed(docker, path, "mine")
+        docker.until(lambda: ask(path, "root", "explain", "mine")["body"]["signals"], "it is measured", deadline=60)
+        docker.until(lambda: ask(path, "root", "standing", "")["body"]["scarce"], "demand is high", deadline=60)
+        same = {"GPUKEEPER_SOCKET": str(path), "GPUKEEPER_POLICY": str(docker.folder / "policy.yaml")}
+        beside = docker.gpukeeper("explain", "mine", "--json", env=same)
+        assert beside.code == 0, beside
+        for found in (json.loads(beside.out), told(path, "explain", "mine")):
+            assert {one["window"] for one in found["signals"]} == {"PT300S"}, found["signals"]

@@ -11,7 +11,7 @@ from gpukeeper.model.event import WarningSent
 from gpukeeper.platforms.simulated.world import Happened
 from tests.simulation.harness import Run
 
-STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "retention": 1, "own_ttl": 1}
+STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "taken_gpu": 1, "retention": 1, "own_ttl": 1}
 
 
 def violations(run: Run) -> Iterator[str]:

@@ -94,7 +94,7 @@ def test_two_rows_about_one_gpu_are_one_too_many() -> None:
 
 def test_a_pattern_is_matched_against_the_whole_name() -> None:
     assert reference.limits(gpu("NVIDIA H200"), "gemm", "bf16", "gemm/mm/n8192/normal/burst").floor == 690
-    for other in ("NVIDIA H200 NVL", "NVIDIA L40", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb"):
+    for other in ("NVIDIA H200 NVL", "NVIDIA L40G", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb"):
         assert reference.limits(gpu(other), "gemm", "bf16", "gemm/mm/n8192/normal/burst").floor is None, other
 
 

@@ -356,3 +356,21 @@ async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Bench) ->
         assert "Still held: by its own mark until" in reply.words
     await ask(b, "hold", "eval", who="root", seconds=3600)
     assert "by root until" in (await ask(b, "release", "eval")).words, "an admin's hold is the admin's to end"
+
+
+@virtual
+async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Bench) -> None:
+    b.running("eval", HOUR)
+    words = (await ask(b, "hold", "eval", seconds=7200)).words
+    assert "The hold does not prevent max_runtime: stop at 2026-03-02 09:00 UTC (in 1h). An admin can suspend" in words
+    assert "does not prevent" not in (await ask(b, "hold", "eval", seconds=600)).words
+
+
+@virtual
+async def test_a_restore_says_in_what_state_it_comes_back_and_what_comes_next(b: Bench) -> None:
+    b.running("eval", MINUTE)
+    assert (await ask(b, "stop", "eval")).done
+    words = (await ask(b, "restore", "eval")).words
+    assert (
+        "It is running now. If nothing changes: warn by max_runtime at 2026-03-02 09:30 UTC (in 1h30m), then" in words
+    )

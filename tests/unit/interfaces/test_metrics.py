@@ -104,6 +104,40 @@ def test_workloads_are_counted_by_kind_state_and_outcome_and_by_age(metrics: Met
     assert seen['gpukeeper_finished_age_seconds{kind="trainjob"}'] == (40 * DAY + HOUR).total_seconds()
 
 
+def test_what_the_idle_rule_did_and_what_it_skipped_is_counted(metrics: Metrics) -> None:
+    """C8.8: monitored, skipped with the reason, warned, stopped."""
+    idle = Counter({("monitored", "docker"): 3, ("grace", "docker"): 2, ("no_idle_time", "devcontainer"): 1})
+    warnings = [_warned("idle"), _warned("max_runtime")]
+    stopped = [_closed("idle", Action.STOP), _closed("idle", Action.REMOVE), _closed("max_runtime", Action.STOP)]
+    for _ in range(2):
+        metrics.passed(report(survey={"idle": idle}, warnings=warnings, outcomes=stopped))
+    seen = told(metrics)
+    assert seen['gpukeeper_idle_workloads{class="docker",result="monitored"}'] == 3
+    assert seen['gpukeeper_idle_workloads{class="docker",result="grace"}'] == 2
+    assert seen['gpukeeper_idle_workloads{class="devcontainer",result="no_idle_time"}'] == 1
+    assert (seen["gpukeeper_idle_warned_total"], seen["gpukeeper_idle_stopped_total"]) == (2, 2)
+
+
+def _warned(rule: str) -> WarningSent:
+    return WarningSent(
+        at=NOW,
+        ref=ref("run-7"),
+        rule=rule,
+        stage=1,
+        incarnation="1",
+        limit=HOUR,
+        delivered=True,
+        channel="terminal",
+        message="",
+    )
+
+
+def _closed(rule: str, action: Action) -> Closed:
+    return Closed(
+        at=NOW, ref=ref("run-7"), step="1.1", action=action, rule=rule, result=Result.RECLAIMED, reason="over"
+    )
+
+
 def test_a_kind_that_is_gone_leaves_no_series_behind(metrics: Metrics) -> None:
     metrics.passed(report(survey={"counts": Counter({("rayjob", "running", "", ""): 1})}))
     metrics.passed(report())
@@ -391,7 +425,13 @@ def everything_told(metrics: Metrics) -> None:
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
-    seen = {"counts": counts, "oldest": {"trainjob": NOW}, "wasted": [unused("a", "GPU-0")], **there}
+    seen = {
+        "counts": counts,
+        "oldest": {"trainjob": NOW},
+        "wasted": [unused("a", "GPU-0")],
+        "idle": Counter({("monitored", "docker"): 1}),
+        **there,
+    }
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,10 @@ def explain(
     policy: o.PolicyFile = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    manifest: Annotated[
+        list[Path] | None,
+        typer.Option("--manifest", help="Ask no cluster: a TrainJob's init containers, merged from these YAML files."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
@@ -41,6 +46,10 @@ def explain(
     from gpukeeper.interfaces.terminal.daemon import from_daemon
     from gpukeeper.interfaces.terminal.session import opened, span
 
+    if manifest:
+        from gpukeeper.interfaces.cli.manifest import explain_files
+
+        return explain_files(workload, manifest, json=json)
     pause = span(every, "--every")
     assert pause is not None
 
@@ -53,7 +62,7 @@ def explain(
         while True:
             _show(asyncio.run(_look(session, workload)), json=json, watch=watch)
             if not watch:
-                return
+                return None
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
 
 

@@ -134,7 +134,7 @@ async def _look_at(session: Session, platform: Platform, found: Looked) -> None:
         found.absent += [r for key, r in before.items() if key not in listed and in_scope(book.policy, r)]
 
 
-def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, waste: bool) -> None:
+def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, waste: bool = False) -> None:
     from gpukeeper.interfaces.terminal import show
 
     now = session.keeper.clock.now()
@@ -155,7 +155,7 @@ def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, 
         show.as_json("observe", {**about, "subjects": subjects})
 
 
-def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, waste: bool, quiet: bool) -> None:
+def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet: bool, waste: bool = False) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 

@@ -22,6 +22,7 @@ from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
 from gpukeeper.interfaces.terminal.heard import Heard
+from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
@@ -95,6 +96,8 @@ class Metrics(Collector):
             self._count(line)
         for warning in warnings:
             self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+            if warning.rule == idle.NAME:
+                self.add("gpukeeper_idle_warned_total")
 
     def captured(self, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
@@ -132,6 +135,10 @@ class Metrics(Collector):
         ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
         yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
         yield gauge("gpukeeper_wasted_gpus", {key: float(number) for key, number in unused.items()}, "class")
+        watched: Tally[tuple[str, str]] = Tally()
+        for one in self._last.values():
+            watched += one.report.survey.idle
+        yield gauge("gpukeeper_idle_workloads", dict(watched), "result", "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
@@ -153,6 +160,8 @@ class Metrics(Collector):
         kind = line.ref.kind if line.ref is not None else ""
         if line.result is Result.RECLAIMED:
             self.add("gpukeeper_reclaimed_total", kind, line.rule, line.action.value)
+            if (line.rule, line.action) == (idle.NAME, Action.STOP):
+                self.add("gpukeeper_idle_stopped_total")
             if not isinstance(line.gpu_hours, Unknown):
                 self.add("gpukeeper_gpu_hours_returned_total", by=max(line.gpu_hours, 0.0))
             if not isinstance(line.bytes_back, Unknown):

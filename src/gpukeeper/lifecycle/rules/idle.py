@@ -9,7 +9,7 @@ from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import keep_it, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -51,6 +51,21 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, "when it started is not known")
     window = allowed * settings.policy.demand.idle_factor if view.pressure else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
+
+
+def watched(view: View, settings: Settings, now: datetime) -> str:
+    """What becomes of running work under this rule, in a word for the metrics: `monitored`, or why it is skipped."""
+    subject, limits = view.subject, settings.limits
+    if subject.devices == () or settings.class_name == WITHOUT_GPU:
+        return "no_gpu"
+    if settings.untouchable is True:
+        return "never_touched"  # monitoring, infrastructure
+    if isinstance(limits, Unknown) or isinstance(subject.devices, Unknown) or not isinstance(subject.started, datetime):
+        return "unknown"
+    if limits.idle is None and (limits.idle_when_large is None or not is_large(subject)):
+        return "no_idle_time"  # dev containers
+    graced = (view.memory.first_start or subject.started) + limits.start_grace
+    return "grace" if now < graced else "monitored"
 
 
 def is_large(subject: Subject) -> bool:
