@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from gpukeeper.engine.self_test import Attempt, Outcome, Place
     from gpukeeper.platforms.simulated.week import Week
 
-FLEET = "GPUKEEPER_FLEET"  # folder:PATH plays with a fleet of files instead of this machine
+FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
 class SystemClock:
@@ -368,13 +368,16 @@ def _platforms(
 ) -> tuple[tuple[Platform, ...], list[Reach]]:
     fleet = environ.get(FLEET)
     if fleet:
-        kind, _, where = fleet.partition(":")
-        if kind != "folder" or not Path(where).is_dir():
-            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
+        kind, *folders = fleet.split(":")
+        if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
         from gpukeeper.platforms.simulated.folder import FolderPlatform
 
-        platform = FolderPlatform(Path(where))
-        return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
+        places = tuple(FolderPlatform(Path(one)) for one in folders)
+        return places, [
+            Reach(one.name, one.place, True, f"a fleet of files below {where}")
+            for one, where in zip(places, folders, strict=True)
+        ]
     found: list[Platform] = []
     reaches = discover(environ)
     address, beside = docker.find(environ), None
@@ -386,8 +389,8 @@ def _platforms(
         found.append(beside)
     if _wants_ray(loaded, reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
-        folders = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=folders)
+        own = _own_folders(loaded, environ)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
         found.append(nodes)
         busy = nodes.busy_here
     cluster = _cluster(loaded, environ, reaches)

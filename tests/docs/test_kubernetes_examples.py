@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.config.load import load_text
+from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind, Lever
 from tests import engines
 
@@ -136,7 +138,9 @@ def test_the_cron_job_never_overlaps_and_keeps_three_of_each() -> None:
     (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert container["args"][:2] == ["apply", "--yes"]
     (policy,) = [one for file, one in objects("ConfigMap") if file == "cronjob.yaml"]
-    assert load_text(policy["data"]["policy.yaml"]).policy.retention.failed is not None
+    loaded = load_text(policy["data"]["policy.yaml"]).policy
+    assert (loaded.mode, loaded.retention.failed) == (Mode.ENFORCE, timedelta(hours=1))
+    assert len(loaded.scope["kubernetes"].namespaces) > 1, "not one that is hard-coded"
 
 
 def test_every_image_is_pinned_and_every_pod_is_ours_by_label() -> None:

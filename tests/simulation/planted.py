@@ -286,6 +286,12 @@ def warn_and_stop_in_one_breath() -> Iterator[None]:
         yield
 
 
+@planted("warned_first")
+def remove_before_the_announced_time() -> Iterator[None]:
+    with swapped(decide, "not_before_announced", lambda view, answer, now: answer):
+        yield
+
+
 @planted("paused_means_paused")
 def act_while_paused() -> Iterator[None]:
     async def never(self: Any) -> None:

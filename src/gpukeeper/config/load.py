@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,6 +43,18 @@ class Loaded:
         inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
         return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
 
+    def expired(self, now: datetime) -> tuple[str, ...]:
+        """A sentence for each exemption whose time is over: it protects nobody, and who wrote it may not know."""
+        exemptions = self.policy.exemptions
+        if isinstance(exemptions, Unknown):
+            return ()
+        return tuple(
+            f"{origin}: the exemption of {one.owner or one.workload or one.class_} ({one.reason}) ended "
+            f"{one.until:%Y-%m-%d %H:%M} UTC and protects nothing any more. Take it out, or give it a later date."
+            for one, origin in zip(exemptions, self.exemption_origins, strict=True)
+            if isinstance(one.until, datetime) and one.until <= now
+        )
+
 
 def load_policy(
     path: Path | None = None,
@@ -63,7 +77,7 @@ def policy_file(
     named = path or (Path(environ["GPUKEEPER_POLICY"]) if environ.get("GPUKEEPER_POLICY") else None)
     if named is not None:
         return named
-    usual = [site_file] if os.geteuid() == 0 else [_user_file(environ), site_file]
+    usual = [site_file] if os.geteuid() == 0 else [*_user_file(environ), site_file]
     return next((file for file in usual if os.path.lexists(file)), None)
 
 
@@ -99,9 +113,11 @@ def _untrusted(loaded: Loaded, path: Path) -> tuple[str, ...]:
     return tuple(f"{file}: {why}" for file in _files(loaded, path) if (why := why_untrusted(file)) is not None)
 
 
-def _user_file(environ: Mapping[str, str]) -> Path:
-    folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return Path(folder) / "gpukeeper" / "policy.yaml"
+def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
+    """None for a uid that has no home folder."""
+    with suppress(RuntimeError):
+        folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        yield Path(folder) / "gpukeeper" / "policy.yaml"
 
 
 def load_file(path: Path) -> Loaded:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.confirm import Confirmations
 from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
-from gpukeeper.model.decision import Action, Guard
+from gpukeeper.model.decision import Action, Decision, Guard, Unseen
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -41,6 +41,7 @@ class Keeper:
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
     held: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # by place: GPUs open in no workload
     pressed: set[tuple[str, str, str]] = field(default_factory=set)  # place and disk: too full, over passes
+    working: dict[tuple[str, str, str, str], str] = field(default_factory=dict)  # see act.where_work_runs
     tenants: dict[tuple[str, str], dict[str, dict[str, Tenancy]]] = field(default_factory=dict)  # by place, device, key
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
@@ -52,6 +53,7 @@ class Keeper:
     followed: dict[str, Followed] = field(default_factory=dict)  # by step: see verify.settle
     answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
     listed: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by place: the last whole list
+    outlook: dict[tuple[str, str], Outlook] = field(default_factory=dict)  # by place: for those who ask such a daemon
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)  # one list at a time for all who ask
     turned_away: set[tuple[str, str]] = field(default_factory=set)  # places whose pass waits for a request to end
     next_list: float = 0.0  # steady time before which no list is made for a request
@@ -103,6 +105,19 @@ class Listing:
     begun: float  # steady time
     refs: tuple[Ref, ...] = ()
     unseen: tuple[str, ...] = ()
+
+
+@dataclass
+class Outlook:
+    """What the passes at a place decided about each thing there."""
+
+    at: datetime
+    decisions: dict[str, Decision] = field(default_factory=dict)  # by key
+    left_out: int = 0  # beyond what is kept
+    seen: int = 0
+    running: int = 0
+    unseen: tuple[Unseen, ...] = ()
+    breaker: str | None = None
 
 
 @dataclass

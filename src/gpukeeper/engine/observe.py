@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.engine.keeper import Demanded, Keeper, Listing
+from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
 from gpukeeper.lifecycle.budget import Fleet
@@ -22,7 +23,8 @@ from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.lifecycle.rules.idle import is_large, watched
 from gpukeeper.lifecycle.rules.target import in_scope
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import Rulebook, idle_times
+from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
@@ -37,6 +39,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
+ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
@@ -87,12 +90,13 @@ class Survey:
     before: int = 0
     whole: bool = True  # False: only what changed or fell due was looked at
     vanished: int = 0
-    gone: list[Ref] = field(default_factory=list)  # of those a narrow look asked for: provably not there
+    gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
     idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
+    wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     tree_lines: int = 0  # written about trees in this pass
     unwritten: int = 0  # and left out beyond TREE_LINES; the next pass finds them again
 
@@ -156,7 +160,10 @@ async def survey(
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
-        found.vanished = await _vanished(keeper, platform, found.missing)
+        if record is not None:
+            found.gone = await confirmed(platform, found.missing)
+        announced = {one.ref.key for one in found.gone if one.announced}
+        found.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
     share = await _claimed_share(keeper, look.claimed, look.devices)
     if share is not None:
         _update_demand(keeper, platform, book, share, found.at)
@@ -198,15 +205,20 @@ class _Look:
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
+                found.wasted += [one] if (one := wasted(view, book, now)) is not None else []
             decision = _offered(decide(view, book, now), found.platform)
             found.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
-            if self.narrow is None or self.narrow.fits(subject, now):
+            if self._is_asked_for(subject, decision, now):
                 made.append(decision)
                 _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made
+
+    def _is_asked_for(self, subject: Subject, decision: Decision, now: datetime) -> bool:
+        narrow = self.narrow
+        return narrow is None or (narrow.fits(subject, now) and narrow.fits_class(decision.class_))
 
     def remember(self) -> None:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
@@ -246,7 +258,7 @@ async def _looked_at(platform: Platform, refs: Sequence[Ref], found: Survey) -> 
     for first in range(0, len(refs), AT_ONCE):
         some = refs[first : first + AT_ONCE]
         looked = await asyncio.gather(*map(platform.look, some))
-        found.gone += [one.ref for one in looked if isinstance(one, Gone)]
+        found.gone = [*found.gone, *(one for one in looked if isinstance(one, Gone))]
         # A part of something is no workload.
         whole = tuple(one for one in looked if isinstance(one, Subject) and not isinstance(one.root, str))
         unseen = [Unseen(r.path, one.why) for r, one in zip(some, looked, strict=True) if isinstance(one, Unknown)]
@@ -337,10 +349,8 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
         return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
     class_ = _class_worth_a_line(subject)
-    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation) and class_ in (
-        None,
-        memory.class_,
-    ):
+    same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
+    if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
         return None
     if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
         return None
@@ -354,8 +364,16 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
         ended=_when(subject.ended),
         previous_end=_when(subject.previous_end),
         outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
+        ended_with=subject.ended_with if state is State.ENDED else "",
         class_=class_,
     )
+
+
+def _ended_again(subject: Subject, memory: Memory) -> bool:
+    """It ran in between, and nobody looked then."""
+    if not subject.ends_for_good or subject.state is not State.ENDED or memory.ended is None:
+        return False
+    return isinstance(subject.ended, datetime) and subject.ended - memory.ended > ANOTHER_END
 
 
 def _class_worth_a_line(subject: Subject) -> str | None:
@@ -502,10 +520,12 @@ def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: fl
 
 def _look_back(book: Rulebook) -> timedelta:
     """Far enough for the longest idle window and the lead of its warnings."""
-    windows = [c.idle for c in book.policy.classes.values() if c.idle is not None]
-    windows += [c.idle_when_large for c in book.policy.classes.values() if c.idle_when_large is not None]
-    windows += [g.idle for g in book.policy.groups.values() if g.idle is not None]
-    return max(windows, default=HOUR) + book.policy.warnings.lead + book.policy.warnings.undelivered + HOUR / 2
+    return (
+        max(idle_times(book.policy), default=HOUR)
+        + book.policy.warnings.lead
+        + book.policy.warnings.undelivered
+        + HOUR / 2
+    )
 
 
 def _when(fact: datetime | Unknown | None) -> datetime | None:

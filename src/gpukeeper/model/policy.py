@@ -82,13 +82,13 @@ class ClassSettings(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """People who get other limits. None: as the class says."""
+    """People who have other limits. None: as the class says. A number is a factor of the class's value."""
 
     members: tuple[str, ...] = ()
     unix_group: str | None = None  # its members were added to `members` when the policy was read
-    idle: timedelta | None = None
-    max_runtime: timedelta | None = None
-    hold_after_stop: timedelta | None = None
+    idle: timedelta | float | None = None
+    max_runtime: timedelta | float | None = None
+    hold_after_stop: timedelta | float | None = None
     gpu_shares: float | None = None
 
 

@@ -6,8 +6,9 @@ import asyncio
 import grp
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,3 +182,35 @@ def test_outcomes_are_lines_on_stdout_and_quiet_leaves_the_talk_out(capsys: pyte
     assert said == []
     Lines(said.append, json=False, quiet=True).tell(report(outcomes=[closed]))
     assert "kubernetes/lab/team-a/job/run-7" in capsys.readouterr().out
+
+
+def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, file: Path) -> None:
+    until = (session.keeper.clock.now() - timedelta(days=2)).date()
+    said: list[str] = []
+    book = PolicyNow(session, file, said.append)
+    asyncio.run(book.refresh())
+    assert said == []
+    file.write_text(f"scope: {{docker: {{}}}}\nexemptions: [{{owner: ann, reason: paper, until: {until}}}]\n")
+    asyncio.run(book.refresh())
+    asyncio.run(book.refresh())
+    assert len(said) == 1
+    assert "the exemption of ann (paper) ended" in said[0]
+
+
+def test_outcomes_are_told_while_a_pass_runs_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    lines = Lines(said.append, json=True, quiet=False)
+    told = report(beside_work=Counter({("ray/lab/worker-1/tmp", "work runs beside it"): 2}))
+    for number in range(3):
+        ref = Ref("kubernetes", "lab", "job", f"run-{number}", f"u{number}", "team-a")
+        told.outcomes.append(
+            Closed(at=NOW, ref=ref, step="1.1", action=Action.REMOVE, rule="x", result=Result.RECLAIMED, reason="over")
+        )
+        lines.under_way(told)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line)["ref"]["name"] == f"run-{number}"
+    lines.tell(told)
+    assert capsys.readouterr().out == ""
+    assert said == [
+        "ray/lab/worker-1/tmp: work runs beside it. 2 more trees there were left alone; the next pass decides anew."
+    ]

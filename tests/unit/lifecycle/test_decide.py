@@ -16,9 +16,21 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Marks, Shape, State
 from gpukeeper.model.unknown import Unknown
-from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended_view, idle_view, quiet, subject
+from tests.unit.lifecycle.examples import (
+    BOOK,
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW,
+    POLICY,
+    ended,
+    ended_view,
+    idle_view,
+    quiet,
+    subject,
+)
 
 LOST = Unknown("inspect timed out")
 
@@ -175,3 +187,13 @@ def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeyp
     assert decide(idle_view(), BOOK, NOW).action is Action.KEEP
     monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules[1:])
     assert decide(idle_view(), BOOK, NOW).action is Action.STOP
+
+
+def test_what_ends_again_and_again_is_promised_no_date() -> None:
+    for marks in (Marks(), Marks(ttl=HOUR)):
+        thing = ended(MINUTE, ends_for_good=True, marks=marks)
+        once = decide(View(thing, (), Memory(ends_seen=1)), BOOK, NOW)
+        assert once.due is not None
+        again = decide(View(thing, (), Memory(ends_seen=2)), BOOK, NOW)
+        assert (again.verdict, again.due) == (Verdict.WAIT, None)
+        assert again.reason.endswith("Remove it: gpukeeper workload remove docker/node-3/eval")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
@@ -30,6 +34,8 @@ def apply(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
+    class_: o.Class = None,
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
@@ -39,19 +45,21 @@ def apply(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
-    from gpukeeper.interfaces.cli.plan import check_textfile, write_textfile
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
+    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
+    some places; 11: at all of them; 12: the breaker refuses."""
+    from gpukeeper.interfaces.cli.plan import check_textfile
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, own_only
 
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         owner = _whose(session, owner)
-        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
+        narrow = own_only(session, narrow)
         check_textfile(textfile, narrow)
         done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
-        write_textfile(textfile, session, reports)
+        _write_textfile(textfile, session, reports)
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
@@ -76,6 +84,15 @@ def _may_act(session: Session, *, yes: bool, json: bool) -> None:
         raise UsageError("apply asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
 
 
+async def _not_paused(session: Session) -> None:
+    """Nobody is asked about a plan that would be refused after the answer. A pass of --yes looks and records."""
+    from gpukeeper.model.errors import UsageError
+
+    paused = await session.keeper.ledger.paused()
+    if paused is not None:
+        raise UsageError(f"everything is paused: {paused}. Nothing was done. Go on with: gpukeeper resume")
+
+
 def _whose(session: Session, owner: str | None) -> str | None:
     """An admin reclaims for everybody, anybody else only what is their own."""
     from gpukeeper.interfaces.terminal.session import say
@@ -92,8 +109,8 @@ def _whose(session: Session, owner: str | None) -> str | None:
 
 
 async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
-    from gpukeeper.engine.reclaim import reclaim
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.errors import LeaseHeld
 
     done = 0
 
@@ -103,14 +120,29 @@ async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bo
         if not quiet and line.ref is not None:
             show.progress_line(f"{done} done: {line.ref.path}")
 
+    if ask:
+        await _not_paused(session)
     confirm = _confirm if ask else None
-    reports = [
-        await reclaim(session.keeper, p, session.book, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
-        for p in session.keeper.platforms
-    ]
+    how = partial(_reclaim, session, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
+    reports = [await how(platform) for platform in session.keeper.platforms]
+    if reports and all(report.leased for report in reports):
+        raise LeaseHeld("\n".join(str(report.leased) for report in reports))
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
     return [Done(report, await _changes(report, look=acted)) for report in reports]
+
+
+async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassReport:
+    """Another pass at one place is no reason to hide what was done at the others."""
+    from gpukeeper.engine.reclaim import empty_report, reclaim
+    from gpukeeper.model.errors import LeaseHeld
+
+    try:
+        return await reclaim(session.keeper, platform, session.book, **how)
+    except LeaseHeld as held:
+        report = empty_report(session.keeper, platform, session.book, acted=False)
+        report.leased = str(held)
+        return report
 
 
 async def _changes(report: PassReport, *, look: bool) -> list[Change]:
@@ -218,6 +250,7 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
         "breaker": report.plan.breaker,
         "paused": report.paused,
         "stopped": report.stopped,
+        "leased": report.leased,
         "settled": report.settled,
         "outcomes": report.outcomes,
         "warnings": report.warnings,
@@ -229,10 +262,21 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
     }
 
 
+def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
+    """Not without a place: its gauges would be missing, as if nothing were there."""
+    from gpukeeper.interfaces.cli.plan import write_textfile
+    from gpukeeper.interfaces.terminal.session import say
+
+    if textfile is not None and any(report.leased for report in reports):
+        say(f"--textfile {textfile} was not written: not every place was looked at.")
+        return
+    write_textfile(textfile, session, reports)
+
+
 def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:
     if any(report.stopped for report in reports):
         return 1
     if any(report.plan.breaker for report in reports):
         return 12
-    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)
+    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.leased or r.survey.unseen for r in reports)
     return 3 if partly else 0

@@ -29,6 +29,8 @@ def plan(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
+    class_: o.Class = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
@@ -38,10 +40,19 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
+    from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
     check_textfile(textfile, narrow)
+    told = outlook.told(policy, platform, narrow) if textfile is None else None
+    if told is not None:
+        outlook.show_plan(told, json=json, verbose=verbose, quiet=quiet)
+        if exit_code and any(place.due for place in told.places):
+            raise typer.Exit(4)
+        if exit_code and any(place.unseen for place in told.places):
+            raise typer.Exit(3)
+        return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
         write_textfile(textfile, session, reports)
@@ -100,7 +111,7 @@ def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, q
     due = [d for report in reports for d in report.survey.due]
     others = [d for report in reports for d in report.survey.decisions if d.action.value == "keep"]
     told = [d for d in others if verbose or d.verdict.value == "report"]
-    show.table([show.decision_row(d) for d in [*due, *told]])
+    show.table([show.plan_row(d, verbose=verbose) for d in [*due, *told]])
     _print_trees(reports)
     if not quiet:
         say_the_rest(session, reports)
@@ -148,8 +159,8 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.interfaces.terminal.session import say
 
     for report in reports:
-        if report.stopped is not None:
-            say(report.stopped)
+        for words in filter(None, (report.stopped, report.leased)):
+            say(words)
         for words in show.unseen_lines(report):
             say(words)
         if report.plan.breaker:

@@ -96,7 +96,10 @@ class Operator:
         self.turned = asyncio.get_running_loop().time()
         self.metrics.lead(True)
         try:
-            await watch(Watch(self.keeper, self.book, over, self._passed, self.say, self.book.refresh))
+            made = Watch(
+                self.keeper, self.book, over, self._passed, self.say, self.book.refresh, self.metrics.under_way
+            )
+            await watch(made)
         finally:
             self.metrics.lead(False)
             self.turned = None

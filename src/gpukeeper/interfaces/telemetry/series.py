@@ -15,6 +15,7 @@ GAUGES = {
     "gpukeeper_workloads": "Workloads by kind, state and outcome.",
     "gpukeeper_finished": "Finished workloads that are still there, by kind and by how long ago they ended.",
     "gpukeeper_finished_age_seconds": "How long ago the oldest finished workload of a kind ended.",
+    "gpukeeper_wasted_gpus": "GPUs and slices that running workloads hold and did not use for 30 minutes, by class.",
     "gpukeeper_idle_workloads": "Running workloads by what the idle rule does (monitored, or why skipped) and class.",
     "gpukeeper_overdue": "Due and still there: not acted on, deferred, refused, or in mode plan.",
     "gpukeeper_oldest_overdue_seconds": "For how long the oldest of them has been due.",

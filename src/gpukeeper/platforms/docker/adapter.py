@@ -20,6 +20,7 @@ from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -36,6 +37,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -123,6 +125,9 @@ class DockerPlatform:
         self._around.follow(trusted_labels, keep_alive)
         self._leftovers.cache = cache
 
+    def at_once(self, kind: str) -> int:
+        return 1
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
@@ -171,6 +176,9 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
         return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
@@ -223,6 +231,12 @@ class DockerPlatform:
                 return await self._acts.bring_back(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

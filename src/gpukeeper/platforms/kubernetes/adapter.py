@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -29,11 +30,14 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
+from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
+from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.capture import Captures
 from gpukeeper.platforms.kubernetes.connect import Cluster
@@ -57,7 +61,9 @@ SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
 STUCK_LOOKED_AT = 20  # in one look at everything
 REMEMBERED = 500
-A_WHILE = timedelta(minutes=5)  # for which a namespace's labels, and what a watch said, are believed
+REPORTED = 50_000  # deletions that watches reported and that are remembered
+A_WHILE = timedelta(minutes=5)  # for which a namespace's labels are believed
+REPORT_HOLDS = timedelta(minutes=10)  # for which a deletion that a watch reported is believed
 
 
 class Looked(msgspec.Struct):
@@ -88,6 +94,7 @@ class KubernetesPlatform:
             Captures(cluster, served),
             Archive(cluster, served),
         )
+        self._annotations = Annotations(cluster, served)
         self._controllers = Controllers(cluster)
         self._notes = Notes(cluster, clock)
         self._watches = Watches(cluster, self._discovery, cluster.place, self._heard_gone)
@@ -114,6 +121,9 @@ class KubernetesPlatform:
     @property
     def place(self) -> str:
         return self._cluster.place
+
+    def at_once(self, kind: str) -> int:
+        return 8
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self.place, pattern) for pattern in scope.places):
@@ -164,6 +174,22 @@ class KubernetesPlatform:
                 return await self._look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
+
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        """A watch's report of a deletion, or else a list of the kind that does not contain the uid."""
+        now = self._clock.now()
+        followed = {ref.uid: ref for ref in refs if self._following.get(ref.uid, (None, ()))[1]}
+        others = [ref for ref in refs if ref.uid not in followed]
+        announced = [ref for ref in others if self._reported_gone(ref.uid)]
+        asked = [ref for ref in others if not self._reported_gone(ref.uid)]
+        scope = self._policy.scope.get(self.name)
+        async with self._cluster.opened():
+            everywhere = scope is not None and self._wanted(scope).named is None
+            found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
+            looked = await gone_by_looks(
+                self.look, list(followed.values())
+            )  # what it had running may still need its grace
+        return [*looked, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
@@ -249,9 +275,16 @@ class KubernetesPlatform:
         return found if same else Changed("somebody changed what it wishes for")
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        """An Event on the object. Nobody is known to read it, so it does not count as told."""
+        return False  # nobody is known to read an Event
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
-        return False
+        async with self._cluster.opened():
+            await self._annotations.warn(subject.ref, subject.marks.warned, warned)
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown:
+        async with self._cluster.opened():
+            return await self._annotations.hold(subject.ref, until)
 
     async def parts(self, words: str) -> Sequence[Ref]:
         """By kind and name, as in jobset/run-7, in the namespaces of the policy."""
@@ -388,9 +421,13 @@ class KubernetesPlatform:
         self._looked[looked.subject.ref.uid] = looked
 
     def _heard_gone(self, uid: str) -> None:
-        if len(self._gone) >= 20 * REMEMBERED:
-            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < A_WHILE.total_seconds()}
-        self._gone[uid] = time.monotonic()
+        now = time.monotonic()
+        self._gone.pop(uid, None)
+        self._gone[uid] = now  # the newest last
+        oldest = next(iter(self._gone))
+        while len(self._gone) > REPORTED or now - self._gone[oldest] > REPORT_HOLDS.total_seconds():
+            del self._gone[oldest]
+            oldest = next(iter(self._gone))
         told = self._telling.pop(uid, None)
         if told is not None:
             told.set()
@@ -404,9 +441,12 @@ class KubernetesPlatform:
                     await waiting.wait()
             except TimeoutError:
                 self._telling.pop(ref.uid, None)
-        heard = self._gone.get(ref.uid)
-        # Not for ever: a cluster that is set back to a backup has it again.
-        return heard is not None and time.monotonic() - heard < A_WHILE.total_seconds()
+        return self._reported_gone(ref.uid)
+
+    def _reported_gone(self, uid: str) -> bool:
+        """Lately. Not for ever: a cluster that is set back to a backup has it again."""
+        heard = self._gone.get(uid)
+        return heard is not None and time.monotonic() - heard < REPORT_HOLDS.total_seconds()
 
     def _is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)

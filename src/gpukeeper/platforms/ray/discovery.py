@@ -23,6 +23,7 @@ from gpukeeper.platforms.ray.connect import (
 )
 from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
 from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
+from gpukeeper.platforms.ray.reach import Door
 from gpukeeper.platforms.ray.survey import Wants
 from gpukeeper.platforms.ray.visit import Needed
 
@@ -91,11 +92,11 @@ class Discovery:
         asked = self._containers is not no_containers
         return Here(everyone, msgspec.structs.replace(found, nodes=ours), asked)
 
-    def again(self, node: Node) -> Node | None:
+    def again(self, name: str, uid: str, door: Door) -> Node | None:
         """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""
-        inside = () if node.door.pid is None else (Inside(node.name, node.door.pid, node.uid),)
-        now = self.find(inside).node(node.name)
-        return now if now is not None and now.door == node.door else None
+        inside = () if door.pid is None else (Inside(name, door.pid, uid),)
+        now = self.find(inside).node(name)
+        return now if now is not None and now.door == door else None
 
     def _counts(self, machine: Node) -> bool:
         """This machine is a node if a raylet runs here, or one left a root behind."""

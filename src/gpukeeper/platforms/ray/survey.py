@@ -116,16 +116,16 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
 
 def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:
     """By the full hour: else each look would find one more that has just grown old, so never the same set twice."""
-    age = logs_age(folder, wants)
+    age = logs_age(folder, visit, wants)
     if age is None:
         return ()
     before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
-    return tuple(one for one in logs.removable(fd, visit, folder.reads, before) if folder.counts(one.uid))
+    return tuple(one for one in logs.removable(fd, visit, visit.reads(folder), before) if folder.counts(one.uid))
 
 
-def logs_age(folder: Folder, wants: Wants) -> timedelta | None:
+def logs_age(folder: Folder, visit: Visit, wants: Wants) -> timedelta | None:
     """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
-    if wants.logs is None or folder.unseen is not None:
+    if wants.logs is None or visit.unseen(folder) is not None:
         return None
     return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from gpukeeper.disk import filesystems, trash
 from gpukeeper.disk.measure import open_directory
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
@@ -22,6 +24,7 @@ from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     Ahead,
     child,
+    everything_seen,
     observed,
     one_of,
     platform,
@@ -352,3 +355,57 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     again = run(ray.look(found.ref))
     assert isinstance(again, Subject)
     assert again.lasting == found.lasting
+
+
+def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path) -> None:
+    """Each is moved away and looked at after that; those that wait at the same time share the look."""
+    for number in range(60):
+        tree(tmp_path, f"tmp{number}")
+    scans = []
+
+    def scan() -> OpenFiles:
+        scans.append(1)
+        return everything_seen()
+
+    ray = platform(tmp_path, scan=scan)
+    found = [one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE]
+    scans.clear()
+
+    async def all_of_them() -> list[object]:
+        async def one(subject: Subject) -> object:
+            fresh = await ray.look(subject.ref)
+            assert isinstance(fresh, Subject)
+            answer = await ray.act(step(fresh), fresh)
+            # Removals beside it make files of their own, which may get the inode of this one: it is gone all the same.
+            assert isinstance(await ray.look(subject.ref), Gone)
+            return answer
+
+        return await asyncio.gather(*(one(subject) for subject in found))
+
+    answers = run(all_of_them())
+    assert len(answers) == 60
+    assert all(isinstance(one, Accepted) for one in answers)
+    assert list(tmp_path.iterdir()) == [tmp_path / "ray"]
+    assert len(scans) < 60, "two looks for each of 60 trees were not shared"
+
+
+def test_a_tree_that_is_opened_while_others_go_beside_it_stays(tmp_path: Path) -> None:
+    for number in range(20):
+        tree(tmp_path, f"tmp{number}")
+    ray = platform(tmp_path)
+    found = {Path(one.ref.name).name: one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE}
+
+    async def all_of_them() -> dict[str, object]:
+        async def one(subject: Subject) -> object:
+            return await ray.act(step(subject), subject)
+
+        return dict(zip(found, await asyncio.gather(*map(one, found.values())), strict=True))
+
+    held = next((tmp_path / "tmp7").rglob("*"))
+    file = next(path for path in (tmp_path / "tmp7").rglob("*") if path.is_file())
+    with child(OPEN, file):
+        answers = run(all_of_them())
+    assert isinstance(answers.pop("tmp7"), Changed)
+    assert all(isinstance(one, Accepted) for one in answers.values())
+    assert held.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "tmp7"]
