@@ -56,7 +56,7 @@ def explain(
     while (found := from_daemon(Explained, "explain", policy, workload=workload)) is not None:
         _show(found, json=json, watch=watch)
         if not watch:
-            return
+            return None
         asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
     with opened(policy, write=False) as session:
         while True:

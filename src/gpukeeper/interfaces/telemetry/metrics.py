@@ -138,7 +138,8 @@ class Metrics(Collector):
         watched: Tally[tuple[str, str]] = Tally()
         for one in self._last.values():
             watched += one.report.survey.idle
-        yield gauge("gpukeeper_idle_workloads", dict(watched), "result", "class")
+        rows: dict[tuple[str, ...], float] = {key: float(number) for key, number in watched.items()}
+        yield gauge("gpukeeper_idle_workloads", rows, "result", "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
