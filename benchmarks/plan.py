@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 
 import msgspec
@@ -97,6 +98,9 @@ class PagedPlatform:
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Refused | Unknown:
         return NO_VERB
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False

@@ -94,9 +94,9 @@ class Fleet:
         )
         return Ran(done.returncode, done.stdout, done.stderr)
 
-    def run_halting(self, point: str, name: str, *words: str) -> Ran:
+    def run_halting(self, point: str, name: str, *words: str, **env: str) -> Ran:
         """Killed at that point of the step on that workload."""
-        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH)
+        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH, **env)
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -16,7 +16,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Counted, Mode, OnIdle
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 
@@ -105,6 +105,7 @@ def word(*known: str) -> tuple[Any, ...]:
 
 ModeWord = Annotated[Mode, *_words(Mode)]
 AtFinishWord = Annotated[AtFinish, *_words(AtFinish)]
+CountedWord = Annotated[Counted, *_words(Counted)]
 OnIdleWord = Annotated[OnIdle, *_words(OnIdle)]
 AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
 

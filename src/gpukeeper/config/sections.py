@@ -115,7 +115,7 @@ class Warnings(Section):
     runtime: list[f.Share] = about(list(_W.runtime), "Warn at these shares of the maximum runtime.")
     lead: f.Span = about(_W.lead, "The least time between the first warning and the stop.")
     undelivered: f.Span = about(
-        _W.undelivered, "Waits this much more if nobody could be told. The announced time includes it."
+        _W.undelivered, "Waits this much more when nobody could be told; the announced time includes it."
     )
 
 
@@ -216,7 +216,10 @@ class Ray(Section):
     roots: list[f.Root] = about(list(_Y.roots), "Folders of temporary files, as each node sees them.")
     names: list[f.NamePattern] = about(list(_Y.names), "Only trees of these names, directly below a root.")
     keep: list[f.NamePattern] = about(list(_Y.keep), "Names that never go. Patterns as in a shell.")
-    above: f.Size = about(_Y.above, "Looked at only when such trees of a node hold more than this together.")
+    above: f.Size = about(_Y.above, "Looked at only when such trees of a node, in all its roots, hold more than this.")
+    above_counts: f.CountedWord = about(
+        _Y.above_counts, "`all`: what is compared with `above` is everything in its roots, not only trees that may go."
+    )
     older_than: f.Span = about(_Y.older_than, "Only what nobody used for this long, on a node that Ray calls idle.")
     under_pressure: f.Span = about(_Y.under_pressure, "The same while the disk is too full, see `disk`.")
     cpu: f.Percent = about(
@@ -226,7 +229,7 @@ class Ray(Section):
     sessions: f.Limit = about(
         _Y.sessions, "Dead sessions go when unused for this long; never under an hour. `none`: only reported."
     )
-    logs: f.Limit = about(_Y.logs, "Logs of ended processes of a live session, the same. `none`: only reported.")
+    logs: f.Limit = about(_Y.logs, "The same of logs of ended processes of a live session, told by the full hour.")
 
 
 _I = model.Images()

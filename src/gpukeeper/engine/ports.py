@@ -95,6 +95,10 @@ class Platform(Protocol):
         """One verb on exactly `fresh`. For an ATOMIC verb the platform refuses if it changed since."""
         ...
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        """Steps on all of these follow, inside: what they need may be read for all of them at once."""
+        ...
+
     async def tell(self, subject: Subject, message: str) -> bool:
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
         ...

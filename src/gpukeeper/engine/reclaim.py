@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -28,6 +28,8 @@ from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanishe
 from gpukeeper.model.identity import Ref
 
 HOUR = timedelta(hours=1)
+STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
+IN_BULK = 2_000  # steps whose objects a platform may read together
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
@@ -243,10 +245,25 @@ async def _take_steps(
         if progress is not None and line is not None:
             progress(line)
 
-    under_way: set[asyncio.Task[None]] = set()
     keeper.working = {where: why for where, why in keeper.working.items() if where[:2] != _place(report.survey)}
+    for first in range(0, len(report.plan.steps), IN_BULK):
+        steps = report.plan.steps[first : first + IN_BULK]
+        async with platform.batch([one.decision.seen.ref for one in steps if _ends_nobody(one)]):
+            await _take_some(keeper, platform, report, steps, one)
+        if report.paused is not None:
+            break
+
+
+async def _take_some(
+    keeper: Keeper,
+    platform: Platform,
+    report: PassReport,
+    steps: Sequence[Step],
+    one: Callable[[Step], Coroutine[None, None, None]],
+) -> None:
+    under_way: set[asyncio.Task[None]] = set()
     try:
-        for step in report.plan.steps:
+        for step in steps:
             most = platform.at_once(step.decision.seen.ref.kind) if _ends_nobody(step) else 1
             await _until_at_most(under_way, most - 1)
             work = _work_beside(keeper, step)
@@ -329,7 +346,7 @@ def _remember_failure(keeper: Keeper, line: Closed) -> None:
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
-        return "gpukeeper is being stopped"
+        return STOPPING
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 

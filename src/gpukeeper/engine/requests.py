@@ -115,9 +115,9 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             stays = await _stays(keeper, book, ref, undone)
             if undone is Action.REMOVE:
                 made = "is back from what was captured, without what was written inside it"
-                start = "If it does not run yet, start it soon; once more `gpukeeper restore` does that on a cluster"
+                start = "If it does not run yet, start it soon; on a cluster once more `gpukeeper restore` does that"
                 return f"{ref.path} {made}. {start}. {stays}. {hold_it}"
-            return f"{ref.path} was restored. {stays}. {hold_it}"
+            return f"{ref.path} was restored and runs again. {stays}. {hold_it}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
@@ -386,7 +386,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     )
     if isinstance(answer, Refused | Unknown):
         raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, last.action
+    return ref, Action.STOP if isinstance(answer, Accepted) and answer.resumed else last.action
 
 
 async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:

@@ -189,6 +189,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
     bytes_back: int | Unknown = Unknown("not measured")
     missed: str = ""  # what changed at the last moment, was not refused, and is lost
+    resumed: bool = False  # of a restore: it was there, and runs again
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):

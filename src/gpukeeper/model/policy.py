@@ -160,8 +160,8 @@ class Amount(Value, frozen=True, kw_only=True):
 
 
 class Budget(Value, frozen=True, kw_only=True):
-    per_pass: Amount = Amount(count=20)
-    per_hour: Amount = Amount(count=100)
+    per_pass: Amount = Amount(count=50)
+    per_hour: Amount = Amount(count=600)
     trees: int = 1000  # trees of files in one hour; they end no work, and are not counted above
 
 
@@ -210,6 +210,14 @@ class Reports(Value, frozen=True, kw_only=True):
     archive: bool = True  # saved as evidence first
 
 
+@direct
+class Counted(StrEnum):
+    """What is compared with `above` on a Ray node."""
+
+    NAMED = "named"  # trees of the names that may go
+    ALL = "all"  # everything in its temporary folders, sessions included
+
+
 class RaySettings(Value, frozen=True, kw_only=True):
     """Ray nodes on this machine, in containers and beside them."""
 
@@ -222,6 +230,7 @@ class RaySettings(Value, frozen=True, kw_only=True):
     )
     keep: tuple[str, ...] = ()
     above: int = 5_000_000_000
+    above_counts: Counted = Counted.NAMED
     older_than: timedelta = HOUR
     under_pressure: timedelta = 10 * MINUTE
     cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy

@@ -118,7 +118,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # of a tree: not used after that; ahead while a read may go unrecorded
     use_evidence: str = ""  # what `last_used` of a tree follows from, as a clause
-    together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
+    together: int | Unknown | None = None  # bytes of all trees of the same root, or node; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
     uids: frozenset[int] | None = None  # of a tree: owners of all its entries; None: not established

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -127,7 +128,10 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
     again = api.get("trainjobs", namespace, "run-7")
     assert again is not None
     assert again["spec"]["suspend"] is True
-    assert shell.run("restore", "trainjob/run-7").code == DONE
+    assert "is back from what was captured" in restored.out + restored.err
+    going = shell.run("restore", "trainjob/run-7")
+    assert going.code == DONE
+    assert "was restored and runs again" in going.out + going.err
     api.wait_condition("trainjobs", namespace, "run-7", "Complete", timeout=60)
 
 
@@ -485,3 +489,30 @@ def test_who_may_not_write_onto_the_object_is_told_the_command(
     assert refused.code == USAGE
     assert f"kubectl -n {namespace} annotate jobs run {HOLD_UNTIL}-" in refused.err
     assert held_until(api, namespace, "run") is not None
+
+
+def test_a_plan_that_saw_nothing_does_not_end_with_0(plane: ControlPlane, shell: Shell, namespace: str) -> None:
+    nobody = plane.kubeconfig(plane.new_user())
+    forbidden = shell.run("plan", kubeconfig=nobody)
+    assert forbidden.code == PARTLY, forbidden.err
+    assert "forbidden" in forbidden.err
+    broken = Path(shell.folder / "old-login")
+    broken.write_text(re.sub(r'("?token"?): *"?[^",\s]+"?', r'\1: "expired"', nobody.read_text()))
+    unauthorized = shell.run("plan", kubeconfig=broken)
+    assert unauthorized.code == FAILED, unauthorized.err
+    assert "log in again" in unauthorized.err
+    assert shell.run("plan").code == DONE, "an empty namespace is nothing wrong"
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_explain_with_rights_in_one_namespace_does_not_send_people_to_all(
+    plane: ControlPlane, shell: Shell, api: Api, namespace: str
+) -> None:
+    plane.need("jobset")
+    api.create(objects.jobset("run", annotations=SUCCEEDS), namespace)
+    api.wait_for("jobsets", namespace, "run", lambda one: condition(one, "Completed") == "True", 60)
+    reader = plane.kubeconfig(plane.new_user(ALL, namespace=namespace))
+    found = shell.run("explain", shell.path("jobset", "run"), kubeconfig=reader)
+    assert found.code == DONE, found.err
+    assert "--all-namespaces" not in found.out + found.err
+    assert "Ask who runs the cluster whether" in found.out

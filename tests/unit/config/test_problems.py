@@ -244,6 +244,11 @@ MISTAKES = {
         "ray.sessions: 30m is too short: a session that is just starting has folders and no processes yet."
         " Write at least 1h, or none to only report dead ones.",
     ),
+    "logs that are younger than they are told apart": (
+        "ray: {logs: 1m}",
+        "ray.logs: 1m is too short: which logs are old enough is told by the full hour."
+        " Write at least 1h, or none to only report them.",
+    ),
     "a disk that is never empty enough": (
         "disk: {low: 80%}",
         "disk.low: low is 80% and high is 80%, so a disk would be too full and not too full at once."

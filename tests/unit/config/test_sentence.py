@@ -20,7 +20,7 @@ def test_a_small_lab() -> None:
         " while more than 80% of the GPUs are taken, idle times are 50% of these;"
         " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
         " infrastructure and without-gpu are never touched;"
-        " at most 20 steps a pass and 100 an hour;"
+        " at most 50 steps a pass and 600 an hour;"
         " nothing at all when more than 20% of the running work is due at once."
     )
 
@@ -52,7 +52,7 @@ def test_a_small_lab() -> None:
         (
             "reports: {roots: [/data/reports]}\nbudget: {trees: 50}",
             "; reports below /data/reports go when unused for 7d, saved first, but not the newest 3;"
-            " at most 20 steps a pass and 100 an hour; at most 50 trees an hour besides;",
+            " at most 50 steps a pass and 600 an hour; at most 50 trees an hour besides;",
         ),
         (
             "reports: {roots: [/data/a, /data/b], keep_last: 0, keep: [base*], archive: false, older_than: 2d}",

@@ -201,7 +201,7 @@ def test_a_request_never_says_who_asks() -> None:
 async def test_what_was_stopped_is_started_again(b: Bench) -> None:
     thing = b.running("train")
     await ask(b, "stop", "train")
-    assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored.")
+    assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored and runs again.")
     assert thing.state is State.RUNNING
     captured = [line.evidence for line in b.lines(Captured)]
     assert captured != [""]  # its description, so that it comes back as it was

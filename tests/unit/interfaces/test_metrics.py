@@ -25,7 +25,7 @@ from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.bench import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
@@ -167,7 +167,9 @@ def test_a_look_at_what_changed_keeps_what_the_whole_look_found(metrics: Metrics
     counts = Counter({("trainjob", "running", "", ""): 9})
     metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"counts": counts}))
     clock.at = NOW + MINUTE
-    part = report(decision("a"), decision("d"), survey={"whole": False, "gone": [ref("b")]}, outcomes=[closed("a")])
+    part = report(
+        decision("a"), decision("d"), survey={"whole": False, "gone": [Gone(ref("b"), NOW)]}, outcomes=[closed("a")]
+    )
     metrics.passed(part)
     seen = told(metrics)
     assert seen['gpukeeper_workloads{kind="trainjob",outcome="",state="running"}'] == 9

@@ -61,12 +61,21 @@ def plan(
         else:
             print_plans(session, reports, verbose=verbose, quiet=quiet, again=_again(policy, platform, narrow))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
-    if any(report.stopped for report in reports):
+    covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
+    if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
+    if covered and all(report.survey.unseen and not report.survey.seen for report in covered):
+        raise typer.Exit(3)
     if exit_code and any(report.survey.due for report in reports):
         raise typer.Exit(4)
     if exit_code and unseen:
         raise typer.Exit(3)
+
+
+def _nothing_answered(reports: list[PassReport]) -> bool:
+    """No place at all could be looked at."""
+    places = [(f"{r.survey.platform.name}/{r.survey.platform.place}", r.survey.unseen) for r in reports]
+    return bool(places) and all(any(one.what == place for one in unseen) for place, unseen in places)
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
@@ -155,8 +164,10 @@ def _pile_in_words(pile: Pile) -> str:
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     """What a reader must know about a plan besides its lines."""
+    from gpukeeper.engine.reclaim import STOPPING
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.lifecycle.budget import backlog_sentence
 
     for report in reports:
         for words in filter(None, (report.stopped, report.leased)):
@@ -166,13 +177,16 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         if report.plan.breaker:
             say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
         if report.plan.deferred:
-            say(f"{len(report.plan.deferred)} deferred by the budget, oldest first; the next pass goes on.")
+            say(backlog_sentence(report.plan.deferred, session.book.policy, report.survey.seen))
         for words in report.relief:
             say(words)
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             say(f"needs an admin: {path}: {complaint}")
     for reason in sorted({report.paused for report in reports if report.paused}):  # said once, not for each place
-        say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
+        if reason == STOPPING:
+            say("Ended by a signal before everything was done; the next pass goes on.")
+        else:
+            say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
 
 
 def _sentence(

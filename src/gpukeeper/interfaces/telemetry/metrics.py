@@ -122,9 +122,11 @@ class Metrics(Collector):
     def _of_workloads(self, now: datetime) -> Iterator[Metric]:
         counts: Tally[tuple[str, str, str, str]] = Tally()
         unused: Tally[tuple[str, ...]] = Tally()
+        watched: Tally[tuple[str, ...]] = Tally()
         oldest: dict[str, datetime] = {}
         for one in self._last.values():
             counts += one.report.survey.counts
+            watched.update(one.report.survey.idle)
             for found in one.report.survey.wasted:
                 unused["" if isinstance(found.class_, Unknown) else found.class_,] += len(found.devices)
             for kind, end in one.report.survey.oldest.items():
@@ -135,11 +137,8 @@ class Metrics(Collector):
         ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
         yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
         yield gauge("gpukeeper_wasted_gpus", {key: float(number) for key, number in unused.items()}, "class")
-        watched: Tally[tuple[str, str]] = Tally()
-        for one in self._last.values():
-            watched += one.report.survey.idle
-        rows: dict[tuple[str, ...], float] = {key: float(number) for key, number in watched.items()}
-        yield gauge("gpukeeper_idle_workloads", rows, "result", "class")
+        by_rule = {key: float(number) for key, number in watched.items()}
+        yield gauge("gpukeeper_idle_workloads", by_rule, "result", "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})

@@ -27,7 +27,7 @@ GAUGES = {
     "gpukeeper_pass_seconds": "How long it took, steps included; the longest of all places.",
     "gpukeeper_trees": "Trees of files, by category.",
     "gpukeeper_tree_bytes": "Bytes of these trees. What was not measured is not in it.",
-    "gpukeeper_node_temporary_bytes": "Bytes in the temporary folders of a node.",
+    "gpukeeper_node_temporary_bytes": "Bytes in the temporary folders of a node, whatever the entries are called.",
     "gpukeeper_node_busy": "1 while work runs on a node, 0 while none does.",
     "gpukeeper_disk_size_bytes": "Size of a disk: of a node, or of a root that the policy names.",
     "gpukeeper_disk_free_bytes": "Bytes of it that anybody may still write.",

@@ -30,10 +30,11 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if named is None:
         return _NOT_NAMED
     together = subject.size if subject.together is None else subject.together
+    where = f"on {subject.ref.namespace}" if subject.ref.namespace else f"below {named.root}"
     if isinstance(together, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees below {named.root} is not known ({together.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees {where} is not known ({together.why})")
     if together < named.above and not view.pressure:
-        held = f"{size_in_words(together)} of such trees below {named.root}"
+        held = f"{size_in_words(together)} of such trees {where}"
         return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
     return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
 

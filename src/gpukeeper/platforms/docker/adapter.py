@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import TypedDict
 
@@ -209,6 +209,9 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
         return Refused(f"it is of the kind {fresh.ref.kind}, which cannot be stopped, only removed")
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         """To the terminals inside, from outside: nothing is run or written there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import TypeAlias
@@ -187,6 +188,9 @@ class HostPlatform:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
             return errors.LOOKS_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # whoever works on the machine itself sits at a terminal of the machine

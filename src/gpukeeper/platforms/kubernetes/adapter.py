@@ -8,6 +8,7 @@ import asyncio
 import fnmatch
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 
 import msgspec
@@ -39,6 +40,7 @@ from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
+from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
 from gpukeeper.platforms.kubernetes.capture import Captures
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
@@ -49,7 +51,7 @@ from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_too
+from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
@@ -59,6 +61,7 @@ from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 WRONG_CLOCK = timedelta(minutes=5)  # beyond this nothing that a time says can be believed
 SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
+WORD_IN_BULK = 2.0  # the same while many are removed: a question would wait for its turn
 STUCK_LOOKED_AT = 20  # in one look at everything
 REMEMBERED = 500
 REPORTED = 50_000  # deletions that watches reported and that are remembered
@@ -95,6 +98,7 @@ class KubernetesPlatform:
             Archive(cluster, served),
         )
         self._annotations = Annotations(cluster, served)
+        self._bulk = Bulk(cluster, served)
         self._controllers = Controllers(cluster)
         self._notes = Notes(cluster, clock)
         self._watches = Watches(cluster, self._discovery, cluster.place, self._heard_gone)
@@ -103,6 +107,7 @@ class KubernetesPlatform:
         self._following: dict[str, tuple[Subject, tuple[str, ...]]] = {}  # by uid: what was removed, its living pods
         self._gone: dict[str, float] = {}  # by uid: a watch said so
         self._telling: dict[str, asyncio.Event] = {}
+        self._batched: set[str] = set()  # uids of what is being removed in bulk, whose deletions are watched
         self._holders: dict[
             str, list[tuple[str, str, str | None]]
         ] = {}  # by uid: pods that hold GPUs, when last listed
@@ -202,11 +207,13 @@ class KubernetesPlatform:
             if looked is None:
                 return NothingToCapture("it no longer exists")
             pods = (looked.source,) if isinstance(looked.source, Pod) else looked.pods
-            return await self._captures.capture(kind, subject.ref, what, pods)
+            read = self._bulk.get(subject.ref.uid)
+            return await self._captures.capture(kind, subject.ref, what, pods, read)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
+            self._bulk.forget(ref.uid)  # from here on only what is asked for now counts
             looked = self._looked.get(ref.uid)
             if looked is None or looked.subject.seen.version != fresh.seen.version:
                 found = await self.look(ref)
@@ -227,6 +234,30 @@ class KubernetesPlatform:
                 await self._tell_of(kind, step, fresh)
             return answer
 
+    @asynccontextmanager
+    async def batch(self, refs: Sequence[Ref]) -> AsyncIterator[None]:
+        """Lists instead of questions about each, and one watch that reports what is gone."""
+        async with self._cluster.opened():
+            listed = await self._bulk.read(refs, events="events" in self._policy.capture.what)
+            watching = [asyncio.create_task(self._hear_deletions(one)) for one in listed]
+            self._batched = {ref.uid for ref in refs if self._bulk.get(ref.uid) is not None}
+            try:
+                yield
+            finally:
+                self._batched = set()
+                self._bulk.forget(*(ref.uid for ref in refs))
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _hear_deletions(self, listed: Listed) -> None:
+        """While they are removed. Where it ends early, each removal is looked at by itself."""
+        with suppress(PlatformError):
+            async with aclosing(self._cluster.watch(listed.path, listed.version, Named, accept=ONE)) as events:
+                async for event in events:
+                    if event.type == "DELETED":
+                        self._heard_gone(event.object.metadata.uid)
+
     async def _act(
         self, kind: Kind, action: Action, fresh: Subject, looked: Looked
     ) -> Accepted | Changed | Refused | Unknown:
@@ -237,8 +268,7 @@ class KubernetesPlatform:
                 if problem is not None:
                     return problem
                 self._remember_removal(fresh, living)
-                lost = any(one.status.phase == "Unknown" for one in living)
-                return await self._acts.remove(kind, fresh, not living, lost, lambda: self._look_again(fresh, looked))
+                return await self._acts.remove(kind, fresh, lambda: self._look_again(fresh, looked))
             case Action.STOP:
                 if kind is POD:
                     self._remember_removal(fresh, living)
@@ -337,6 +367,10 @@ class KubernetesPlatform:
             return version
         if version is None:
             return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
+        read = self._bulk.get(ref.uid)
+        if read is not None:
+            self._check_clock()
+            return await self._as_found(kind, ref, read.source, read.below)
         type_: type[Root | Pod] = Pod if kind is POD else Root
         try:
             source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
@@ -349,14 +383,22 @@ class KubernetesPlatform:
             return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
         if source.metadata.uid != ref.uid:
             return await self._after_removal(ref)
+        return await self._as_found(kind, ref, source)
+
+    async def _as_found(
+        self, kind: Kind, ref: Ref, source: Root | Pod, below: Descendants | None = None
+    ) -> Subject | Gone | Unknown:
+        """`below`: where it was read already."""
         above = await climb(self._cluster, self._discovery.served, source.metadata)
         namespace = await self._namespace(ref.namespace)
-        below, tally = Descendants(), Tally()
+        tally = Tally()
         if isinstance(source, Pod):
+            below = Descendants()
             subject = translate.pod_subject(source, namespace, self._at(), self._reading, part_of(above, ref))
         else:
-            served = self._discovery.served
-            below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
+            if below is None:
+                served = self._discovery.served
+                below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
             for pod in below.pods():
                 tally.add_pod(pod, gpus.asked(pod.spec))
             tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
@@ -412,7 +454,7 @@ class KubernetesPlatform:
             self._following.pop(next(iter(self._following)))
         pods = tuple(f"{one.metadata.name} {one.metadata.uid}" for one in living)
         self._following[fresh.ref.uid] = (fresh, pods)
-        if self._watching:
+        if self._watching or fresh.ref.uid in self._batched:
             self._telling[fresh.ref.uid] = asyncio.Event()
 
     def _remember(self, looked: Looked) -> None:
@@ -437,7 +479,7 @@ class KubernetesPlatform:
         waiting = self._telling.get(ref.uid)
         if waiting is not None:
             try:
-                async with asyncio.timeout(WORD_OF_IT):
+                async with asyncio.timeout(WORD_IN_BULK if ref.uid in self._batched else WORD_OF_IT):
                     await waiting.wait()
             except TimeoutError:
                 self._telling.pop(ref.uid, None)

@@ -527,7 +527,7 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
         if isinstance(standing, Gone):
             yield Cause(f"{name} is gone: {standing.words}", "Start it again: without it nothing below it is tidied up")
         elif isinstance(standing, Unknown) and report.controller is not BUILT_IN:
-            yield Cause(standing.why, "See that it runs: kubectl get deployments,leases --all-namespaces")
+            yield Cause(standing.why, _ask_about(report))
         lines = facts.clashes.get(name, ())
         if isinstance(lines, Unknown):
             if report.installed:
@@ -538,6 +538,13 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
                     f"{name} logs: {cut(line)}",
                     "One conflict is no cause, it tries again; the same over and over is one",
                 )
+
+
+def _ask_about(report: Report) -> str:
+    """Who may not see other namespaces is not sent there."""
+    if any("forbidden" in one.lower() for one in report.unseen):
+        return f"Ask who runs the cluster whether {report.controller.name} runs; you may not see where it does"
+    return "See that it runs: kubectl get deployments,leases --all-namespaces"
 
 
 def _unread(facts: Facts) -> Iterator[Cause]:

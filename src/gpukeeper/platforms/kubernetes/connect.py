@@ -308,6 +308,7 @@ class Cluster:
         type_: type[T] = Changed,  # type: ignore[assignment]
         *,
         inactive: timedelta = INACTIVE,
+        accept: str = "",
         **query: object,
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """What changes after this version, and bookmarks, until the server ends it. ApiError 410: list again."""
@@ -320,7 +321,7 @@ class Cluster:
         }
         decoder = self._decoder(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._watching(stack, path, asked)
+            answer = await self._watching(stack, path, asked, accept)
             try:
                 async with aclosing(_lines(answer.aiter_bytes(), inactive.total_seconds())) as lines:
                     async for line in lines:
@@ -415,7 +416,9 @@ class Cluster:
             if wait:
                 await self._sleep(wait)
 
-    async def _watching(self, stack: AsyncExitStack, path: str, query: Mapping[str, object]) -> httpx2.Response:
+    async def _watching(
+        self, stack: AsyncExitStack, path: str, query: Mapping[str, object], accept: str
+    ) -> httpx2.Response:
         """A stream that is open. Who watches begins again by himself; only a login that is over is renewed here."""
         for last in (False, True):
             await self._pace.turn(QUICK.total_seconds())
@@ -423,7 +426,9 @@ class Cluster:
             try:
                 async with asyncio.timeout(QUICK.total_seconds()), AsyncExitStack() as begun:
                     client = await begun.enter_async_context(self._for_watches())
-                    answer = await begun.enter_async_context(self._answer("GET", path, query, client=client))
+                    answer = await begun.enter_async_context(
+                        self._answer("GET", path, query, accept=accept, client=client)
+                    )
                     stack.push_async_exit(begun.pop_all())
                     return answer
             except TimeoutError as error:

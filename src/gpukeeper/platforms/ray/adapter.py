@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import PlaceScope, Policy
+from gpukeeper.model.policy import Counted, PlaceScope, Policy
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
@@ -56,7 +57,7 @@ PAGE = 500
 AT_ONCE = 100  # removals under way, for which open files and processes are looked at together
 A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
 HELD = 1_000_000_000  # bytes of deleted files that somebody holds open, from which on it is said
-NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
+NOT_SUMMED = Unknown("the other trees of its node were not measured yet")
 LOGS = "logs"  # as the policy names what is captured
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class RayPlatform:
         self._around: SharedQuestion[Here] = SharedQuestion(self._discovery.look)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._ask_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._ask_who_speaks)
-        self._together: dict[tuple[str, str], int] = {}  # by node and root, of the last observe
+        self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
         self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
 
     @property
@@ -166,6 +167,8 @@ class RayPlatform:
         here = await self._look_around()
         if ref.kind == translate.NODE:
             return await self._look_at_node(ref, here)
+        if ref.kind == translate.DISK:
+            return await self._look_at_disk(ref, here)
         node = here.node(ref.namespace)
         if node is None:
             return await self._look_elsewhere(ref, here)
@@ -217,6 +220,9 @@ class RayPlatform:
                 self._under_way.discard(fresh.ref.uid)
 
         return await self._in_thread(work, self._patience.removal, fresh.ref.name)
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody sits inside a tree
@@ -312,6 +318,17 @@ class RayPlatform:
             return Unknown(found.why)
         return self._node(node, found, await self._load_of(node.name, node.uid), asking)
 
+    async def _look_at_disk(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+        node = here.node(ref.namespace)
+        if node is None:
+            return Unknown(f"{ref.namespace} is not here now")
+        found = await self._survey(node, here, {})
+        if isinstance(found, Unseen):
+            return Unknown(found.why)
+        return next(
+            (one for one in self._disks(node, found[0]) if one.ref.uid == ref.uid), Gone(ref, self._clock.now())
+        )
+
     async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
         """Its node is not here under that name. Gone only if every node was looked at, and it is on none; a node that
         was found by its raylet may be there without one."""
@@ -335,19 +352,25 @@ class RayPlatform:
         surveyed = found[0]
         mine = [one for one in surveyed.subjects if one.ref.uid not in known]
         known.update(one.ref.uid for one in mine)
-        for root in {one.labels.get("root", "") for one in mine}:
-            here = (one for one in mine if one.category is Category.TEMPORARY and one.labels.get("root") == root)
-            self._together[node.name, root] = translate.together(here)
+        named = translate.together(one for one in mine if one.category is Category.TEMPORARY)
+        self._together[node.name] = found[1] if self._policy.ray.above_counts is Counted.ALL else named
         subjects = [self._beside(one, node, load) for one in mine]
-        yield self._page([self._node(node, found, load, asking)], surveyed.unseen)
+        yield self._page([self._node(node, found, load, asking), *self._disks(node, surveyed)], surveyed.unseen)
         for start in range(0, len(subjects), PAGE):
             yield self._page(subjects[start : start + PAGE])
+
+    def _disks(self, node: Node, surveyed: Surveyed) -> list[Subject]:
+        """Of the other roots: the first one's is told with the node."""
+        at = translate.At(self._place, self._clock.now(), node.name)
+        others = list(surveyed.disks.items())[1:]
+        facts = (translate.NodeDisk(f"{node.uid}:{device}", one.disk, one.size, one.free) for device, one in others)
+        return [translate.disk_subject(one, at) for one in facts]
 
     def _beside(self, subject: Subject, node: Node, load: Load) -> Subject:
         """A temporary tree may be needed by whatever runs on its node; what is proven to be over is not."""
         if subject.category is not Category.TEMPORARY:
             return subject
-        together = self._together.get((node.name, subject.labels.get("root", "")), NOT_SUMMED)
+        together = self._together.get(node.name, NOT_SUMMED)
         return msgspec.structs.replace(subject, busy=load.busy, together=together)
 
     def _node(

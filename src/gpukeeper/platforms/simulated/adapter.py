@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
@@ -196,6 +197,9 @@ class SimulatedPlatform:
         thing.end(now, Outcome.FAILED)
         world.note("person", thing, effect=RAN_MEANWHILE)
         return "somebody started it at that very moment; that run is lost"
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
 from io import BufferedRandom
 from pathlib import Path
@@ -114,6 +115,9 @@ class FolderPlatform:
             return Changed("its file is gone")
         except OSError as error:
             return Refused(str(error))
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False

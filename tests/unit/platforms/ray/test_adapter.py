@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Capture, PlaceScope, Policy, RaySettings, Reports, Temporary
+from gpukeeper.model.policy import Capture, Counted, PlaceScope, Policy, RaySettings, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
@@ -409,3 +410,63 @@ def test_a_tree_that_is_opened_while_others_go_beside_it_stays(tmp_path: Path) -
     assert all(isinstance(one, Accepted) for one in answers.values())
     assert held.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "tmp7"]
+
+
+def node_in(found: list[Subject]) -> Subject:
+    return next(one for one in found if one.ref.kind == "node")
+
+
+async def everything(ray: RayPlatform) -> list[Subject]:
+    return [one async for page in ray.observe(PlaceScope()) for one in page.subjects]
+
+
+def test_what_is_compared_with_above_is_the_sum_over_all_roots_of_a_node(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    sizes = [tree(first, "tmpone"), tree(second, "tmptwo")]
+    ray = platform(first, settings={"roots": (str(first), str(second))})
+    trees = [one for one in run(everything(ray)) if one.shape is Shape.TREE]
+    assert len(trees) == len(sizes)
+    total = sum(one.size for one in trees if isinstance(one.size, int))
+    assert [one.together for one in trees] == [total, total]
+    again = run(ray.look(trees[0].ref))
+    assert isinstance(again, Subject)
+    assert again.together == total
+
+
+def test_a_node_tells_what_lies_there_under_other_names_too(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    before = node_in(run(everything(platform(tmp_path)))).size
+    tree(tmp_path, "somebodys")
+    after = node_in(run(everything(platform(tmp_path)))).size
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert after - before >= 50_000
+
+
+def test_above_may_count_everything_that_lies_there(tmp_path: Path) -> None:
+    """All of a temporary folder above so much, then remove what is safe."""
+    tree(tmp_path, "tmpone")
+    tree(tmp_path, "somebodys")
+    for counted, more in ((Counted.NAMED, False), (Counted.ALL, True)):
+        ray = platform(tmp_path, settings={"above_counts": counted})
+        found = run(everything(ray))
+        (one,) = [one for one in found if one.shape is Shape.TREE]
+        assert isinstance(one.together, int)
+        assert isinstance(one.size, int)
+        assert (one.together > one.size) is more
+        assert not more or one.together == node_in(found).size
+
+
+def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpukeeper-test-") as made:
+        other = Path(made)
+        tree(other, "tmptwo")
+        ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(other))})
+        found = run(everything(ray))
+        (disk,) = [one for one in found if one.ref.kind == "disk"]
+        assert disk.disk is not None
+        assert (disk.ref.namespace, disk.ref.name, disk.disk.name) == ("here", "/dev/shm", "/dev/shm")
+        assert disk.shape is Shape.NODE
+        again = run(ray.look(disk.ref))
+        assert isinstance(again, Subject)
+        assert again.ref == disk.ref
