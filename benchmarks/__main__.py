@@ -22,6 +22,7 @@ NAMES = (
     "docker-outcome",
     "kubernetes-scan",
     "kubernetes-lag",
+    "kubernetes-reclaim",
     "accept-gemm",
     "accept-copy",
     "accept-flips",
@@ -31,7 +32,7 @@ NAMES = (
 def main(arguments: list[str]) -> int:
     if not arguments:
         for name in NAMES:
-            print(f"{name:16}{_first_line(name)}")
+            print(f"{name:20}{_first_line(name)}")
         return 0
     if len(arguments) > 1 or arguments[0] not in NAMES:
         print(f'"{" ".join(arguments)}" is not one of: {", ".join(NAMES)}', file=sys.stderr)

@@ -95,7 +95,7 @@ def run() -> None:
     if not has_kube():
         print("There is no control plane to start (`make kube` builds it): nothing was measured.")
         return
-    peer = _peer_interpreter()
+    peer = peer_interpreter(PEER, "kubernetes.client")
     if isinstance(peer, Unknown):
         print(f"The peer cannot be had: {peer.why}. Nothing was measured.")
         return
@@ -174,7 +174,7 @@ def _fill(plane: ControlPlane, first: int, end: int, *, phase: str = "Running") 
     text = json.dumps(_template(made, phase))
     for begin in range(first, end, AT_ONCE):
         numbers = range(begin, min(begin + AT_ONCE, end))
-        _write(plane, {f"/registry/pods/{namespace}/made-{number}": _copy(text, number) for number in numbers})
+        write_to_etcd(plane, {f"/registry/pods/{namespace}/made-{number}": _copy(text, number) for number in numbers})
     _wait_until_served(plane, end)
     return len(json.dumps(plane.api.get("pods", namespace, name), separators=(",", ":")))
 
@@ -253,7 +253,7 @@ def _template(made: dict[str, Any], phase: str) -> dict[str, Any]:
     return one
 
 
-def _write(plane: ControlPlane, objects: dict[str, bytes]) -> None:
+def write_to_etcd(plane: ControlPlane, objects: dict[str, bytes]) -> None:
     words = next(word for word in plane.programs["etcd"].command if word.startswith("--listen-client-urls="))
     puts = [{"request_put": {"key": _base64(key.encode()), "value": _base64(value)}} for key, value in objects.items()]
     etcd = http.client.HTTPConnection(words.rpartition("/")[2], timeout=60)
@@ -269,17 +269,17 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _peer_interpreter() -> str | Unknown:
-    """Of an environment with the official client, made once in the user's cache."""
+def peer_interpreter(package: str, module: str) -> str | Unknown:
+    """Of an environment with this package, made once in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "gpukeeper" / f"benchmark-{PEER}"
+    folder = cache / "gpukeeper" / f"benchmark-{package}"
     program = folder / "bin" / "python"
-    asks = [str(program), "-c", "import kubernetes.client"]
+    asks = [str(program), "-c", f"import {module}"]
     if not program.exists() or subprocess.run(asks, capture_output=True, check=False).returncode:
         try:
             venv.create(folder, with_pip=True, clear=True)
-            install = [str(program), "-m", "pip", "install", "--quiet", PEER]
+            install = [str(program), "-m", "pip", "install", "--quiet", package]
             subprocess.run(install, check=True, capture_output=True, timeout=300)
         except (OSError, subprocess.SubprocessError) as error:
-            return Unknown(f"{PEER} could not be installed into {folder}: {error}")
+            return Unknown(f"{package} could not be installed into {folder}: {error}")
     return str(program)

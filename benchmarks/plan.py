@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 
 import msgspec
@@ -23,6 +24,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Evidence, Guard, NothingToCapture, Refused, Snapshot, Step
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -88,14 +90,26 @@ class PagedPlatform:
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return ()
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         return NothingToCapture("a place to list only")
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Refused | Unknown:
         return NO_VERB
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import posixpath
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.keeper import Followed, Keeper
 from gpukeeper.engine.observe import is_too_full, may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.budget import TREES
-from gpukeeper.lifecycle.decide import REQUEST, still_holds
+from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
+from gpukeeper.lifecycle.remember import warned_by
 from gpukeeper.lifecycle.rules import idle, temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
@@ -70,7 +71,7 @@ async def take(
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed[step.id] = (_gpus_back(fresh.subject), back)
+                keeper.followed[step.id] = Followed(step.decision.seen.ref, _gpus_back(fresh.subject), back)
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)
@@ -91,14 +92,20 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View) or keeper.clock_watch.doubt():
         return None
-    if still_holds(step, fresh, book, keeper.clock.now()) is not None:
+    begun = keeper.clock.now()
+    if still_holds(step, fresh, book, begun) is not None:
         return None
-    decision = step.decision
-    message = f"{decision.seen.ref.path}: {decision.reason}{_lost(fresh.subject, decision.then)}"
+    decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
+    lost = _lost(fresh.subject, decision.then)
+    message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     inside = await platform.tell(fresh.subject, message)
     delivered = await keeper.notifier.tell(decision.owner, message) or inside
+    if not delivered and decision.unheard is not None:
+        # Nobody is known to have heard it, so there is more time; what is written says so, and that time is used.
+        message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
+    now = keeper.clock.now()
     line = WarningSent(
-        at=keeper.clock.now(),
+        at=now,
         ref=decision.seen.ref,
         owner=decision.owner,
         rule=decision.rule,
@@ -108,8 +115,11 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=delivered,
         channel=keeper.notifier.channel,
         message=message,
+        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was said
+        removes=decision.then is Action.REMOVE,
     )
     await keeper.ledger.append([line])
+    await platform.announce(fresh.subject, message, warned_by(line))
     return line
 
 

@@ -27,7 +27,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Series
 from gpukeeper.model.subject import Gone, Subject
@@ -84,14 +84,32 @@ class Platform(Protocol):
         """By uid. Gone only when it is provably not there."""
         ...
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        """Of these, the ones that are provably not there; asked for in bulk, by uid. What could not be checked is left
+        out, like what exists."""
+        ...
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         """One verb on exactly `fresh`. For an ATOMIC verb the platform refuses if it changed since."""
         ...
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        """Steps on all of these follow, inside: what they need may be read for all of them at once."""
+        ...
+
     async def tell(self, subject: Subject, message: str) -> bool:
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
+        ...
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """Leave a warning on the thing itself, where its owner and another instance of gpukeeper find it. A place that
+        keeps no such notes does nothing: the ledger has it."""
+        ...
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        """Write a hold onto the thing itself, or take it off. Answers None where only the ledger keeps holds."""
         ...
 
     async def parts(self, words: str) -> Sequence[Ref]:

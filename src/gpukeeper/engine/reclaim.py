@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gpukeeper.engine import outlook
 from gpukeeper.engine.act import take, warn, where_work_runs
 from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.missing import record_vanished
+from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
@@ -24,10 +26,10 @@ from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unsee
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.subject import Gone
 
 HOUR = timedelta(hours=1)
-MISSING_LOOKED_AT = 50  # per pass; the rest waits for the next one
+STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
+IN_BULK = 2_000  # steps whose objects a platform may read together
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
@@ -53,6 +55,7 @@ class PassReport:
     acted: bool = True
     under_way: UnderWay = lambda report: None  # told after the look, and after each step
     stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
+    leased: str | None = None  # who is at work there; then nothing was looked at or touched
 
     @property
     def reclaimed(self) -> list[Closed]:
@@ -85,14 +88,14 @@ async def look_and_plan(
     keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
 ) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
-    report = _empty(keeper, platform, book, acted=False)
+    report = empty_report(keeper, platform, book, acted=False)
     try:
         report.survey = await survey(keeper, platform, book, narrow)
         report.plan = await _plan(keeper, report.survey, book, 0, allow, await _clock_doubt(keeper))
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)
-        report = _empty(keeper, platform, book, acted=False)  # half a look is none
+        report = empty_report(keeper, platform, book, acted=False)  # half a look is none
         report.stopped = pass_stopped(_name(platform), problem)
     return report
 
@@ -116,7 +119,7 @@ async def reclaim(
     An error that concerns this place alone, a bug in its adapter included, stops this pass: nothing more is touched,
     a step under way stays open and the next pass looks at it first. The report says why; nothing is raised.
     """
-    report = _empty(keeper, platform, book, acted=act)
+    report = empty_report(keeper, platform, book, acted=act)
     report.under_way = under_way or report.under_way
     try:
         async with keeper.ledger.lease(platform.name, platform.place):
@@ -143,10 +146,13 @@ async def _pass(
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
     began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
+    told = outlook.begin(keeper, platform, began, whole=only is None)
 
     async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
+        outlook.add(told, made, trees)
         lines, found.lines = found.lines, []
         await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
@@ -154,19 +160,21 @@ async def _pass(
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt or keeper.clock_watch.doubt())
     report.plan = plan
+    outlook.show(keeper, found, plan, told)
     report.under_way(report)
     if only is None and narrow is None and allow is None:
         _remember_breaker(keeper, found, plan)
     if only is None:
-        await _record_vanished(keeper, platform, found, believe=plan.breaker is None)
+        await record_vanished(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
     elif found.gone:
-        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=ref) for ref in found.gone])
+        await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
+        outlook.forget(told, report.outcomes)
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
 
 
-def _empty(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
+def empty_report(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
     now = keeper.clock.now()
     return PassReport(0, Survey(platform, now), Plan(book.policy.digest, now, ()), acted=acted)
 
@@ -237,10 +245,25 @@ async def _take_steps(
         if progress is not None and line is not None:
             progress(line)
 
-    under_way: set[asyncio.Task[None]] = set()
     keeper.working = {where: why for where, why in keeper.working.items() if where[:2] != _place(report.survey)}
+    for first in range(0, len(report.plan.steps), IN_BULK):
+        steps = report.plan.steps[first : first + IN_BULK]
+        async with platform.batch([one.decision.seen.ref for one in steps if _ends_nobody(one)]):
+            await _take_some(keeper, platform, report, steps, one)
+        if report.paused is not None:
+            break
+
+
+async def _take_some(
+    keeper: Keeper,
+    platform: Platform,
+    report: PassReport,
+    steps: Sequence[Step],
+    one: Callable[[Step], Coroutine[None, None, None]],
+) -> None:
+    under_way: set[asyncio.Task[None]] = set()
     try:
-        for step in report.plan.steps:
+        for step in steps:
             most = platform.at_once(step.decision.seen.ref.kind) if _ends_nobody(step) else 1
             await _until_at_most(under_way, most - 1)
             work = _work_beside(keeper, step)
@@ -268,7 +291,7 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and not keeper.pressed.get((platform.name, platform.place, disk), False)
+    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
 
 
 def _work_beside(keeper: Keeper, step: Step) -> tuple[str, str] | None:
@@ -323,22 +346,8 @@ def _remember_failure(keeper: Keeper, line: Closed) -> None:
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
-        return "gpukeeper is being stopped"
+        return STOPPING
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
-
-
-async def _record_vanished(keeper: Keeper, platform: Platform, found: Survey, *, believe: bool) -> None:
-    """Missing from a complete list is a hint; a look by uid is the proof. While the breaker is open even that is
-    believed only after a while: an engine that lost its data answers "gone" to every look."""
-    now, here = keeper.clock.now(), {ref.key: ref for ref in found.missing}
-    place = f"{platform.name}/{platform.place}/"
-    others = {key: at for key, at in keeper.missing_since.items() if not key.startswith(place)}
-    keeper.missing_since = others | {key: keeper.missing_since.get(key, now) for key in here}
-    lost = [r for key, r in here.items() if believe or now - keeper.missing_since[key] >= keeper.patience]
-    gone = [await platform.look(ref) for ref in lost[:MISSING_LOOKED_AT]]
-    lines = [Vanished(at=keeper.clock.now(), ref=one.ref) for one in gone if isinstance(one, Gone)]
-    if lines:
-        await keeper.ledger.append(lines)
 
 
 def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:

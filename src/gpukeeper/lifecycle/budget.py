@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpukeeper.lifecycle.rules import build_cache, leftover_tree, orphan, temporary_tree, unused_image
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
+from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Policy
 
 # Trees end no work, and a thousand of them may have to go before a disk is usable again: an hour has its own number.
@@ -67,6 +68,22 @@ def room_left(policy: Policy, fleet: Fleet) -> int:
     per_pass = policy.budget.per_pass.of(fleet.seen)
     per_hour = policy.budget.per_hour.of(fleet.seen) - fleet.acts_last_hour
     return max(0, min(per_pass, per_hour))
+
+
+def backlog_sentence(deferred: Sequence[Decision], policy: Policy, seen: int) -> str:
+    """How long it takes until all of these had their turn, and what makes it shorter."""
+    trees = sum(one.rule in TREES for one in deferred)
+    hour, every = timedelta(hours=1), policy.schedule.every
+    by_passes = policy.budget.per_pass.of(seen) * max(hour / every, 1)
+    steps = min(by_passes, policy.budget.per_hour.of(seen))
+    takes = max((len(deferred) - trees) / steps if steps else 0.0, trees / max(policy.budget.trees, 1)) * hour
+    names = ["budget.trees"] if trees else []
+    names = ["budget.per_pass and budget.per_hour", *names] if trees < len(deferred) else names
+    about = in_words(max(takes, every))
+    return (
+        f"{len(deferred)} deferred by the budget, oldest first: about {about} with a pass every "
+        f"{in_words(every)}. To take more at once: `gpukeeper apply --budget N`, or raise {' and '.join(names)}."
+    )
 
 
 def doubted_clock(fleet: Fleet) -> str | None:

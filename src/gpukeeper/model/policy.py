@@ -82,13 +82,13 @@ class ClassSettings(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """People who get other limits. None: as the class says."""
+    """People who have other limits. None: as the class says. A number is a factor of the class's value."""
 
     members: tuple[str, ...] = ()
     unix_group: str | None = None  # its members were added to `members` when the policy was read
-    idle: timedelta | None = None
-    max_runtime: timedelta | None = None
-    hold_after_stop: timedelta | None = None
+    idle: timedelta | float | None = None
+    max_runtime: timedelta | float | None = None
+    hold_after_stop: timedelta | float | None = None
     gpu_shares: float | None = None
 
 
@@ -160,8 +160,8 @@ class Amount(Value, frozen=True, kw_only=True):
 
 
 class Budget(Value, frozen=True, kw_only=True):
-    per_pass: Amount = Amount(count=20)
-    per_hour: Amount = Amount(count=100)
+    per_pass: Amount = Amount(count=50)
+    per_hour: Amount = Amount(count=600)
     trees: int = 1000  # trees of files in one hour; they end no work, and are not counted above
 
 
@@ -261,6 +261,7 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     reset: bool = False  # a dirty GPU that nobody holds may be reset
     settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
     dcgm: str | None = None  # address of an exporter
+    stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
 
 
 class KubernetesSettings(Value, frozen=True, kw_only=True):

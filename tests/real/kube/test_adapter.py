@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from gpukeeper.engine.loop import Watch, watch
-from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.event import Vanished
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import AtFinish
@@ -53,6 +54,33 @@ def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, 
     assert sorted(ref.name for ref in present.values()) == ["comes-back", "stays"]
     assert len({ref.uid for ref in gone} & {ref.uid for ref in present.values()}) == 0
     assert report.survey.vanished == 0, "they had ended: clusters tidy that up themselves"
+
+
+def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, namespace: str) -> None:
+    """They ran when they were last seen, so the pass that misses them opens the breaker; no later one does."""
+    names = [f"run-{n}" for n in range(400)]
+    running = {"status": {"phase": "Running"}}
+
+    def start(name: str) -> None:
+        plane.api.create(unplaced(name), namespace)
+        plane.api.patch("pods", namespace, name, running, subresource="status")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(start, [*names, "stays"]))
+    breaker = {"running": "50%", "vanished": "50%", "floor": 5}
+    bench = Bench(plane.kubeconfig(), namespace, breaker=breaker)
+    assert bench.again().survey.running == 401
+    everything = f"/api/v1/namespaces/{namespace}/pods"
+    grace = {"gracePeriodSeconds": 0, "fieldSelector": "metadata.name!=stays"}
+    plane.api.call("DELETE", everything, query=grace)
+    plane.until(lambda: len(plane.api.list("pods", namespace)) == 1, "400 pods are gone")
+    assert "400 of 401 things" in str(bench.again().plan.breaker)
+    present = bench.run(bench.ledger.present("kubernetes", bench.platform.place))
+    assert [ref.name for ref in present.values()] == ["stays"], "what is remembered is what exists"
+    before = sum(bench.cluster.asked.values())
+    report = bench.again()
+    assert (report.plan.breaker, report.survey.vanished) == (None, 0)
+    assert sum(bench.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
 
 
 def test_a_look_by_uid_tells_a_namesake_from_the_one_before(plane: ControlPlane, namespace: str) -> None:
@@ -173,6 +201,35 @@ def test_hints_of_ends_and_marks(plane: ControlPlane, namespace: str) -> None:
         await ears.until("pod/bare")
 
     listening(bench, story)
+
+
+def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, namespace: str) -> None:
+    """A daemon believes only after a quarter of an hour that so much is gone; what it saw go it believes at once."""
+    names = [f"run-{n}" for n in range(20)]
+    for name in names:
+        plane.api.create(unplaced(name), namespace)
+        plane.api.patch("pods", namespace, name, {"status": {"phase": "Running"}}, subresource="status")
+    bench = Bench(plane.kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
+    bench.keeper.patience = timedelta(hours=1)
+    reports = []
+
+    def touched(name: str) -> str:
+        plane.api.patch("pods", namespace, name, {"metadata": {"labels": {"touched": str(time.time_ns())}}})
+        return name
+
+    async def story(ears: Ears) -> None:
+        reports.append(await reclaim(bench.keeper, bench.platform, bench.book))
+        await come_true(lambda: touched("run-0") in {one.name for one in ears.heard if one}, 60, "pods are watched")
+        path, grace = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
+        await asyncio.to_thread(plane.api.call, "DELETE", path, query=grace)
+        await come_true(lambda: len(bench.platform._gone) == len(names), 60, "every deletion was reported")
+        reports.append(await reclaim(bench.keeper, bench.platform, bench.book))
+
+    listening(bench, story)
+    before, after = reports
+    assert before.survey.running == len(names)
+    assert (after.plan.breaker, after.survey.vanished) == (None, 0)
+    assert bench.run(bench.ledger.present("kubernetes", bench.platform.place)) == {}
 
 
 def test_hints_come_again_after_the_api_server_was_away(plane: ControlPlane, namespace: str) -> None:

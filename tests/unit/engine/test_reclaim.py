@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from gpukeeper.engine.reclaim import MISSING_LOOKED_AT, look_and_plan, reclaim
+from gpukeeper.engine.missing import MOST_LOOKS
+from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Plan, Result
-from gpukeeper.model.errors import LeaseHeld
+from gpukeeper.model.errors import LeaseHeld, PlatformError
 from gpukeeper.model.event import Closed, Intended, Passed, Paused, Vanished, WarningSent
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount, Breaker, Budget
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Gone, State
+from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
 from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
 
@@ -88,10 +92,10 @@ async def test_pausing_counts_between_two_steps(b: Bench) -> None:
     b.running("train", 100 * MINUTE)
     b.world.on_warning = lambda owner, message: b.ledger._take(Paused(at=b.now(), by="root", reason="maintenance"))
     report = await reclaim(b.keeper, b.platform, b.book)
-    assert report.paused == "maintenance"
+    assert "maintenance, by root" in str(report.paused)
     assert len(report.warnings) == 1
     assert b.world.find(due.ref) is due
-    assert (await look_and_plan(b.keeper, b.platform, b.book)).paused == "maintenance"
+    assert "maintenance, by root" in str((await look_and_plan(b.keeper, b.platform, b.book)).paused)
 
 
 @virtual
@@ -193,17 +197,60 @@ async def test_only_what_is_narrowed_to_is_touched(b: Bench) -> None:
 
 
 @virtual
-async def test_many_missing_things_are_looked_for_in_several_passes(b: Bench) -> None:
-    things = [b.running(f"job-{n}", devices=()) for n in range(MISSING_LOOKED_AT + 10)]
+async def test_everything_that_vanished_is_forgotten_in_one_pass(b: Bench) -> None:
+    things = [b.running(f"job-{n}", devices=()) for n in range(400)]
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things:
         b.world.remove(thing)
-    report = await reclaim(b.keeper, b.platform, b.book)
-    assert report.plan.breaker is not None
-    assert len(b.lines(Vanished)) == MISSING_LOOKED_AT
-    await reclaim(b.keeper, b.platform, b.book)
-    assert len(b.lines(Vanished)) == MISSING_LOOKED_AT + 10
+    assert (await reclaim(b.keeper, b.platform, b.book)).plan.breaker is not None
+    assert len(b.lines(Vanished)) == 400
+    assert await b.ledger.present(b.platform.name, b.platform.place) == {}
     assert (await reclaim(b.keeper, b.platform, b.book)).plan.breaker is None
+
+
+@virtual
+async def test_looks_at_what_is_missing_are_bounded_in_each_pass(b: Bench) -> None:
+    things = [b.running(f"job-{n}", devices=()) for n in range(MOST_LOOKS + 10)]
+    await reclaim(b.keeper, b.platform, b.book)
+    for thing in things:
+        b.world.remove(thing)
+    await reclaim(b.keeper, b.platform, b.book)
+    assert len(b.lines(Vanished)) == MOST_LOOKS
+    await reclaim(b.keeper, b.platform, b.book)
+    assert len(b.lines(Vanished)) == MOST_LOOKS + 10
+
+
+@virtual
+async def test_removals_that_the_platform_announced_open_no_breaker_and_are_believed_at_once(b: Bench) -> None:
+    class Announcing(SimulatedPlatform):
+        async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+            return [Gone(ref, b.now(), announced=True) for ref in refs]
+
+    platform = Announcing(b.world, b.platform._place)
+    b.keeper.patience = HOUR  # of a daemon
+    things = [b.running(f"job-{n}", devices=()) for n in range(40)]
+    await reclaim(b.keeper, platform, b.book)
+    for thing in things:
+        b.world.remove(thing)
+    report = await reclaim(b.keeper, platform, b.book)
+    assert (report.plan.breaker, report.survey.vanished) == (None, 0)
+    assert len(b.lines(Vanished)) == 40
+
+
+@virtual
+async def test_a_platform_that_cannot_confirm_what_is_missing_forgets_nothing(b: Bench) -> None:
+    class Failing(SimulatedPlatform):
+        async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+            raise PlatformError("no list could be made")
+
+    platform = Failing(b.world, b.platform._place)
+    things = [b.running(f"job-{n}", devices=()) for n in range(4)]
+    await reclaim(b.keeper, platform, b.book)
+    b.world.remove(things[0])
+    report = await reclaim(b.keeper, platform, b.book)
+    assert report.stopped is None
+    assert b.lines(Vanished) == []
+    assert len(await b.ledger.present(platform.name, platform.place)) == 4
 
 
 @virtual

@@ -96,7 +96,7 @@ async def test_each_disk_of_each_node_has_its_own_marks(b: Bench) -> None:
 @virtual
 async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Bench) -> None:
     assert not is_too_full(b.keeper, subject(shape=Shape.TREE), b.book)
-    assert b.keeper.pressed == {}
+    assert b.keeper.pressed == set()
 
 
 def crowded(lab: Lab, number: int = 6) -> list[Thing]:

@@ -21,10 +21,11 @@ from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
-from gpukeeper.model.subject import State
+from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.bench import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
@@ -103,6 +104,40 @@ def test_workloads_are_counted_by_kind_state_and_outcome_and_by_age(metrics: Met
     assert seen['gpukeeper_finished_age_seconds{kind="trainjob"}'] == (40 * DAY + HOUR).total_seconds()
 
 
+def test_what_the_idle_rule_did_and_what_it_skipped_is_counted(metrics: Metrics) -> None:
+    """C8.8: monitored, skipped with the reason, warned, stopped."""
+    idle = Counter({("monitored", "docker"): 3, ("grace", "docker"): 2, ("no_idle_time", "devcontainer"): 1})
+    warnings = [_warned("idle"), _warned("max_runtime")]
+    stopped = [_closed("idle", Action.STOP), _closed("idle", Action.REMOVE), _closed("max_runtime", Action.STOP)]
+    for _ in range(2):
+        metrics.passed(report(survey={"idle": idle}, warnings=warnings, outcomes=stopped))
+    seen = told(metrics)
+    assert seen['gpukeeper_idle_workloads{class="docker",result="monitored"}'] == 3
+    assert seen['gpukeeper_idle_workloads{class="docker",result="grace"}'] == 2
+    assert seen['gpukeeper_idle_workloads{class="devcontainer",result="no_idle_time"}'] == 1
+    assert (seen["gpukeeper_idle_warned_total"], seen["gpukeeper_idle_stopped_total"]) == (2, 2)
+
+
+def _warned(rule: str) -> WarningSent:
+    return WarningSent(
+        at=NOW,
+        ref=ref("run-7"),
+        rule=rule,
+        stage=1,
+        incarnation="1",
+        limit=HOUR,
+        delivered=True,
+        channel="terminal",
+        message="",
+    )
+
+
+def _closed(rule: str, action: Action) -> Closed:
+    return Closed(
+        at=NOW, ref=ref("run-7"), step="1.1", action=action, rule=rule, result=Result.RECLAIMED, reason="over"
+    )
+
+
 def test_a_kind_that_is_gone_leaves_no_series_behind(metrics: Metrics) -> None:
     metrics.passed(report(survey={"counts": Counter({("rayjob", "running", "", ""): 1})}))
     metrics.passed(report())
@@ -132,7 +167,9 @@ def test_a_look_at_what_changed_keeps_what_the_whole_look_found(metrics: Metrics
     counts = Counter({("trainjob", "running", "", ""): 9})
     metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"counts": counts}))
     clock.at = NOW + MINUTE
-    part = report(decision("a"), decision("d"), survey={"whole": False, "gone": [ref("b")]}, outcomes=[closed("a")])
+    part = report(
+        decision("a"), decision("d"), survey={"whole": False, "gone": [Gone(ref("b"), NOW)]}, outcomes=[closed("a")]
+    )
     metrics.passed(part)
     seen = told(metrics)
     assert seen['gpukeeper_workloads{kind="trainjob",outcome="",state="running"}'] == 9
@@ -366,6 +403,21 @@ def test_odd_names_break_no_line(clock: Ticking) -> None:
 # The page, the alerts and the code
 
 
+def unused(name: str, *devices: str, class_: str | Unknown = "serving") -> Waste:
+    return Waste(ref=ref(name), owner="ann", class_=class_, devices=devices, since=NOW - HOUR, at_least=False)
+
+
+def test_gpus_that_are_held_and_not_used_are_counted_by_class(metrics: Metrics) -> None:
+    """C8.11"""
+    found = [unused("a", "GPU-0"), unused("b", "GPU-1", "GPU-2"), unused("c", "GPU-3", class_=Unknown("not told"))]
+    metrics.passed(report(survey={"wasted": found}))
+    seen = told(metrics)
+    assert {name: value for name, value in seen.items() if name.startswith("gpukeeper_wasted")} == {
+        'gpukeeper_wasted_gpus{class="serving"}': 3,
+        'gpukeeper_wasted_gpus{class=""}': 1,
+    }
+
+
 def everything_told(metrics: Metrics) -> None:
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
@@ -375,7 +427,13 @@ def everything_told(metrics: Metrics) -> None:
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
-    seen = {"counts": counts, "oldest": {"trainjob": NOW}, **there}
+    seen = {
+        "counts": counts,
+        "oldest": {"trainjob": NOW},
+        "wasted": [unused("a", "GPU-0")],
+        "idle": Counter({("monitored", "docker"): 1}),
+        **there,
+    }
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
 
 

@@ -98,7 +98,7 @@ def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureF
     )
     plan.print_plans(one, asyncio.run(plan.plans(one, Narrow())), verbose=True, quiet=True, again="")
     rows = [cells(line) for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
-    assert {row[1].rpartition("/")[2]: row[3] for row in rows if "session" in row[1]} == {
+    assert {row[1].rpartition("/")[2]: row[4] for row in rows if "session" in row[1]} == {
         "session_1": "?",
         "session_2": "-",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,9 @@ class Workers:
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> NothingToCapture:
         return NothingToCapture("it has no logs")
+
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def act(self, step: Any, fresh: Subject) -> Accepted:
         gone = self.there.pop(fresh.ref.key)

@@ -8,7 +8,7 @@ from typing import Any
 from gpukeeper.lifecycle.budget import Fleet, hourly_budget, make_plan, open_breaker, room_left
 from gpukeeper.model.decision import Action, Decision, Plan
 from gpukeeper.model.policy import Amount, Breaker, Budget, Policy
-from tests.unit.lifecycle.examples import NOW, decision
+from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, decision
 
 
 def fleet(**more: Any) -> Fleet:
@@ -222,3 +222,20 @@ def test_a_person_who_allows_so_many_allows_that_many_of_both_together() -> None
 def test_each_step_is_held_to_the_hour_of_its_kind() -> None:
     rules = limited(trees=7, per_hour=5)
     assert (hourly_budget(tree(1), rules, 100), hourly_budget(decision(1), rules, 100)) == (7, 5)
+
+
+def test_kind_rule_and_outcome_do_not_change_the_order() -> None:
+    """C6.6, ADR 41: the longest due first; work before trees, trees before images. No kind keeps another waiting."""
+    made = plan(
+        [
+            decision(1, rule="unused_image", due=NOW - 90 * DAY),
+            decision(2, rule="temporary_tree", due=NOW - 30 * DAY),
+            *(decision(number, reason="succeeded 2h ago", due=NOW - HOUR) for number in range(10, 15)),
+            decision(3, reason="failed 8d ago", due=NOW - 2 * HOUR),
+            decision(4, rule="never_started", due=NOW - 3 * HOUR),
+            decision(5, rule="own_ttl", due=NOW - 90 * MINUTE),
+        ],
+        policy(Amount(count=4)),
+    )
+    assert names(step.decision for step in made.steps) == ["job-4", "job-3", "job-5", "job-10", "job-2"]
+    assert names(made.deferred) == ["job-11", "job-12", "job-13", "job-14", "job-1"]

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import typer
@@ -21,7 +21,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
     from gpukeeper.model.decision import Unseen
@@ -66,8 +65,9 @@ def as_json(schema: str, body: dict[str, object]) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut."""
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
+    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut. `stamps`: what
+    each line begins with."""
     lines = [[plain(cell) for cell in row] for row in rows]
     if head and lines:
         lines.insert(0, [cell.upper() for cell in head])
@@ -75,7 +75,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
     for number, line in enumerate(lines):
         cells = [cell.ljust(widths[i]) for i, cell in enumerate(line[:-1])]
         first = _coloured(cells[0], dim=bool(head) and number == 0) if cells else ""
-        typer.echo("  ".join([first, *cells[1:], line[-1]]).rstrip())
+        typer.echo((stamps[number] if stamps else "") + "  ".join([first, *cells[1:], line[-1]]).rstrip())
 
 
 def progress_line(words: str) -> None:
@@ -100,6 +100,12 @@ def _seldom() -> bool:
 def decision_row(d: Decision) -> tuple[str, ...]:
     word = d.action.value if d.action is not Action.KEEP else _kept_word(d)
     return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+
+
+def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
+    """With --verbose also the class, whose limits apply."""
+    word, path, owner, holds_, reason = decision_row(d)
+    return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
 
 
 def _kept_word(d: Decision) -> str:
@@ -166,7 +172,16 @@ def unseen_lines(report: PassReport) -> list[str]:
     return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
 
 
-def unseen_words(platform: Platform, unseen: Iterable[Unseen]) -> list[str]:
+class Place(Protocol):
+    """A platform, or what was told of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+
+
+def unseen_words(platform: Place, unseen: Iterable[Unseen]) -> list[str]:
     """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
     place = f"{platform.name}/{platform.place}"
     alike: dict[str, list[Unseen]] = {}

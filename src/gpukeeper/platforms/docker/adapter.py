@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import TypedDict
 
@@ -20,6 +20,7 @@ from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -36,6 +37,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -175,6 +177,9 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
             return NothingToCapture(f"a {subject.shape} has no log and no description of its own")
@@ -205,6 +210,9 @@ class DockerPlatform:
             return Unknown(str(problem))
         return Refused(f"it is of the kind {fresh.ref.kind}, which cannot be stopped, only removed")
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def tell(self, subject: Subject, message: str) -> bool:
         """To the terminals inside, from outside: nothing is run or written there."""
         container = self.records.known(subject.ref.uid)
@@ -226,6 +234,12 @@ class DockerPlatform:
                 return await self._acts.bring_back(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

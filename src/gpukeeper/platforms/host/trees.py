@@ -101,7 +101,9 @@ class Trees:
                 yield trees[start : start + PAGE], ()
             if missed:
                 yield (), missed
-        self._remembered.forget_all_but(there)
+        self._remembered.forget_all_but(there, listed.keys())
+        self._together = {path: size for path, size in self._together.items() if path in listed}
+        self._ranked = {path: ranked for path, ranked in self._ranked.items() if path in listed}
         self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:

@@ -55,9 +55,7 @@ class Acts:
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
 
-    async def remove(
-        self, kind: Kind, fresh: Subject, pods_terminal: bool, node_lost: bool, re_decide: LookAgain
-    ) -> Answer:
+    async def remove(self, kind: Kind, fresh: Subject, re_decide: LookAgain) -> Answer:
         """The root, and by its propagation all that it owns. What runs as a bare pod is evicted, never deleted."""
         if fresh.state is State.REMOVING:
             return _under_way()  # a second DELETE can bring a finalizer back and hang it (kubernetes#77081)
@@ -67,9 +65,8 @@ class Acts:
         if not isinstance(version, str):
             return version
         path = kind.path(version, fresh.ref.namespace, fresh.ref.name)
-        policy = propagation(kind, pods_terminal, node_lost)
         return await self._insist(
-            lambda conditions: self._cluster.delete(path, delete_options(conditions, policy)),
+            lambda conditions: self._cluster.delete(path, delete_options(conditions, kind.propagation)),
             fresh,
             re_decide,
             f"delete {resource(kind)}",
@@ -373,14 +370,6 @@ async def a_moment() -> None:
 
 
 # Below here: what is sent, and what an answer means. Pure.
-
-
-def propagation(kind: Kind, pods_terminal: bool, node_lost: bool) -> Propagation:
-    """Foreground makes the root vanish last, one uid to follow. It waits for pods, and a pod on a lost node waits for
-    its node: then Background."""
-    if kind is JOB and (not pods_terminal or node_lost):
-        return Propagation.BACKGROUND
-    return kind.propagation
 
 
 def conditions_of(subject: Subject, *, uid_only: bool = False) -> dict[str, str]:

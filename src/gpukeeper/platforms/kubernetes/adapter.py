@@ -8,10 +8,12 @@ import asyncio
 import fnmatch
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
@@ -29,12 +31,16 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
+from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
+from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
+from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
 from gpukeeper.platforms.kubernetes.capture import Captures
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
@@ -45,7 +51,7 @@ from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
-from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_too
+from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
@@ -55,9 +61,12 @@ from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 WRONG_CLOCK = timedelta(minutes=5)  # beyond this nothing that a time says can be believed
 SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
 WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
+WORD_IN_BULK = 2.0  # the same while many are removed: a question would wait for its turn
 STUCK_LOOKED_AT = 20  # in one look at everything
 REMEMBERED = 500
-A_WHILE = timedelta(minutes=5)  # for which a namespace's labels, and what a watch said, are believed
+REPORTED = 50_000  # deletions that watches reported and that are remembered
+A_WHILE = timedelta(minutes=5)  # for which a namespace's labels are believed
+REPORT_HOLDS = timedelta(minutes=10)  # for which a deletion that a watch reported is believed
 
 
 class Looked(msgspec.Struct):
@@ -88,6 +97,8 @@ class KubernetesPlatform:
             Captures(cluster, served),
             Archive(cluster, served),
         )
+        self._annotations = Annotations(cluster, served)
+        self._bulk = Bulk(cluster, served)
         self._controllers = Controllers(cluster)
         self._notes = Notes(cluster, clock)
         self._watches = Watches(cluster, self._discovery, cluster.place, self._heard_gone)
@@ -96,6 +107,7 @@ class KubernetesPlatform:
         self._following: dict[str, tuple[Subject, tuple[str, ...]]] = {}  # by uid: what was removed, its living pods
         self._gone: dict[str, float] = {}  # by uid: a watch said so
         self._telling: dict[str, asyncio.Event] = {}
+        self._batched: set[str] = set()  # uids of what is being removed in bulk, whose deletions are watched
         self._holders: dict[
             str, list[tuple[str, str, str | None]]
         ] = {}  # by uid: pods that hold GPUs, when last listed
@@ -168,6 +180,22 @@ class KubernetesPlatform:
             except PlatformError as problem:
                 return Unknown(str(problem))
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        """A watch's report of a deletion, or else a list of the kind that does not contain the uid."""
+        now = self._clock.now()
+        followed = {ref.uid: ref for ref in refs if self._following.get(ref.uid, (None, ()))[1]}
+        others = [ref for ref in refs if ref.uid not in followed]
+        announced = [ref for ref in others if self._reported_gone(ref.uid)]
+        asked = [ref for ref in others if not self._reported_gone(ref.uid)]
+        scope = self._policy.scope.get(self.name)
+        async with self._cluster.opened():
+            everywhere = scope is not None and self._wanted(scope).named is None
+            found = await absent(self._cluster, self._discovery.served, asked, everywhere=everywhere)
+            looked = await gone_by_looks(
+                self.look, list(followed.values())
+            )  # what it had running may still need its grace
+        return [*looked, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
         async with self._cluster.opened():
@@ -179,11 +207,13 @@ class KubernetesPlatform:
             if looked is None:
                 return NothingToCapture("it no longer exists")
             pods = (looked.source,) if isinstance(looked.source, Pod) else looked.pods
-            return await self._captures.capture(kind, subject.ref, what, pods)
+            read = self._bulk.get(subject.ref.uid)
+            return await self._captures.capture(kind, subject.ref, what, pods, read)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
+            self._bulk.forget(ref.uid)  # from here on only what is asked for now counts
             looked = self._looked.get(ref.uid)
             if looked is None or looked.subject.seen.version != fresh.seen.version:
                 found = await self.look(ref)
@@ -204,6 +234,30 @@ class KubernetesPlatform:
                 await self._tell_of(kind, step, fresh)
             return answer
 
+    @asynccontextmanager
+    async def batch(self, refs: Sequence[Ref]) -> AsyncIterator[None]:
+        """Lists instead of questions about each, and one watch that reports what is gone."""
+        async with self._cluster.opened():
+            listed = await self._bulk.read(refs, events="events" in self._policy.capture.what)
+            watching = [asyncio.create_task(self._hear_deletions(one)) for one in listed]
+            self._batched = {ref.uid for ref in refs if self._bulk.get(ref.uid) is not None}
+            try:
+                yield
+            finally:
+                self._batched = set()
+                self._bulk.forget(*(ref.uid for ref in refs))
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _hear_deletions(self, listed: Listed) -> None:
+        """While they are removed. Where it ends early, each removal is looked at by itself."""
+        with suppress(PlatformError):
+            async with aclosing(self._cluster.watch(listed.path, listed.version, Named, accept=ONE)) as events:
+                async for event in events:
+                    if event.type == "DELETED":
+                        self._heard_gone(event.object.metadata.uid)
+
     async def _act(
         self, kind: Kind, action: Action, fresh: Subject, looked: Looked
     ) -> Accepted | Changed | Refused | Unknown:
@@ -214,8 +268,7 @@ class KubernetesPlatform:
                 if problem is not None:
                     return problem
                 self._remember_removal(fresh, living)
-                lost = any(one.status.phase == "Unknown" for one in living)
-                return await self._acts.remove(kind, fresh, not living, lost, lambda: self._look_again(fresh, looked))
+                return await self._acts.remove(kind, fresh, lambda: self._look_again(fresh, looked))
             case Action.STOP:
                 if kind is POD:
                     self._remember_removal(fresh, living)
@@ -252,9 +305,16 @@ class KubernetesPlatform:
         return found if same else Changed("somebody changed what it wishes for")
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        """An Event on the object. Nobody is known to read it, so it does not count as told."""
+        return False  # nobody is known to read an Event
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
-        return False
+        async with self._cluster.opened():
+            await self._annotations.warn(subject.ref, subject.marks.warned, warned)
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown:
+        async with self._cluster.opened():
+            return await self._annotations.hold(subject.ref, until)
 
     async def parts(self, words: str) -> Sequence[Ref]:
         """By kind and name, as in jobset/run-7, in the namespaces of the policy."""
@@ -307,6 +367,10 @@ class KubernetesPlatform:
             return version
         if version is None:
             return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
+        read = self._bulk.get(ref.uid)
+        if read is not None:
+            self._check_clock()
+            return await self._as_found(kind, ref, read.source, read.below)
         type_: type[Root | Pod] = Pod if kind is POD else Root
         try:
             source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
@@ -319,14 +383,22 @@ class KubernetesPlatform:
             return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
         if source.metadata.uid != ref.uid:
             return await self._after_removal(ref)
+        return await self._as_found(kind, ref, source)
+
+    async def _as_found(
+        self, kind: Kind, ref: Ref, source: Root | Pod, below: Descendants | None = None
+    ) -> Subject | Gone | Unknown:
+        """`below`: where it was read already."""
         above = await climb(self._cluster, self._discovery.served, source.metadata)
         namespace = await self._namespace(ref.namespace)
-        below, tally = Descendants(), Tally()
+        tally = Tally()
         if isinstance(source, Pod):
+            below = Descendants()
             subject = translate.pod_subject(source, namespace, self._at(), self._reading, part_of(above, ref))
         else:
-            served = self._discovery.served
-            below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
+            if below is None:
+                served = self._discovery.served
+                below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
             for pod in below.pods():
                 tally.add_pod(pod, gpus.asked(pod.spec))
             tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
@@ -382,7 +454,7 @@ class KubernetesPlatform:
             self._following.pop(next(iter(self._following)))
         pods = tuple(f"{one.metadata.name} {one.metadata.uid}" for one in living)
         self._following[fresh.ref.uid] = (fresh, pods)
-        if self._watching:
+        if self._watching or fresh.ref.uid in self._batched:
             self._telling[fresh.ref.uid] = asyncio.Event()
 
     def _remember(self, looked: Looked) -> None:
@@ -391,9 +463,13 @@ class KubernetesPlatform:
         self._looked[looked.subject.ref.uid] = looked
 
     def _heard_gone(self, uid: str) -> None:
-        if len(self._gone) >= 20 * REMEMBERED:
-            self._gone = {uid: at for uid, at in self._gone.items() if time.monotonic() - at < A_WHILE.total_seconds()}
-        self._gone[uid] = time.monotonic()
+        now = time.monotonic()
+        self._gone.pop(uid, None)
+        self._gone[uid] = now  # the newest last
+        oldest = next(iter(self._gone))
+        while len(self._gone) > REPORTED or now - self._gone[oldest] > REPORT_HOLDS.total_seconds():
+            del self._gone[oldest]
+            oldest = next(iter(self._gone))
         told = self._telling.pop(uid, None)
         if told is not None:
             told.set()
@@ -403,13 +479,16 @@ class KubernetesPlatform:
         waiting = self._telling.get(ref.uid)
         if waiting is not None:
             try:
-                async with asyncio.timeout(WORD_OF_IT):
+                async with asyncio.timeout(WORD_IN_BULK if ref.uid in self._batched else WORD_OF_IT):
                     await waiting.wait()
             except TimeoutError:
                 self._telling.pop(ref.uid, None)
-        heard = self._gone.get(ref.uid)
-        # Not for ever: a cluster that is set back to a backup has it again.
-        return heard is not None and time.monotonic() - heard < A_WHILE.total_seconds()
+        return self._reported_gone(ref.uid)
+
+    def _reported_gone(self, uid: str) -> bool:
+        """Lately. Not for ever: a cluster that is set back to a backup has it again."""
+        heard = self._gone.get(uid)
+        return heard is not None and time.monotonic() - heard < REPORT_HOLDS.total_seconds()
 
     def _is_stuck(self, source: Root | Pod) -> bool:
         asked = when(source.metadata.deletion_timestamp)

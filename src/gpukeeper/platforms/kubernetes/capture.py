@@ -16,6 +16,7 @@ from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.archive import EVENTS, MANIFEST, TREE
+from gpukeeper.platforms.kubernetes.bulk import Read
 from gpukeeper.platforms.kubernetes.connect import SLOW, Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent, TooLarge
 from gpukeeper.platforms.kubernetes.kinds import POD, Kind, known_owner
@@ -61,9 +62,10 @@ class Captures:
         self._cluster, self._served = cluster, served
 
     async def capture(
-        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod]
+        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], read: Read | None = None
     ) -> Evidence | NothingToCapture | Unknown:
-        """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back."""
+        """`pods`: all below it (of a pod: itself). The description always: without it nothing comes back. `read`: what
+        was listed of it a moment ago, so that only logs are asked for."""
         version = await self._served(kind)
         if version is None:
             return Unknown(f"this cluster serves no {kind.plural} any more")
@@ -71,7 +73,8 @@ class Captures:
             return version
         files = _Files()
         try:
-            told = await self._described(kind.path(version, ref.namespace, ref.name))
+            told = _without_managers(read.description) if read is not None else None
+            told = told or await self._described(kind.path(version, ref.namespace, ref.name))
             uid = _uid(told)
             if not uid:
                 return Unknown("what was answered about it has no uid, so it proves nothing")
@@ -79,7 +82,7 @@ class Captures:
                 return NothingToCapture("it no longer exists; another object has its name")
             files.add(MANIFEST, _encoded(told))
             if set(what) - {"manifest"}:
-                await self._around(kind, ref, what, _worst_first(pods), files)
+                await self._around(kind, ref, what, _worst_first(pods), files, read)
         except ApiError as error:
             gone = error.says_gone and not files.files
             return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
@@ -89,7 +92,9 @@ class Captures:
             return Unknown(f"its description and events alone are more than {ALL_BYTES} bytes")
         return Evidence(files.files)
 
-    async def _around(self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], files: _Files) -> None:
+    async def _around(
+        self, kind: Kind, ref: Ref, what: Sequence[str], pods: Sequence[Pod], files: _Files, read: Read | None
+    ) -> None:
         nodes: dict[str, bool] = {}
         taken = 0
         between = {} if kind is POD else await self._between(ref, pods)
@@ -98,11 +103,12 @@ class Captures:
         )
         if "events" in what:
             uids = [ref.uid, *between, *(pod.metadata.uid for pod in pods)]
-            files.add(EVENTS, await self._events(ref.namespace, list(dict.fromkeys(uids))))
+            listed = read.events if read is not None else None
+            files.add(EVENTS, await self._events(ref.namespace, list(dict.fromkeys(uids)), listed or {}))
         try:
             for pod in pods[:PODS]:
                 if kind is not POD:
-                    await self._describe_pod(pod, files)
+                    await self._describe_pod(pod, files, read)
                 if "logs" in what:
                     await self._logs(pod, files, nodes)
                 taken += 1
@@ -115,14 +121,15 @@ class Captures:
             )
 
     async def _described(self, path: str) -> Json:
-        """As served, without who wrote which field when."""
-        told = reading.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any])
-        if isinstance(told.get("metadata"), dict):
-            told["metadata"].pop("managedFields", None)
-        return told
+        """As served."""
+        return _without_managers(reading.decode(await self._cluster.raw(path, most=OBJECT_BYTES), type=dict[str, Any]))
 
-    async def _describe_pod(self, pod: Pod, files: _Files) -> None:
+    async def _describe_pod(self, pod: Pod, files: _Files, read: Read | None) -> None:
         meta = pod.metadata
+        listed = read.pod(meta.uid) if read is not None else None
+        if listed is not None:
+            files.add(f"pods/{meta.name}.json", _encoded(_without_managers(listed)))
+            return
         try:
             told = await self._described(POD.path("v1", meta.namespace, meta.name))
         except ApiError as error:
@@ -165,11 +172,15 @@ class Captures:
         owned = {"owner": above.uid} if above is not None else {}
         return {**line, **owned, "conditions": conditions}, above
 
-    async def _events(self, namespace: str, uids: Sequence[str]) -> bytes:
-        """What the cluster still remembers. It forgets after an hour, so little is no failure, and none neither."""
+    async def _events(self, namespace: str, uids: Sequence[str], listed: Mapping[str, Sequence[bytes]]) -> bytes:
+        """What the cluster still remembers. It forgets after an hour, so little is no failure, and none neither.
+        `listed`: of those that need not be asked for."""
         items: list[Any] = []
         notes: list[str] = []
         for uid in uids[:ASKED_FOR_EVENTS]:
+            if uid in listed:
+                items += [_event(reading.decode(one, type=dict[str, Any])) for one in listed[uid]]
+                continue
             try:
                 told = await self._cluster.raw(
                     f"/api/v1/namespaces/{namespace}/events",
@@ -250,6 +261,13 @@ class Captures:
             except ApiError as error:
                 nodes[name] = error.says_gone
         return nodes[name]
+
+
+def _without_managers(told: Json) -> Json:
+    """Without who wrote which field when."""
+    if isinstance(told.get("metadata"), dict):
+        told["metadata"].pop("managedFields", None)
+    return told
 
 
 def _uid(told: Json) -> object:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -143,6 +144,14 @@ def kubeconfigs(environ: Mapping[str, str]) -> list[Path]:
     return [place for place in places if _is_there(place)]
 
 
+@dataclass
+class _Watcher:
+    """The connections of watches that began with one login."""
+
+    client: httpx2.AsyncClient
+    users: int = 0
+
+
 class Cluster:
     """One cluster. A connection is open while somebody is inside `opened()`. All callers share one pace."""
 
@@ -166,9 +175,9 @@ class Cluster:
         self._client: httpx2.AsyncClient | None = None
         self._old: httpx2.AsyncClient | None = None
         # Watches have connections of their own: a pool looks at every one of its connections for each question.
-        self._watcher: httpx2.AsyncClient | None = None
+        self._watcher: _Watcher | None = None
         self._watcher_of: httpx2.AsyncClient | None = None  # made together with this one
-        self._old_watchers: list[httpx2.AsyncClient] = []
+        self._old_watchers: list[_Watcher] = []  # of earlier logins, while something is watched over them
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._logging_in = asyncio.Lock()
         self._decoders: dict[Any, reading.Decoder[Any]] = {}
@@ -208,7 +217,8 @@ class Cluster:
         finally:
             self._users -= 1
             if self._users == 0:
-                clients = (self._client, self._old, self._watcher, *self._old_watchers)
+                watchers = [*self._old_watchers, *([self._watcher] if self._watcher else [])]
+                clients = (self._client, self._old, *(one.client for one in watchers))
                 self._client = self._old = self._watcher = self._watcher_of = None
                 self._old_watchers = []
                 for client in clients:
@@ -298,6 +308,7 @@ class Cluster:
         type_: type[T] = Changed,  # type: ignore[assignment]
         *,
         inactive: timedelta = INACTIVE,
+        accept: str = "",
         **query: object,
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """What changes after this version, and bookmarks, until the server ends it. ApiError 410: list again."""
@@ -310,7 +321,7 @@ class Cluster:
         }
         decoder = self._decoder(type_)
         async with AsyncExitStack() as stack:
-            answer = await self._watching(stack, path, asked)
+            answer = await self._watching(stack, path, asked, accept)
             try:
                 async with aclosing(_lines(answer.aiter_bytes(), inactive.total_seconds())) as lines:
                     async for line in lines:
@@ -405,14 +416,21 @@ class Cluster:
             if wait:
                 await self._sleep(wait)
 
-    async def _watching(self, stack: AsyncExitStack, path: str, query: Mapping[str, object]) -> httpx2.Response:
+    async def _watching(
+        self, stack: AsyncExitStack, path: str, query: Mapping[str, object], accept: str
+    ) -> httpx2.Response:
         """A stream that is open. Who watches begins again by himself; only a login that is over is renewed here."""
         for last in (False, True):
             await self._pace.turn(QUICK.total_seconds())
             logins = await self._logged_in()
             try:
-                async with asyncio.timeout(QUICK.total_seconds()):
-                    return await stack.enter_async_context(self._answer("GET", path, query, client=self._for_watches()))
+                async with asyncio.timeout(QUICK.total_seconds()), AsyncExitStack() as begun:
+                    client = await begun.enter_async_context(self._for_watches())
+                    answer = await begun.enter_async_context(
+                        self._answer("GET", path, query, accept=accept, client=client)
+                    )
+                    stack.push_async_exit(begun.pop_all())
+                    return answer
             except TimeoutError as error:
                 raise ClusterSilent(
                     f"the cluster did not begin the watch of {path} within {in_words(QUICK)}"
@@ -423,17 +441,31 @@ class Cluster:
                     raise
         raise AssertionError("This is a bug in gpukeeper: a watch neither began nor failed.")
 
-    def _for_watches(self) -> httpx2.AsyncClient | None:
-        """Anew with every login; what is watched over an older one goes on there."""
-        if self._watcher_of is not self._client:
+    @asynccontextmanager
+    async def _for_watches(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """Anew with every login; what is watched over an older one goes on there, and the last to end closes it."""
+        if self._watcher is None or self._watcher_of is not self._client:
             try:
-                made = self._login.client()
+                made = _Watcher(self._login.client())
             except UsageError as error:
                 raise ClusterSilent(str(error)) from error  # files that are just being replaced
-            if self._watcher is not None:
-                self._old_watchers.append(self._watcher)
-            self._watcher, self._watcher_of = made, self._client
-        return self._watcher
+            old, self._watcher, self._watcher_of = self._watcher, made, self._client
+            if old is not None:
+                self._old_watchers.append(old)
+        mine = self._watcher
+        mine.users += 1
+        try:
+            await self._close_unused()
+            yield mine.client
+        finally:
+            mine.users -= 1
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        unused = [one for one in self._old_watchers if not one.users]
+        self._old_watchers = [one for one in self._old_watchers if one.users]
+        for one in unused:
+            await one.client.aclose()
 
     async def _logged_in(self) -> int:
         """With credentials that are not over, over connections that carry them. Says how often we logged in."""

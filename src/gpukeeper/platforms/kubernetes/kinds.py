@@ -20,7 +20,9 @@ class Lever(StrEnum):
 
 
 class Propagation(StrEnum):
-    """Always named: a bare DELETE of a Job leaves its pods behind."""
+    """Always named: a bare DELETE of a Job leaves its pods behind. In the foreground the root vanishes last, and each
+    waits for the garbage collector, which asks twenty times a second by default: not for Jobs, of which there are
+    thousands, and whose pods have ended."""
 
     FOREGROUND = "Foreground"
     BACKGROUND = "Background"
@@ -75,7 +77,6 @@ JOB = Kind(
     succeeded=("Complete",),
     failed=("Failed",),
     lever=Lever.SUSPEND,
-    propagation=Propagation.FOREGROUND,
     children=("pod",),
     controller="kubernetes.io/job-controller",
 )

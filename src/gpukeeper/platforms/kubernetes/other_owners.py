@@ -37,7 +37,9 @@ ONE, LIST = (
 Exists: TypeAlias = bool | Unknown
 
 
-class _Named(Wire, frozen=True, gc=True):
+class Named(Wire, frozen=True, gc=True):
+    """Metadata only, of any kind."""
+
     metadata: Meta = Meta()
 
 
@@ -112,7 +114,7 @@ class OtherOwners:
             return resource
         uids: set[str] = set()
         try:
-            async for page in self._cluster.pages(resource.path(namespace), _Named, limit=PAGE, accept=LIST):
+            async for page in self._cluster.pages(resource.path(namespace), Named, limit=PAGE, accept=LIST):
                 if not self._allowed() or page.problems or page.inconsistent:
                     return Unknown(f"{resource.plural} could not all be listed")
                 uids |= {one.metadata.uid for one in page.items}
@@ -125,7 +127,7 @@ class OtherOwners:
         if isinstance(resource, Unknown):
             return resource
         try:
-            seen = await self._cluster.get(resource.path(namespace, owner.name), _Named, accept=ONE)
+            seen = await self._cluster.get(resource.path(namespace, owner.name), Named, accept=ONE)
         except ApiError as error:
             if error.says_gone:
                 return False

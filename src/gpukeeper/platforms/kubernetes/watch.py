@@ -25,6 +25,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
     Kind,
     known_owner,
 )
+from gpukeeper.platforms.kubernetes.other_owners import LIST, Named
 from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
 from gpukeeper.platforms.kubernetes.wire import Condition, Meta, Owner, Wire
 
@@ -67,7 +68,8 @@ class Watches:
     ) -> None:
         self._cluster, self._discovery, self._place, self._on_gone = cluster, discovery, place, on_gone
         self._pauses = pauses
-        self._known: dict[str, int] = {}  # by uid: what of it may matter to a rule, as a number
+        # By kind and namespace, then by uid: what of it may matter to a rule, as a number.
+        self._known: dict[tuple[str, str | None], dict[str, int]] = {}
         self.parts: Mapping[str, Owner] = {}  # by uid of a child: what owns it; as the last whole look found it
 
     async def hints(self, wanted: Wanted) -> AsyncIterator[Ref | None]:
@@ -103,15 +105,17 @@ class Watches:
             try:
                 version = await self._discovery.served(kind)
                 if version is None:
+                    self._known.pop((kind.name, namespace), None)
                     await asyncio.sleep(AGAIN)
                     continue
                 if isinstance(version, str):
                     path = kind.path(version, namespace)
-                    at = await self._newest(path)
+                    known = self._known.setdefault((kind.name, namespace), {})
+                    at = await (self._forget_missing(path, known) if begun else self._newest(path))
                     if begun:
                         await queue.put(None)
                     begun, watched = True, time.monotonic()
-                    await self._hear(kind, path, at, wanted, queue)
+                    await self._hear(kind, path, at, wanted, queue, known)
             except PlatformError:
                 pass  # a whole look says what is wrong
             if watched is not None and time.monotonic() - watched >= SHORT:
@@ -128,8 +132,27 @@ class Watches:
                 return page.version
         return "0"
 
+    async def _forget_missing(self, path: str, known: dict[str, int]) -> str:
+        """After a gap, in which deletions were not reported. The version of the list; the look at everything that
+        follows finds what changed."""
+        version, listed, whole = "0", set[str](), True
+        async for page in self._cluster.pages(path, Named, accept=LIST):
+            version = page.version
+            listed.update(one.metadata.uid for one in page.items)
+            whole = whole and not page.problems and not page.inconsistent
+        if whole:
+            for uid in known.keys() - listed:
+                del known[uid]
+        return version
+
     async def _hear(
-        self, kind: Kind, path: str, version: str, wanted: Wanted, queue: asyncio.Queue[Ref | None]
+        self,
+        kind: Kind,
+        path: str,
+        version: str,
+        wanted: Wanted,
+        queue: asyncio.Queue[Ref | None],
+        known: dict[str, int],
     ) -> None:
         """Watches follow one another without a gap until the server has forgotten the version or a connection fails.
         One that ends as soon as it began tells nothing; the next ones wait, so that nobody is asked without end."""
@@ -141,7 +164,7 @@ class Watches:
                     async for event in events:
                         version = event.version
                         if event.type != "BOOKMARK" and wanted.wants(event.object.metadata.namespace):
-                            ref = self._hint(kind, event.type, event.object)
+                            ref = self._hint(kind, event.type, event.object, known)
                             if ref is not None:
                                 await queue.put(ref)
             except ApiError as error:
@@ -152,37 +175,17 @@ class Watches:
             if short:
                 await self._pause(short - 1)
 
-    def _hint(self, kind: Kind, what: str, seen: Stirred) -> Ref | None:
+    def _hint(self, kind: Kind, what: str, seen: Stirred, known: dict[str, int]) -> Ref | None:
         meta = seen.metadata
         if what == "DELETED":
-            self._known.pop(meta.uid, None)
+            known.pop(meta.uid, None)
             self._on_gone(meta.uid)
-        elif not self._matters(seen):
+        elif not _matters(seen, known):
             return None
         owner = meta.owner
         if owner is None:
             return Ref("kubernetes", self._place, kind.name, meta.name, meta.uid, meta.namespace)
         return None if kind is POD else self._root(owner, meta)
-
-    def _matters(self, seen: Stirred) -> bool:
-        """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
-        meta, status = seen.metadata, seen.status
-        ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")
-        marks = tuple(sorted((meta.annotations or {}).items())), tuple(sorted((meta.labels or {}).items()))
-        now = hash(
-            (
-                meta.generation,
-                meta.deletion_timestamp,
-                meta.finalizers,
-                ends,
-                marks,
-                status.phase,
-                status.job_deployment_status,
-                seen.spec.suspend,
-            )
-        )
-        before, self._known[meta.uid] = self._known.get(meta.uid), now
-        return before != now
 
     def _root(self, owner: Owner, meta: Meta) -> Ref | None:
         """Up, as far as is known; a look finds out the rest."""
@@ -195,3 +198,24 @@ class Watches:
         if kind is None:
             return None
         return Ref("kubernetes", self._place, kind.name, owner.name, owner.uid, meta.namespace)
+
+
+def _matters(seen: Stirred, known: dict[str, int]) -> bool:
+    """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
+    meta, status = seen.metadata, seen.status
+    ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")
+    marks = tuple(sorted((meta.annotations or {}).items())), tuple(sorted((meta.labels or {}).items()))
+    now = hash(
+        (
+            meta.generation,
+            meta.deletion_timestamp,
+            meta.finalizers,
+            ends,
+            marks,
+            status.phase,
+            status.job_deployment_status,
+            seen.spec.suspend,
+        )
+    )
+    before, known[meta.uid] = known.get(meta.uid), now
+    return before != now

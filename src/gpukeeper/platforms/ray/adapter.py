@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.blocking import in_thread
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
@@ -36,6 +38,7 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Counted, PlaceScope, Policy
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -177,6 +180,9 @@ class RayPlatform:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
             return NO_LOGS
@@ -215,8 +221,17 @@ class RayPlatform:
 
         return await self._in_thread(work, self._patience.removal, fresh.ref.name)
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody sits inside a tree
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

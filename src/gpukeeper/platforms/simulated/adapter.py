@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -24,6 +26,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
@@ -133,6 +136,9 @@ class SimulatedPlatform:
         world.note("look", thing, vague=vague or "")
         return tell(thing, now, vague)
 
+    async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
+        return await gone_by_looks(self.look, refs)
+
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         await self._call()
         world = self._world
@@ -192,8 +198,17 @@ class SimulatedPlatform:
         world.note("person", thing, effect=RAN_MEANWHILE)
         return "somebody started it at that very moment; that run is lost"
 
+    def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

@@ -14,7 +14,7 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import Acts, LookAgain, propagation
+from gpukeeper.platforms.kubernetes.acts import Acts, LookAgain
 from gpukeeper.platforms.kubernetes.kinds import (
     BY_NAME,
     DEPLOYMENT,
@@ -28,7 +28,6 @@ from gpukeeper.platforms.kubernetes.kinds import (
     STATEFULSET,
     TRAINJOB,
     Kind,
-    Propagation,
 )
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
@@ -80,11 +79,8 @@ def remove(
     kind: Kind,
     fresh: Subject,
     again: LookAgain = never,
-    *,
-    pods_terminal: bool = True,
-    node_lost: bool = False,
 ) -> Any:
-    return act(api, lambda acts: acts.remove(kind, fresh, pods_terminal, node_lost, again))
+    return act(api, lambda acts: acts.remove(kind, fresh, again))
 
 
 # Removing.
@@ -100,26 +96,8 @@ def test_every_delete_names_uid_version_and_propagation_and_no_grace(kind: Kind)
         "apiVersion": "v1",
         "kind": "DeleteOptions",
         "preconditions": {"uid": "uid-x", "resourceVersion": fresh.seen.version},
-        "propagationPolicy": "Foreground" if kind in (JOB, JOBSET) else "Background",
+        "propagationPolicy": "Foreground" if kind is JOBSET else "Background",
     }
-
-
-@pytest.mark.parametrize(
-    ("terminal", "lost", "policy"),
-    [
-        (True, False, Propagation.FOREGROUND),
-        (False, False, Propagation.BACKGROUND),
-        (True, True, Propagation.BACKGROUND),
-    ],
-)
-def test_a_job_with_living_pods_or_a_lost_node_goes_in_the_background(
-    terminal: bool, lost: bool, policy: Propagation
-) -> None:
-    assert propagation(JOB, terminal, lost) is policy
-
-
-def test_a_trainjob_never_goes_in_the_foreground() -> None:
-    assert {propagation(TRAINJOB, a, b) for a in (True, False) for b in (True, False)} == {Propagation.BACKGROUND}
 
 
 def test_what_is_being_removed_gets_no_second_delete() -> None:
@@ -265,7 +243,7 @@ def test_a_kind_that_is_not_served_is_not_asked_for(version: Unknown | None) -> 
     async def serves(_kind: Kind) -> str | Unknown | None:
         return version
 
-    answer = with_cluster(api, lambda cluster: Acts(cluster, serves).remove(JOB, fresh, True, False, never))
+    answer = with_cluster(api, lambda cluster: Acts(cluster, serves).remove(JOB, fresh, never))
     assert isinstance(answer, Refused if version is None else Unknown)
     assert api.asked == []
 

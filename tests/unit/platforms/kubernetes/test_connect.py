@@ -634,6 +634,36 @@ def test_who_leaves_a_watch_leaves_nothing_behind(tmp_path: Path) -> None:
     assert ask(api, first, tmp_path) == "6"
 
 
+def test_connections_of_earlier_logins_are_closed_when_nothing_is_watched_over_them(tmp_path: Path) -> None:
+    api = ScriptedApi()
+    api.says(LIST, stream(changed("ADDED", "6"), open_after=True))
+    api.says("GET /x", Reply({"kind": "x"}))
+
+    async def rotate(cluster: Cluster) -> tuple[int, int]:
+        made, login = list[Any](), cluster._login
+        make = login.client
+
+        def noted() -> Any:
+            made.append(make())
+            return made[-1]
+
+        login.client = noted  # type: ignore[method-assign]
+        long = cluster.watch(PODS, "5")  # goes on over the first login
+        await anext(long)
+        for _ in range(30):
+            login._seen = (-1,)  # its files were written anew
+            await cluster.get("/x", Root)
+            short = cluster.watch(PODS, "5")
+            await anext(short)
+            await short.aclose()
+        open_ = sum(not one.is_closed for one in made)
+        await long.aclose()
+        return open_, sum(not one.is_closed for one in made)
+
+    # For questions the newest and the one before it, for watches the newest; and the first while it is watched over.
+    assert ask(api, rotate, tmp_path) == (4, 3)
+
+
 # Opening, counting, clocks
 
 

@@ -1,0 +1,57 @@
+"""What was there and is not listed any more. Missing from a list is a hint; the platform confirms it by uid."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.event import Vanished
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Gone, Subject
+from gpukeeper.model.unknown import Unknown
+
+MOST_LOOKS = 1_000  # in one pass, where a platform can only be asked about one at a time; the rest waits for the next
+AT_ONCE = 16
+
+
+async def gone_by_looks(
+    look: Callable[[Ref], Awaitable[Subject | Gone | Unknown]], refs: Sequence[Ref]
+) -> Sequence[Gone]:
+    """One look for each, for platforms that have nothing better."""
+    found: list[Gone] = []
+    for first in range(0, min(len(refs), MOST_LOOKS), AT_ONCE):
+        some = refs[first : min(first + AT_ONCE, MOST_LOOKS)]
+        found += [one for one in await asyncio.gather(*map(look, some)) if isinstance(one, Gone)]
+    return found
+
+
+async def confirmed(platform: Platform, missing: Sequence[Ref]) -> Sequence[Gone]:
+    if not missing:
+        return ()
+    try:
+        return await platform.gone(missing)
+    except PlatformError:
+        return ()  # nothing is proven; the next pass asks again
+
+
+async def record_vanished(
+    keeper: Keeper, platform: Platform, missing: Sequence[Ref], gone: Sequence[Gone], *, believe: bool
+) -> None:
+    """While the breaker is open, absence is believed only after a while: an engine that lost its data answers "gone" to
+    every question. A removal that the platform announced is believed at once."""
+    now, here = keeper.clock.now(), {ref.key for ref in missing}
+    place = f"{platform.name}/{platform.place}/"
+    others = {key: at for key, at in keeper.missing_since.items() if not key.startswith(place)}
+    keeper.missing_since = others | {key: keeper.missing_since.get(key, now) for key in here}
+    lost = [
+        one.ref
+        for one in gone
+        if believe or one.announced or now - keeper.missing_since.get(one.ref.key, now) >= keeper.patience
+    ]
+    if lost:
+        await keeper.ledger.append([Vanished(at=now, ref=ref) for ref in lost])
+        for ref in lost:
+            keeper.missing_since.pop(ref.key, None)

@@ -1,0 +1,172 @@
+"""What many removals need, read by a few lists instead of several questions for each of them.
+
+Only of Jobs and bare pods, of which there are thousands. It is believed for a minute, and the DELETE carries the uid
+and resourceVersion that were read, so that the API server refuses what changed since. What could not be listed
+completely is not in here: each of it is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from gpukeeper.model import reading
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds import BY_NAME, JOB, POD, Kind
+from gpukeeper.platforms.kubernetes.other_owners import Named
+from gpukeeper.platforms.kubernetes.owners import JOB_UID, Descendants, Node
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
+
+if TYPE_CHECKING:
+    from gpukeeper.platforms.kubernetes.connect import Cluster
+
+FEW = 5  # of one kind in one namespace: they are asked for one by one
+PAGE = 500
+HOLDS = 60.0  # seconds for which what was read is believed
+EVENTS_OF_ONE = 200
+
+Json: TypeAlias = dict[str, Any]
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+
+
+class _Involved(Wire, frozen=True):
+    uid: str = ""
+
+
+class _Event(Wire, frozen=True):
+    involved_object: _Involved = _Involved()
+
+
+class Read(msgspec.Struct):
+    """One object as it was listed, and what belongs to it."""
+
+    source: Root | Pod
+    manifest: bytes  # an item of a list: without apiVersion and kind
+    api_version: str
+    kind: str
+    at: float
+    pods: list[tuple[Pod, bytes]] = []
+    events: dict[str, list[bytes]] | None = None  # by uid, of it and its pods; None: not listed
+
+    @property
+    def below(self) -> Descendants:
+        nodes = tuple(Node(POD, pod) for pod, _ in self.pods)
+        return Descendants({self.source.metadata.uid: nodes} if nodes else {}, narrowed=True)
+
+    @property
+    def description(self) -> Json:
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            **reading.decode(self.manifest, type=dict[str, Any]),
+        }
+
+    def pod(self, uid: str) -> Json | None:
+        found = next((raw for pod, raw in self.pods if pod.metadata.uid == uid), None)
+        if found is None:
+            return None
+        return {"apiVersion": "v1", "kind": POD.kind, **reading.decode(found, type=dict[str, Any])}
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A list that was read, and the version from which a watch goes on."""
+
+    path: str
+    version: str
+
+
+class Bulk:
+    """Empty while nothing is removed in bulk."""
+
+    def __init__(self, cluster: Cluster, served: Served) -> None:
+        self._cluster, self._served = cluster, served
+        self._read: dict[str, Read] = {}  # by uid
+
+    def get(self, uid: str) -> Read | None:
+        found = self._read.get(uid)
+        return found if found is not None and time.monotonic() - found.at < HOLDS else None
+
+    def forget(self, *uids: str) -> None:
+        for uid in uids:
+            self._read.pop(uid, None)
+
+    async def read(self, refs: Sequence[Ref], *, events: bool) -> list[Listed]:
+        """What was listed. Nothing is raised: what could not be read is asked for later, by itself."""
+        groups: dict[tuple[str, str], list[Ref]] = {}
+        for ref in refs:
+            groups.setdefault((ref.kind, ref.namespace), []).append(ref)
+        listed: list[Listed] = []
+        for (name, namespace), group in groups.items():
+            kind = BY_NAME.get(name)
+            if kind in (JOB, POD) and len(group) > FEW:
+                try:
+                    one = await self._group(kind, namespace, {ref.uid for ref in group}, events=events)
+                except (PlatformError, msgspec.DecodeError):
+                    one = None
+                listed += [one] if one is not None else []
+        return listed
+
+    async def _group(self, kind: Kind, namespace: str, uids: set[str], *, events: bool) -> Listed | None:
+        version = await self._served(kind)
+        if not isinstance(version, str):
+            return None
+        path, api_version = kind.path(version, namespace), f"{kind.group}/{version}".strip("/")
+        found: dict[str, Read] = {}
+        most, at, newest = max(FEW, len(uids)), time.monotonic(), ""
+        type_: type[Root | Pod] = Pod if kind is POD else Root
+        async for newest, raw in self._items(path, most):  # noqa: B007 (the version of the list)
+            uid = reading.decode(raw, type=Named).metadata.uid
+            if uid in uids:
+                found[uid] = Read(reading.decode(raw, type=type_), bytes(raw), api_version, kind.kind, at)
+        if kind is JOB:
+            await self._add_pods(namespace, found, most)
+        if events:
+            await self._add_events(namespace, found, most)
+        self._read |= found
+        return Listed(path, newest) if found else None
+
+    async def _add_pods(self, namespace: str, found: dict[str, Read], most: int) -> None:
+        for uid in [uid for uid, one in found.items() if not _labels_its_pods(one.source)]:
+            del found[uid]
+        async for _, raw in self._items(POD.path("v1", namespace), most, JOB_UID):
+            owners = reading.decode(raw, type=Named).metadata.owner_references or ()
+            owner = next((found[one.uid] for one in owners if one.uid in found), None)
+            if owner is not None:
+                owner.pods.append((reading.decode(raw, type=Pod), bytes(raw)))
+
+    async def _add_events(self, namespace: str, found: Mapping[str, Read], most: int) -> None:
+        wanted = {*found, *(pod.metadata.uid for one in found.values() for pod, _ in one.pods)}
+        kept: dict[str, list[bytes]] = {}
+        try:
+            async for _, raw in self._items(f"/api/v1/namespaces/{namespace}/events", most):
+                uid = reading.decode(raw, type=_Event).involved_object.uid
+                if uid in wanted and len(kept.setdefault(uid, [])) < EVENTS_OF_ONE:
+                    kept[uid].append(bytes(raw))
+        except PlatformError:
+            return  # each is asked for by itself, which says why they cannot be read
+        for one in found.values():
+            mine = (one.source.metadata.uid, *(pod.metadata.uid for pod, _ in one.pods))
+            one.events = {uid: kept.get(uid, []) for uid in mine}
+
+    async def _items(self, path: str, most: int, labels: str | None = None) -> AsyncIterator[tuple[str, msgspec.Raw]]:
+        """Of a list of one moment, with its version. One that is longer than this many pages is not read: the questions
+        that it saves would be fewer."""
+        pages = 0
+        async with aclosing(self._cluster.pages(path, msgspec.Raw, limit=PAGE, labelSelector=labels)) as listed:
+            async for page in listed:
+                pages += 1
+                if page.inconsistent or page.problems or pages > most:
+                    raise PlatformError(f"{path} is not listed as a whole")
+                for raw in page.items:
+                    yield page.version, raw
+
+
+def _labels_its_pods(job: Root | Pod) -> bool:
+    selector = job.spec.selector if isinstance(job, Root) else None
+    return selector is not None and JOB_UID in (selector.match_labels or {})

@@ -1,0 +1,124 @@
+"""Lists instead of questions: what they give, and when they are not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpukeeper.model.identity import Ref
+from gpukeeper.platforms.kubernetes import bulk
+from gpukeeper.platforms.kubernetes.bulk import FEW, Bulk
+from gpukeeper.platforms.kubernetes.owners import JOB_UID
+from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden
+
+MANY = 2 * FEW
+
+
+def job(number: int) -> dict[str, Any]:
+    uid = f"uid-{number}"
+    meta = {"name": f"run-{number}", "namespace": "lab", "uid": uid, "resourceVersion": "7"}
+    return {"kind": "Job", "metadata": meta, "spec": {"selector": {"matchLabels": {JOB_UID: uid}}}}
+
+
+def pod(number: int) -> dict[str, Any]:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"run-{number}", "uid": f"uid-{number}"}
+    labels = {JOB_UID: f"uid-{number}"}
+    meta = {"name": f"run-{number}-x", "namespace": "lab", "uid": f"pod-{number}", "labels": labels}
+    return {"kind": "Pod", "metadata": {**meta, "ownerReferences": [{**owner, "controller": True}]}}
+
+
+def event(about: str) -> dict[str, Any]:
+    meta = {"name": f"e-{about}", "namespace": "lab"}
+    return {"kind": "Event", "metadata": meta, "reason": "Completed", "involvedObject": {"uid": about}}
+
+
+class Lab(StoredCluster):
+    """Understands a label selector that asks only whether a label is there."""
+
+    def pages(self, path: str, type_: Any, *, limit: int = 500, **query: Any) -> Any:
+        query.pop("labelSelector", None)
+        return super().pages(path, type_, limit=limit, **query)
+
+
+def refs(number: int = MANY) -> list[Ref]:
+    return [Ref("kubernetes", "c", "job", f"run-{n}", f"uid-{n}", "lab") for n in range(number)]
+
+
+def a_lab(*more: dict[str, Any], page: int = 100) -> Lab:
+    return Lab(*(job(n) for n in range(MANY)), pod(0), event("uid-0"), event("pod-0"), *more, page=page)
+
+
+def read(lab: Lab, number: int = MANY, *, events: bool = True) -> Bulk:
+    made = Bulk(lab.as_cluster, lab.served)
+    asyncio.run(made.read(refs(number), events=events))
+    return made
+
+
+def test_three_lists_give_what_many_removals_need() -> None:
+    lab = a_lab()
+    found = read(lab)
+    assert len(lab.asked) == 3
+    one = found.get("uid-0")
+    assert one is not None
+    assert one.source.metadata.resource_version == "7"
+    assert (one.description["apiVersion"], one.description["kind"]) == ("batch/v1", "Job"), "a list leaves them out"
+    assert [pod.metadata.uid for pod in one.below.pods()] == ["pod-0"]
+    described = one.pod("pod-0")
+    assert described is not None
+    assert described["kind"] == "Pod"
+    assert one.events is not None
+    assert {uid: len(some) for uid, some in one.events.items()} == {"uid-0": 1, "pod-0": 1}
+    other = found.get("uid-1")
+    assert other is not None
+    assert (other.events, other.pods) == ({"uid-1": []}, [])
+
+
+def test_few_are_not_listed() -> None:
+    lab = a_lab()
+    assert read(lab, FEW).get("uid-0") is None
+    assert lab.asked == []
+
+
+@pytest.mark.parametrize("refused", ["jobs", "pods"])
+def test_what_cannot_be_listed_is_asked_for_one_by_one(refused: str) -> None:
+    lab = a_lab()
+    lab.refused = {refused: forbidden()}
+    assert read(lab).get("uid-0") is None
+
+
+def test_events_that_may_not_be_listed_are_asked_for_one_by_one() -> None:
+    lab = a_lab()
+    lab.refused = {"events": forbidden()}
+    one = read(lab).get("uid-0")
+    assert one is not None
+    assert one.events is None
+
+
+def test_a_list_of_two_moments_is_not_believed() -> None:
+    lab = a_lab(page=2)
+    lab.inconsistent = True
+    assert read(lab).get("uid-0") is None
+
+
+def test_a_list_with_more_pages_than_objects_that_are_wanted_is_not_read() -> None:
+    lab = a_lab(*(job(n) for n in range(MANY, 5 * MANY)), page=2)
+    assert read(lab).get("uid-0") is None
+
+
+def test_a_job_that_does_not_label_its_pods_is_asked_for_by_itself() -> None:
+    lab = a_lab()
+    lab.objects[0] = {**job(0), "spec": {"selector": {"matchLabels": {"app": "own"}}}}
+    found = read(lab)
+    assert found.get("uid-0") is None
+    assert found.get("uid-1") is not None
+
+
+def test_what_was_read_is_believed_for_a_minute_and_until_it_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(a_lab())
+    found.forget("uid-0")
+    assert found.get("uid-0") is None
+    assert found.get("uid-1") is not None
+    monkeypatch.setattr(bulk, "HOLDS", 0.0)
+    assert found.get("uid-1") is None
