@@ -10,6 +10,7 @@ import pytest
 
 from gpukeeper.interfaces.cli import apply, observe, plan
 from gpukeeper.interfaces.terminal import nodes
+from gpukeeper.interfaces.terminal.interrupts import Progress
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
@@ -111,7 +112,8 @@ def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture
 
 
 def applied(one: Any) -> list[apply.Done]:
-    return asyncio.run(apply._apply(one, Narrow(), None, ask=False, quiet=True, again=False))
+    run = Progress(one.keeper, quiet=True)
+    return asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=False))
 
 
 def test_apply_ends_with_before_and_after_of_each_node(capsys: pytest.CaptureFixture[str]) -> None:

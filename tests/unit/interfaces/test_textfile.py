@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpukeeper.interfaces.cli import apply
 from gpukeeper.interfaces.telemetry import textfile
+from gpukeeper.interfaces.terminal.interrupts import Progress
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
 from tests.unit.interfaces.workers import GIB, Workers, node, passed, session, tree
@@ -57,7 +58,8 @@ def test_counters_go_on_and_gauges_do_not(tmp_path: Path) -> None:
 def test_apply_writes_gauges_of_what_is_there_after_it(tmp_path: Path) -> None:
     here = Workers(node("worker-1", 3 * GIB, 0.5), tree("/tmp/ray/session_1", "worker-1", GIB))
     one, path = session(here), tmp_path / "gpukeeper.prom"
-    (done,) = asyncio.run(apply._apply(one, Narrow(), None, ask=False, quiet=True, again=True))
+    run = Progress(one.keeper, quiet=True)
+    (done,) = asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=True))
     textfile.write(path, one, [done.after])
     seen = told(path)
     assert seen[RETURNED] == GIB
