@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+GATHER = 0.05  # seconds; those who got the last look ask for the next one before long
 
 
 class _Look(Generic[T]):
@@ -52,7 +54,10 @@ class Shared(Generic[T]):
         return look.get()
 
     def _run(self, look: _Look[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+        waits = turn.locked()
         with turn:
+            if waits:
+                time.sleep(GATHER)
             with self._lock:
                 del self._next[about]  # who comes from now on asked after it began
             try:
@@ -84,6 +89,7 @@ class SharedQuestion(Generic[T]):
     async def _run(self, before: asyncio.Task[T] | None, about: tuple[Hashable, ...]) -> T:
         if before is not None:
             await asyncio.wait([before])
+            await asyncio.sleep(GATHER)
         mine = self._under_way[about] = self._next.pop(about)
         try:
             return await self._ask(*about)

@@ -112,7 +112,8 @@ def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture
 
 
 def applied(one: Any) -> list[apply.Done]:
-    return asyncio.run(apply._apply(one, Narrow(), None, Progress(one.keeper, quiet=True), ask=False, again=False))
+    run = Progress(one.keeper, quiet=True)
+    return asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=False))
 
 
 def test_apply_ends_with_before_and_after_of_each_node(capsys: pytest.CaptureFixture[str]) -> None:

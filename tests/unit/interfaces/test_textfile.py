@@ -58,7 +58,8 @@ def test_counters_go_on_and_gauges_do_not(tmp_path: Path) -> None:
 def test_apply_writes_gauges_of_what_is_there_after_it(tmp_path: Path) -> None:
     here = Workers(node("worker-1", 3 * GIB, 0.5), tree("/tmp/ray/session_1", "worker-1", GIB))
     one, path = session(here), tmp_path / "gpukeeper.prom"
-    (done,) = asyncio.run(apply._apply(one, Narrow(), None, Progress(one.keeper, quiet=True), ask=False, again=True))
+    run = Progress(one.keeper, quiet=True)
+    (done,) = asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=True))
     textfile.write(path, one, [done.after])
     seen = told(path)
     assert seen[RETURNED] == GIB

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from gpukeeper.model.event import Closed, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
-SELDOM = 10.0  # seconds between two lines about progress where nobody watches a terminal
-_told: dict[str, float] = {}
 OLD = timedelta(minutes=2)  # a measurement older than this says so
 COLOURS = {
     "remove": typer.colors.RED,
@@ -79,22 +76,10 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Seque
 
 
 def progress_line(words: str) -> None:
-    """One line on stderr that the next one overwrites; into a file one line now and then, so that it does not grow with
-    the number of steps."""
+    """One line on stderr that the next one overwrites; nothing when nobody watches."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         typer.echo("\r" + plain(words)[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
-    elif words and _seldom():
-        typer.echo(plain(words), err=True)
-
-
-def _seldom() -> bool:
-    """Every so many seconds, beginning with the first call."""
-    now = time.monotonic()
-    if now - _told.setdefault("at", now) < SELDOM:
-        return False
-    _told["at"] = now
-    return True
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
