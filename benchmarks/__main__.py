@@ -16,6 +16,7 @@ NAMES = (
     "disk-size",
     "disk-delete",
     "disk-sweep",
+    "ray-sweep",
     "docker-plan",
     "docker-idle",
     "docker-outcome",

@@ -2,13 +2,19 @@
 
 With what earlier passes know (the engine's events were heard meanwhile) and without. The engine is a private one,
 started for this. The peer is `containers.list(all=True)` of the package `docker`, in an interpreter of its own.
+
+And where the time of the whole command goes: CPU seconds of `gpukeeper plan`, of its imports alone, and of
+`docker ps -a --size`. Of wall time a busy host makes any multiple.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
+import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
@@ -53,6 +59,7 @@ def run() -> None:
     with docker_bed() as bed:
         fill(bed)
         rounds = [(_sdk_lists(sdk, bed), *asyncio.run(_plans(bed))) for _ in range(RUNS)]
+        commands = [_commands(bed) for _ in range(RUNS)]
     peer, cold, knowing = (min(times) for times in zip(*rounds, strict=True))
     rows = [
         (f"docker SDK {SDK.partition('==')[2]}, list(all=True)", f"{peer:.3f}", "1.0", ""),
@@ -61,7 +68,38 @@ def run() -> None:
     ]
     print_table((f"{CONTAINERS} containers, {RUNNING} running", "seconds", "times faster", "target"), rows)
     print(f"minimum of {RUNS} rounds in turn\n")
+    whole, uncached, start, ps = (min(times) for times in zip(*commands, strict=True))
+    parts = [
+        ("gpukeeper plan, the whole command", f"{whole:.2f}", "1.0"),
+        ("its imports alone", f"{start:.2f}", f"{start / whole:.2f}"),
+        ("the same plan without compiled modules", f"{uncached:.2f}", f"{uncached / whole:.2f}"),
+        ("docker ps -a --size", f"{ps:.2f}", f"{ps / whole:.2f}"),
+    ]
+    print_table(("the command", "CPU seconds", "of the whole"), parts)
     print_figure(Figure("docker-plan", round(knowing, 4), "s", round(knowing / peer, 3), "the docker SDK's list"))
+
+
+def _commands(bed: DockerBed) -> tuple[float, float, float, float]:
+    """CPU seconds of a plan with and without compiled modules, of its imports, and of docker's own list with sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder, "policy.yaml")
+        policy.write_text("preset: shared-host\nscope: {docker: {}}\n")
+        environ = {**os.environ, "DOCKER_HOST": bed.host, "GPUKEEPER_STATE": f"{folder}/state"}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        compiled = {**environ, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
+        plan = [sys.executable, "-m", "gpukeeper", "plan", "--policy", str(policy)]
+        imports = [sys.executable, "-c", "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, aiohttp"]
+        _cpu(plan, compiled)  # compiles
+        not_compiled = {**environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/nothing"}
+        docker = ["docker", "-H", bed.host, "ps", "-a", "--size"]
+        return _cpu(plan, compiled), _cpu(plan, not_compiled), _cpu(imports, compiled), _cpu(docker, environ)
+
+
+def _cpu(command: list[str], environ: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, env=environ, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def fill(bed: DockerBed) -> None:

@@ -33,6 +33,7 @@ BEFORE_THE_INTENT = (CAPTURED, SAVED, NOTED)
 BEFORE_THE_ACT = (INTENDED, LOOKED)
 BEFORE_THE_OUTCOME = (ACTED, VERIFIED)
 PYTHONPATH = str(Path(__file__).parents[1])  # where this program is found, from any folder
+SIGNAL = "GPUKEEPER_TEST_SIGNAL"  # the name of another signal than SIGKILL
 _RECORDED = {Captured: NOTED, Intended: INTENDED, Closed: CLOSED}
 
 
@@ -40,6 +41,7 @@ _RECORDED = {Captured: NOTED, Intended: INTENDED, Closed: CLOSED}
 class Halt:
     point: str
     name: str
+    signal: int = signal.SIGKILL
     passed: set[str] = field(default_factory=set)  # points that the step on it has passed
 
     def reached(self, point: str, ref: Ref | None) -> None:
@@ -47,7 +49,7 @@ class Halt:
             return
         self.passed.add(point)
         if point == self.point:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
 
     def looked(self, ref: Ref) -> None:
         if ACTED in self.passed:
@@ -101,7 +103,7 @@ class HaltingLedger(_Wrapped):
 def halt_at(point: str, name: str) -> None:
     """From now on a session of this process halts there."""
     assert point in POINTS, f"{point!r} is none of {POINTS}"
-    open_session, halt = wiring.open_session, Halt(point, name)
+    open_session, halt = wiring.open_session, Halt(point, name, getattr(signal, os.environ.get(SIGNAL, "SIGKILL")))
 
     def opened(*args: Any, **kwargs: Any) -> wiring.Session:
         session = open_session(*args, **kwargs)

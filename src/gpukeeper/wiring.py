@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from gpukeeper.config.load import Loaded, load_policy, load_text
+from gpukeeper.config.load import Loaded, Stamp, load_policy, load_text, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
@@ -44,17 +45,15 @@ from gpukeeper.platforms.kubernetes.meter import ClusterMeter
 from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.discovery import names_here
-from gpukeeper.platforms.simulated import week
-from gpukeeper.platforms.simulated.folder import FolderPlatform
-from gpukeeper.platforms.simulated.week import Week
 
-# What only `accept` needs is imported where it is needed: every other verb starts without it.
+# What only `accept` and the demo need is imported where it is needed: every other verb starts without it.
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Wish
     from gpukeeper.devices.workbench import LocalWorkbench
     from gpukeeper.engine.self_test import Attempt, Outcome, Place
+    from gpukeeper.platforms.simulated.week import Week
 
-FLEET = "GPUKEEPER_FLEET"  # folder:PATH plays with a fleet of files instead of this machine
+FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
 class SystemClock:
@@ -140,6 +139,8 @@ def open_session(
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
     """The demo: a week of the simulated fleet under the shared-host preset."""
+    from gpukeeper.platforms.simulated import week
+
     return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
 
 
@@ -252,10 +253,25 @@ def _simulated_place(faults: Mapping[str, Any]) -> Place:
     return Place(bench.workbench, bench.clock, "simulated", "simulated")
 
 
-def reload_policy(session: Session, policy: Path | None) -> None:
-    """A changed policy file counts from the next pass on; a broken one stops acting (PolicyError)."""
+class PolicyRead(NamedTuple):
+    loaded: Loaded
+    stamp: Stamp | None
+
+
+def read_policy(policy: Path | None, last: PolicyRead | None = None) -> PolicyRead:
+    """As the file says now; `last` where it did not change since. Blocks: a daemon calls it in a thread. PolicyError:
+    it is broken, or others could change it, and so nothing acts by it."""
+    file, now = policy_file(policy), time.time()
+    if last is not None and last.stamp is not None and stamp(last.loaded, file, now) == last.stamp:
+        _trust(last.loaded)
+        return last
     loaded = load_policy(policy)
     _trust(loaded)
+    return PolicyRead(loaded, stamp(loaded, file, now))
+
+
+def follow_policy(session: Session, loaded: Loaded) -> None:
+    """A changed policy file counts from the next pass on."""
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
         for one in session.keeper.platforms:
@@ -352,11 +368,16 @@ def _platforms(
 ) -> tuple[tuple[Platform, ...], list[Reach]]:
     fleet = environ.get(FLEET)
     if fleet:
-        kind, _, where = fleet.partition(":")
-        if kind != "folder" or not Path(where).is_dir():
-            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH with an existing folder')
-        platform = FolderPlatform(Path(where))
-        return (platform,), [Reach(platform.name, platform.place, True, f"a fleet of files below {where}")]
+        kind, *folders = fleet.split(":")
+        if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
+        from gpukeeper.platforms.simulated.folder import FolderPlatform
+
+        places = tuple(FolderPlatform(Path(one)) for one in folders)
+        return places, [
+            Reach(one.name, one.place, True, f"a fleet of files below {where}")
+            for one, where in zip(places, folders, strict=True)
+        ]
     found: list[Platform] = []
     reaches = discover(environ)
     address, beside = docker.find(environ), None
@@ -368,8 +389,8 @@ def _platforms(
         found.append(beside)
     if _wants_ray(loaded, reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
-        folders = _own_folders(loaded, environ)
-        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=folders)
+        own = _own_folders(loaded, environ)
+        nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
         found.append(nodes)
         busy = nodes.busy_here
     cluster = _cluster(loaded, environ, reaches)

@@ -19,7 +19,7 @@ import pytest
 
 from gpukeeper.lifecycle.decide import RULES, answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import View
+from gpukeeper.model.decision import Tenant, View
 from gpukeeper.model.identity import Seen
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import Policy
@@ -62,7 +62,18 @@ def test_every_rule_has_cases(rule: str) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_case_says_why_and_what_it_expects(path: Path) -> None:
     case = json.loads(path.read_text())
-    assert set(case) <= {"why", "like", "subject", "series", "memory", "pressure", "elsewhere", "policy", "expect"}
+    assert set(case) <= {
+        "why",
+        "like",
+        "subject",
+        "series",
+        "memory",
+        "pressure",
+        "elsewhere",
+        "tenant",
+        "policy",
+        "expect",
+    }
     assert len(case["why"]) > 20
     assert case["expect"]["action"]
 
@@ -83,6 +94,7 @@ def view_of(case: dict[str, Any]) -> View:
         msgspec.convert(_values(memory), Memory),
         pressure=case.get("pressure", False),
         elsewhere=msgspec.convert(_values(elsewhere), tuple[Hold, ...]),
+        tenant=msgspec.convert(_values(case.get("tenant")), Tenant | None),
     )
 
 

@@ -40,6 +40,7 @@ class Ran:
 class Fleet:
     def __init__(self, folder: Path, policy: str = POLICY) -> None:
         self.folder = folder / "node-1"
+        self.second: Path | None = None
         self.folder.mkdir()
         self.state = folder / "state"
         self.policy = folder / "policy.yaml"
@@ -50,10 +51,24 @@ class Fleet:
 
     def add(self, name: str, **facts: Any) -> None:
         facts = {"state": State.ENDED, "created": ago(days=9), "owner": "ann", **facts}
-        (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(Workload(**facts)))
+        (facts.pop("folder", self.folder) / f"{name}.json").write_bytes(msgspec.json.encode(Workload(**facts)))
 
     def ended(self, name: str, *, days: float, outcome: Outcome = Outcome.SUCCEEDED, **facts: Any) -> None:
         self.add(name, started=ago(days=days + 1), ended=ago(days=days), outcome=outcome, **facts)
+
+    def with_second_place(self) -> Path:
+        self.second = self.folder.parent / "node-2"
+        self.second.mkdir()
+        return self.second
+
+    def lease_folder(self) -> Path:
+        """As the command itself makes it."""
+        self.run("pause")
+        self.run("resume")
+        return self.state / "leases"
+
+    def state_of(self, name: str) -> str:
+        return str(json.loads((self.folder / f"{name}.json").read_bytes())["state"])
 
     def names(self) -> set[str]:
         return {path.stem for path in self.folder.glob("*.json")}
@@ -61,7 +76,7 @@ class Fleet:
     def env(self, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return kept | {
-            "GPUKEEPER_FLEET": f"folder:{self.folder}",
+            "GPUKEEPER_FLEET": ":".join(["folder", str(self.folder), *([str(self.second)] if self.second else [])]),
             "GPUKEEPER_STATE": str(self.state),
             "GPUKEEPER_POLICY": str(self.policy),
             **more,
@@ -79,9 +94,9 @@ class Fleet:
         )
         return Ran(done.returncode, done.stdout, done.stderr)
 
-    def run_halting(self, point: str, name: str, *words: str) -> Ran:
+    def run_halting(self, point: str, name: str, *words: str, **env: str) -> Ran:
         """Killed at that point of the step on that workload."""
-        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH)
+        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH, **env)
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -90,7 +105,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=_hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
+            preexec_fn=hear_ctrl_c,  # noqa: PLW1509 - one call, which takes no lock
         )
 
     def lines(self, *types: str) -> list[dict[str, Any]]:
@@ -99,7 +114,7 @@ class Fleet:
         return found
 
 
-def _hear_ctrl_c() -> None:
+def hear_ctrl_c() -> None:
     """Whoever runs the tests in the background of a shell has it ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

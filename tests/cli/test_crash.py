@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.cli.fleet import Fleet
-from tests.halt import ACTED, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS
+from tests.halt import ACTED, BEFORE_THE_INTENT, BEFORE_THE_OUTCOME, CLOSED, POINTS, SIGNAL
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -29,6 +29,25 @@ def test_killed_in_the_middle_of_apply(fleet: Fleet, point: str) -> None:
     found = "reclaimed" if point in BEFORE_THE_OUTCOME else "still there"
     assert all(line["result"] == found and "at a later look" in line["reason"] for line in settled)
     _nothing_twice_and_every_removal_recorded(fleet)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_ended_by_a_signal_it_ends_its_step_and_says_what_was_done(fleet: Fleet, name: str) -> None:
+    for n in range(4):
+        fleet.ended(f"old-{n}", days=10 - n)
+    ended = fleet.run_halting(ACTED, "old-1", "apply", "--yes", **{SIGNAL: name})
+    assert ended.code == 130, ended
+    assert fleet.names() == {"old-2", "old-3"}
+    told = [line.split()[:2] for line in ended.out.splitlines() if line.startswith("reclaimed")]
+    assert told == [["reclaimed", f"docker/node-1/old-{n}"] for n in range(2)]
+    assert "Stopping after the steps under way" in ended.err
+    assert "2 of 4 due reclaimed" in ended.err
+    assert "Ended by a signal before everything was done" in ended.err
+    assert "gpukeeper resume" not in ended.err
+    assert len(fleet.lines("intent")) == len(fleet.lines("outcome")) == 2
+    as_json = fleet.run_halting(ACTED, "old-2", "apply", "--yes", "--json", **{SIGNAL: name})
+    assert as_json.code == 130
+    assert [line["ref"]["name"] for line in as_json.json()["places"][0]["outcomes"]] == ["old-2"]
 
 
 def test_killed_again_and_again_it_still_ends_well(fleet: Fleet) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.cli.fleet import Fleet
+import subprocess
+import sys
+
+from tests.cli.fleet import Fleet, hear_ctrl_c
 
 
 def test_the_same_seed_gives_the_same_week(fleet: Fleet) -> None:
@@ -20,3 +23,28 @@ def test_it_ends_with_what_was_reclaimed_and_why(fleet: Fleet) -> None:
     assert ran.code == 0
     assert "BECAUSE OF" in ran.out
     assert "Nothing real was touched" in ran.out
+
+
+# Ctrl-C in the middle of the week, at a moment that is always the same: after its first pass.
+INTERRUPTED = """
+import signal
+from gpukeeper import wiring
+from gpukeeper.__main__ import run
+play = wiring.play
+wiring.play = lambda seed, length: play(seed, length, lambda report: signal.raise_signal(signal.SIGINT))
+run()
+"""
+
+
+def test_ctrl_c_is_a_sentence_and_130_without_a_traceback(fleet: Fleet) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "demo", "--once"],
+        env=fleet.env(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=hear_ctrl_c,
+    )
+    assert (ran.returncode, ran.stdout) == (130, ""), ran.stderr
+    assert ran.stderr == "Interrupted. If a step was under way, the next pass looks at it first.\n"

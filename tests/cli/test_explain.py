@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
@@ -12,7 +13,9 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from tests.cli.fleet import Fleet, ago
+from tests.docs.markdown import ROOT
 
+MANIFEST = ROOT / "tests" / "unit" / "platforms" / "kubernetes" / "trainjob.yaml"
 PATIENT = """\
 preset: development
 mode: enforce
@@ -113,3 +116,52 @@ def test_a_wrong_interval_is_a_sentence(fleet: Fleet) -> None:
     ran = fleet.run("explain", "old", "--watch", "--every", "soon")
     assert ran.code == 2
     assert "--every" in ran.err
+
+
+def test_waste_is_listed_with_its_owner_and_nothing_follows(fleet: Fleet) -> None:
+    """C8.11"""
+    fleet.write_policy(PATIENT)
+    fleet.add("eval", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",))
+    fleet.add("train", state=State.RUNNING, started=ago(hours=10), devices=("GPU-0",), owner="bob")
+    measured(fleet, key_of(fleet, "eval"), minutes=40)
+    measured(fleet, key_of(fleet, "train"), minutes=20)
+    before = {path: path.read_bytes() for path in fleet.folder.iterdir()}
+    ran = fleet.run("observe", "--waste")
+    assert ran.code == 0, ran.err
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["UNUSED", "FOR", "WORKLOAD", "OWNER", "CLASS", "GPUS"]
+    assert [line.split()[1:] for line in lines] == [["docker/node-1/eval", "ann", "docker", "GPU-0"]]
+    assert "1 line at" in ran.err
+    assert fleet.run("observe", "--waste", "--owner", "bob").out == ""
+    (one,) = fleet.run("observe", "--waste", "--json").json()["waste"]
+    assert (one["ref"]["name"], one["devices"], one["at_least"]) == ("eval", ["GPU-0"], False)
+    assert {path: path.read_bytes() for path in fleet.folder.iterdir()} == before
+    both = fleet.run("observe", "--waste", "--gpus")
+    assert (both.code, both.out) == (2, "")
+    assert "Choose one" in both.err
+
+
+def test_a_trainjob_is_explained_from_files_without_asking_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
+    """C17.4"""
+    runtime, train = MANIFEST.read_text().split("\n---\n")
+    files = (tmp_path / "runtime.yaml", tmp_path / "train.yaml")
+    for path, text in zip(files, (runtime, train), strict=True):
+        path.write_text(text)
+    ran = fleet.run("explain", "run-7", "--manifest", str(files[0]), "--manifest", str(files[1]))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[:4] == [
+        "trainjob/run-7 on ClusterTrainingRuntime torch, by these files alone",
+        "job node: 2 init containers",
+        "  1. wait  busybox:1.36",
+        "  2. fetch  registry.lab/fetch:2",
+    ]
+    assert "     DATASET=imagenet  (TrainJob)" in ran.out
+    assert "     CACHE=/cache  (runtime)" in ran.out
+    assert not fleet.state.exists(), "not even a ledger"
+    alone = fleet.run("explain", "run-7", "--manifest", str(files[1]))
+    assert "problem: ClusterTrainingRuntime torch is not in these files" in alone.out
+    files[1].write_text(train.replace("run-7", "\x1b[2Jrun-7").replace("name: torch", "name: 'to\x07rch'"))
+    for words in (("run-9", files[0]), ("run-7", tmp_path / "none.yaml"), ("run-7", files[1])):
+        wrong = fleet.run("explain", words[0], "--manifest", str(words[1]))
+        assert (wrong.code, wrong.out) == (2, "")
+        assert "\x1b" not in wrong.err

@@ -108,3 +108,24 @@ def test_a_gpu_held_by_processes_outside_any_workload_names_them() -> None:
     claim = Claim(device="GPU-0", name="host/n/gpu-0", place="n", how=How.HELD, by="pid 4711 (python, root)")
     row = show.claim_row(claim, datetime(2026, 3, 2, tzinfo=UTC))
     assert row[:3] == ("held", "host/n/gpu-0", "pid 4711 (python, root)")
+
+
+def test_claims_are_what_the_platform_says_whatever_the_ledger_has(fleet: Fleet) -> None:
+    """C13.1: no second database. Who has which GPU is the same without a ledger, and follows the platform at once."""
+
+    def claims() -> list[list[str]]:
+        return [line.split()[:5] for line in fleet.run("observe", "--gpus").out.splitlines()[1:]]
+
+    running(fleet, "eval", "GPU-0")
+    running(fleet, "train", "GPU-1", owner="bob")
+    without = claims()
+    assert [line[1:4] for line in without] == [
+        ["GPU-0", "docker/node-1/eval", "ann"],
+        ["GPU-1", "docker/node-1/train", "bob"],
+    ]
+    assert fleet.run("apply", "--yes").code == 0
+    assert fleet.lines("noticed"), "the ledger has them"
+    assert claims() == without
+    running(fleet, "eval", "GPU-2")
+    (fleet.folder / "train.json").unlink()
+    assert [line[1:3] for line in claims()] == [["GPU-2", "docker/node-1/eval"]], "not what the ledger remembers"

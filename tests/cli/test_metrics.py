@@ -75,7 +75,7 @@ def test_serve_tells_on_loopback_what_its_passes_did(fleet: Fleet) -> None:
         page = page_of(daemon)
         assert page.startswith("http://127.0.0.1:")
         assert daemon.stdout is not None
-        assert daemon.stdout.readline().startswith("reclaimed")
+        assert "Z reclaimed  docker/node-1/old" in daemon.stdout.readline()
         text = got(page)
     assert 'gpukeeper_reclaimed_total{action="remove",kind="container",rule="retention"} 1.0' in text
     assert "gpukeeper_last_pass_timestamp_seconds" in series(text)

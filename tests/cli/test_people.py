@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,37 @@ def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
     assert fleet.names() == set()
 
 
+def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert fleet.run("pause", "disk replacement").code == 0
+    again = fleet.run("pause", "something else")
+    assert again.code == 0, again.err
+    assert "paused already: disk replacement, by " in again.out
+    assert "Everything is paused: disk replacement, by " in fleet.run("plan").err
+    resumed = fleet.run("resume")
+    assert resumed.code == 0
+    assert "disk replacement, by " in resumed.out
+    for words, said in (
+        (("resume",), "nothing is paused; nothing was changed"),
+        (("workload", "release", "old"), "nothing was released"),
+    ):
+        ran = fleet.run(*words)
+        assert (ran.code, ran.out) == (2, ""), words
+        assert said in ran.err
+
+
+def test_what_was_stopped_is_started_again_by_restore(fleet: Fleet) -> None:
+    fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
+    assert fleet.run("workload", "stop", "busy", "--yes").code == 0
+    assert fleet.state_of("busy") == "ended"
+    back = fleet.run("restore", "busy")
+    assert back.code == 0, back.err
+    assert fleet.state_of("busy") == "running"
+    again = fleet.run("restore", "busy")
+    assert again.code == 2
+    assert "it is running already" in again.err
+
+
 def test_the_ledger_is_listed_filtered_exported_and_summed(fleet: Fleet) -> None:
     """C15.3, C15.6"""
     fleet.ended("old", days=2)
@@ -167,6 +199,19 @@ def test_the_daemon_reclaims_answers_and_ends_on_sigterm(fleet: Fleet) -> None:
     assert hold["hold"]["by"] == hold["by"]
 
 
+def test_every_line_of_the_daemon_carries_its_time(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    process = fleet.start("serve")
+    assert process.stdout is not None
+    reclaimed = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert "reclaimed  docker/node-1/old" in reclaimed
+    for line in [reclaimed, *out.splitlines(), *err.splitlines()]:
+        assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ \S", line), line
+    assert "listening on" in err
+
+
 def test_two_daemons_at_once_are_refused(fleet: Fleet) -> None:
     with daemon(fleet):
         second = fleet.run("serve")
@@ -188,8 +233,10 @@ def test_ctrl_c_while_watching_exits_with_130(fleet: Fleet) -> None:
     assert process.stdout is not None
     assert "STATE" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert "Interrupted." in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to ask as somebody else: run the tests as root")

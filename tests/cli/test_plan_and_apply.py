@@ -7,10 +7,16 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpukeeper.config.load import load_text
+from gpukeeper.interfaces.terminal.session import narrowed, own_only
+from gpukeeper.ledger.lease import take_lease
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
 
@@ -27,6 +33,16 @@ def test_plan_says_what_is_due_and_why_and_changes_nothing(fleet: Fleet) -> None
     assert "failed 2d ago, kept for 7d" in ran.out
     assert fleet.names() == {"old", "failed"}
     assert not fleet.state.exists(), "plan must not write a ledger"
+
+
+def test_a_failure_is_told_with_what_it_ended_with(fleet: Fleet) -> None:
+    fleet.ended("failed", days=2, outcome=Outcome.FAILED, ended_with="exit code 137, out of memory")
+    reason = "failed with exit code 137, out of memory, 2d ago, kept for 7d"
+    assert reason in fleet.run("plan", "--verbose").out
+    assert reason in fleet.run("explain", "failed").out
+    assert fleet.run("apply", "--yes").code == 0
+    assert "ended, failed with exit code 137, out of memory" in fleet.run("ledger", "list", "--type", "noticed").out
+    assert fleet.lines("noticed")[0]["ended_with"] == "exit code 137, out of memory"
 
 
 def test_plan_exit_code_is_4_only_when_something_is_due(fleet: Fleet) -> None:
@@ -51,19 +67,88 @@ def test_plan_narrows_by_namespace_and_age(fleet: Fleet) -> None:
         (("--owner", "bob"), ["bobs"]),
         (("--outcome", "failed"), ["bobs"]),
         (("--name", "an*"), ["anns"]),
-        (("--kind", "container"), ["anns", "bobs"]),
+        (("--kind", "container"), ["anns", "bobs", "left"]),
         (("--kind", "trainjob"), []),
         (("--label", "team=vision"), ["anns"]),
         (("--label", "team"), ["anns"]),
-        (("--platform", "docker/node-1"), ["anns", "bobs"]),
+        (("--platform", "docker/node-1"), ["anns", "bobs", "left"]),
+        (("--class", "serving"), ["bobs"]),
+        (("--class", "doc*"), ["anns"]),
+        (("--class", "unknown"), ["left"]),
+        (("--owner", "nobody"), ["left"]),
     ],
 )
 def test_narrowing_flags_choose_and_never_widen(fleet: Fleet, flags: tuple[str, str], names: list[str]) -> None:
-    """C6.1"""
+    """C6.1, C12.2: what nobody owns, and each class as the policy assigns it, is easy to list."""
+    fleet.write_policy(POLICY + "match: [{class: serving, owner: bob}]\n")
+    fleet.ended("left", days=0.5, owner=None, class_="unknown")
     fleet.ended("anns", days=9, labels={"team": "vision"})
     fleet.ended("bobs", days=9, outcome=Outcome.FAILED, owner="bob")
     found = fleet.run("plan", *flags, "--json").json()["places"][0]["decisions"]
     assert sorted(d["seen"]["ref"]["name"] for d in found) == names
+    if flags[0] in ("--class", "--owner"):
+        listed = fleet.run("workload", "list", *flags, "--json").json()["decisions"]
+        assert sorted(d["seen"]["ref"]["name"] for d in listed) == names
+
+
+def test_apply_narrows_to_a_class_and_to_what_nobody_owns(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY + "match: [{class: serving, owner: bob}]\n")
+    fleet.ended("anns", days=9)
+    fleet.ended("bobs", days=9, owner="bob")
+    fleet.ended("left", days=9, owner=None)
+    assert fleet.run("apply", "--yes", "--class", "serving").code == 0
+    assert fleet.names() == {"anns", "left"}
+    assert fleet.run("apply", "--yes", "--owner", "nobody").code == 0
+    assert fleet.names() == {"anns"}
+
+
+def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_nobody_owns() -> None:
+    wanted = narrowed(owner="nobody")
+    for user, nobodys in (("nobody", False), ("root", True)):
+        session = SimpleNamespace(book=Rulebook(load_text("scope: {docker: {}}").policy), user=user)
+        assert own_only(session, wanted).nobodys is nobodys  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("older_than", "left"),
+    [
+        ("90s", set()),
+        ("30m", set()),
+        ("1h", {"40m"}),
+        ("1.5h", {"40m"}),
+        ("2h30m", {"40m", "2h"}),
+        ("2d", {"40m", "2h"}),
+        ("1w", {"40m", "2h", "3d"}),
+    ],
+)
+def test_apply_by_hand_takes_what_is_older_than_any_unit_of_time(fleet: Fleet, older_than: str, left: set[str]) -> None:
+    """C6.2: everything here is due; the flag chooses."""
+    fleet.write_policy(POLICY + "retention: {succeeded: 0s}\n")
+    for name, minutes in (("40m", 40), ("2h", 120), ("3d", 3 * 1440)):
+        fleet.ended(name, days=minutes / 1440)
+    ran = fleet.run("apply", "--yes", "--older-than", older_than)
+    assert ran.code == 0, ran.err
+    assert fleet.names() == left
+
+
+@pytest.mark.parametrize("older_than", ["30", "1 fortnight", "-1h", ""])
+def test_a_time_without_a_unit_is_refused_and_nothing_goes(fleet: Fleet, older_than: str) -> None:
+    """C6.2"""
+    fleet.ended("old", days=9)
+    ran = fleet.run("apply", "--yes", "--older-than", older_than)
+    assert ran.code == 2
+    assert "Write it like 30m, 2h or 7d" in ran.err
+    assert fleet.names() == {"old"}
+
+
+def test_what_has_no_start_or_end_does_not_break_a_pass(fleet: Fleet) -> None:
+    """C6.2: a missing start time broke the pass of the others."""
+    fleet.add("strange", outcome=Outcome.SUCCEEDED)
+    fleet.add("runs", state=State.RUNNING, devices=("GPU-0",))
+    fleet.ended("old", days=2)
+    ran = fleet.run("apply", "--yes", "--older-than", "1h")
+    assert ran.code == 0, ran.err
+    assert fleet.names() == {"strange", "runs"}
 
 
 def test_apply_removes_only_what_is_due_and_records_it(fleet: Fleet) -> None:
@@ -136,6 +221,65 @@ def test_ctrl_c_at_the_question_does_nothing_and_exits_with_130(fleet: Fleet) ->
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert fleet.names() == {"old"}
     assert fleet.lines("intent") == []
+
+
+def test_a_second_place_with_another_pass_is_said_beside_what_was_done_at_the_first(fleet: Fleet) -> None:
+    fleet.ended("here", days=2)
+    fleet.ended("there", days=2, folder=fleet.with_second_place())
+    lease = take_lease(fleet.lease_folder(), "docker", "node-2")
+    try:
+        ran = fleet.run("apply", "--yes", "--textfile", str(fleet.state.parent / "metrics.prom"))
+        told = fleet.run("apply", "--yes", "--json").json()["places"]
+    finally:
+        lease.release()
+    assert ran.code == 3, ran.err
+    assert "reclaimed  docker/node-1/here" in ran.out
+    assert f"Another pass is at work on docker/node-2: pid {os.getpid()} " in ran.err
+    assert "Nothing was touched there." in ran.err
+    assert "1 of 1 due reclaimed" in ran.err
+    assert fleet.second is not None
+    assert (fleet.second / "there.json").exists()
+    assert "metrics.prom was not written" in ran.err
+    assert not (fleet.state.parent / "metrics.prom").exists()
+    assert [(one["place"], "Another pass" in (one["leased"] or "")) for one in told] == [
+        ("node-1", False),
+        ("node-2", True),
+    ]
+    assert fleet.run("apply", "--yes").code == 0
+    assert not (fleet.second / "there.json").exists()
+
+
+def test_another_pass_at_the_only_place_exits_with_11(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    lease = take_lease(fleet.lease_folder(), "docker", "node-1")
+    try:
+        ran = fleet.run("apply", "--yes", "--quiet")
+    finally:
+        lease.release()
+    assert (ran.code, ran.out) == (11, "")
+    assert "Another pass is at work on docker/node-1" in ran.err
+    assert fleet.names() == {"old"}
+
+
+def test_apply_on_a_terminal_refuses_in_a_pause_before_it_asks(fleet: Fleet) -> None:
+    fleet.ended("old", days=2)
+    assert fleet.run("pause", "disk replacement").code == 0
+    ours, theirs = pty.openpty()
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "gpukeeper", "apply"],
+        env=fleet.env(),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = asked.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (asked.returncode, out) == (2, "")
+    assert "everything is paused: disk replacement, by " in err
+    assert "Do this step?" not in err
+    assert fleet.names() == {"old"}
 
 
 def test_the_budget_defers_the_rest_oldest_first(fleet: Fleet) -> None:
@@ -226,6 +370,25 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
         assert f"  {rule}" in ran.out
     said = fleet.run("explain", "node-1/old", "--json").json()
     assert [one["rule"] for one in said["answers"]] == [rule.NAME for rule in RULES]
+
+
+@pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("policy", "schema"), ("apply", "--yes")])
+def test_output_that_cannot_be_written_is_a_sentence_and_1(fleet: Fleet, words: tuple[str, ...]) -> None:
+    fleet.ended("old", days=2)
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "gpukeeper", *words],
+            env=fleet.env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert "The output could not be written: No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
 
 
 def test_output_for_a_pipe_has_no_colour(fleet: Fleet) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.interfaces.cli.policy import app
 from gpukeeper.model.errors import PolicyError
+from tests.cli.fleet import Fleet
 
 GOOD = """\
 preset: shared-host
@@ -91,7 +92,7 @@ def test_show_one_owner(policy: Path) -> None:
     """C8.10"""
     out = run("show", "--policy", policy, "--owner", "ann").stdout
     lines = [line.split() for line in out.splitlines()]
-    assert out.startswith("ann is in researcher.\n")
+    assert out.startswith("ann is in researcher. A group's value replaces the class's, shorter or longer; of several")
     assert ["managed", "idle", "1h", "group", "researcher,", "preset", "shared-host"] in lines
     assert ["managed", "idle_in_demand", "30m", "built-in"] in lines
     assert ["infrastructure", "untouchable", "true", "built-in"] in lines
@@ -124,3 +125,13 @@ def test_the_commands_are_listed_without_loading_what_they_need() -> None:
     program = "import sys, gpukeeper.interfaces.cli.policy; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"pydantic", "ruamel.yaml", "msgspec"} & set(done.stdout.split())
+
+
+def test_an_expired_exemption_is_reported_by_check_show_and_plan(fleet: Fleet) -> None:
+    fleet.policy.write_text("scope: {docker: {}}\nexemptions: [{owner: ann, reason: paper, until: 2020-09-01}]\n")
+    said = f"{fleet.policy}:2: the exemption of ann (paper) ended "
+    for words in (("policy", "check"), ("policy", "show"), ("plan",)):
+        ran = fleet.run(*words)
+        assert ran.code == 0
+        assert said in ran.err, words
+    assert said in fleet.run("policy", "check", "--json").json()["warnings"][0]

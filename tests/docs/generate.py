@@ -1,6 +1,7 @@
 """Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
 
-The pages of rules, checks, reference figures and of the command line, and the output of the demo in the tutorial.
+The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, and the output of
+the demo in the tutorial.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpukeeper.acceptance.check import Check, How
 from gpukeeper.acceptance.reference import ROWS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
+from tests.docs.checklist import OPEN_PAGE, open_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES_PAGE = DOCS / "reference" / "rules.md"
@@ -237,5 +239,6 @@ if __name__ == "__main__":
     CHECKS_PAGE.write_text(checks_page())
     MODELS_PAGE.write_text(models_page())
     CLI_PAGE.write_text(cli_page())
+    OPEN_PAGE.write_text(open_page())
     TUTORIAL.write_text(tutorial_page())
-    print("wrote docs/reference/{rules,checks,gpu-models,cli}.md and the demo in docs/tutorial/first-plan.md")
+    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md and the demo in the tutorial")

@@ -16,12 +16,15 @@ PAGE = ROOT / "docs" / "reference" / "json.md"
 INTERFACES = ROOT / "src" / "gpukeeper" / "interfaces"
 PRINTERS = {"as_json", "_print_json"}
 RUN = "the report of a run"
+MANIFEST = ROOT / "tests" / "unit" / "platforms" / "kubernetes" / "trainjob.yaml"
 # How each document is made on a fleet in which one workload is due.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": ("observe",),
     "observe-gpus": ("observe", "--gpus"),
+    "observe-waste": ("observe", "--waste"),
     "plan": ("plan",),
     "explain": ("explain", "eval"),
+    "explain-manifest": ("explain", "run-7", "--manifest", str(MANIFEST)),
     "workload-list": ("workload", "list"),
     "node-list": ("node", "list"),
     "node-show": ("node", "show", "GPU-1"),
@@ -32,6 +35,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ledger-show": ("ledger", "show", "1"),
     "ledger-totals": ("ledger", "totals"),
     "ledger-rotate": ("ledger", "rotate"),
+    "ledger-status": ("ledger", "status"),
+    "ledger-verify": ("ledger", "verify"),
     "policy-check": ("policy", "check"),
     "policy-show": ("policy", "show"),
     "policy-sentence": ("policy", "sentence"),
@@ -45,7 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check-list": ("check", "list"),
     "check-show": ("check", "show", "gemm"),
 }
-NEEDS_A_LEDGER = {"ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
+NEEDS_A_LEDGER = {"ledger-status", "ledger-verify", "ledger-list", "ledger-show", "ledger-totals", "ledger-rotate"}
 
 
 def test_the_page_names_exactly_the_schemas_that_the_code_prints() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.config.load import load_text
+from gpukeeper.model.policy import Mode
 from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind, Lever
 from tests import engines
 
@@ -85,6 +87,7 @@ def test_stop_moves_every_lever_and_deletes_nothing() -> None:
     levers = [kind for kind in KINDS if kind.lever is not Lever.NONE]
     scaled = {(kind.group, f"{kind.plural}/scale") for kind in KINDS if kind.lever is Lever.SCALE}
     wanted = every("patch", levers) | {("create", "", "pods/eviction")}
+    wanted |= {("patch", "", "pods")}  # announced times are noted on what is warned about
     wanted |= {(verb, group, plural) for group, plural in scaled for verb in ("get", "patch")}
     assert of_tier("stop") == wanted
 
@@ -101,10 +104,13 @@ def test_sets_are_removed_by_a_tier_of_their_own() -> None:
     assert of_tier("sets") == {("delete", "apps", name) for name in ("deployments", "statefulsets", "daemonsets")}
 
 
-def test_restore_makes_what_reclaim_and_sets_remove() -> None:
+def test_restore_makes_what_reclaim_and_sets_remove_and_sets_it_going() -> None:
     """But for a DaemonSet: it is made again by whoever runs the acceptance."""
     removed = {right[1:] for right in of_tier("reclaim") | of_tier("sets") if right[0] == "delete"}
-    assert {("create", *what) for what in removed - {("apps", "daemonsets")}} == of_tier("restore")
+    made = removed - {("apps", "daemonsets")}
+    scaled = {(kind.group, f"{kind.plural}/scale") for kind in KINDS if kind.lever is Lever.SCALE}
+    wanted = {(verb, *what) for what in made for verb in ("create", "patch")}
+    assert of_tier("restore") == wanted | {(verb, *what) for what in scaled for verb in ("get", "patch")}
 
 
 def test_the_namespaced_variant_has_no_rights_on_the_cluster() -> None:
@@ -136,7 +142,9 @@ def test_the_cron_job_never_overlaps_and_keeps_three_of_each() -> None:
     (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert container["args"][:2] == ["apply", "--yes"]
     (policy,) = [one for file, one in objects("ConfigMap") if file == "cronjob.yaml"]
-    assert load_text(policy["data"]["policy.yaml"]).policy.retention.failed is not None
+    loaded = load_text(policy["data"]["policy.yaml"]).policy
+    assert (loaded.mode, loaded.retention.failed) == (Mode.ENFORCE, timedelta(hours=1))
+    assert len(loaded.scope["kubernetes"].namespaces) > 1, "not one that is hard-coded"
 
 
 def test_every_image_is_pinned_and_every_pod_is_ours_by_label() -> None:

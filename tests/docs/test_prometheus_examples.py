@@ -196,3 +196,14 @@ def test_the_units_start_verbs_and_flags_that_exist(unit: Path) -> None:
     verb, *words = line.split()
     flags = {name for one in dict(generate.verbs())[verb].params for name in one.opts}
     assert {word for word in words if word.startswith("--")} <= flags
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_names_a_host(name: str) -> None:
+    """C15.4: addresses were written into rules. Which host it is comes from the labels of a series."""
+    expression = RULES[name]["expr"]
+    assert "instance=" not in expression.replace(" ", "")
+    assert not re.search(r"\d+\.\d+\.\d+\.\d+|\.lab\b|:9\d\d\d\b", expression)
+    labels = re.findall(r"\$labels\.(\w+)", RULES[name]["annotations"]["summary"])
+    by_kind = {"GpukeeperOverdue"}  # of all hosts that tell it; the series has the host
+    assert "instance" in labels or name in by_kind

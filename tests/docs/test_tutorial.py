@@ -24,12 +24,14 @@ def test_every_command_runs_and_prints_what_is_shown(tmp_path: Path) -> None:
     script, shown = ["set -eu", "exec 2>&1"], []
     for kind, text in _BLOCK.findall(generate.TUTORIAL.read_text().partition("## 2.")[2]):
         if kind == "sh":
-            script.append(re.sub(r"^gpukeeper apply$", _CONFIRMED, text, flags=re.MULTILINE))
+            confirmed = re.sub(r"^gpukeeper apply$", _CONFIRMED, text, flags=re.MULTILINE)
+            script.append(re.sub(r"^(gpukeeper workload stop \S+)$", r"\1 --yes", confirmed, flags=re.MULTILINE))
         else:
             shown += [_plain(line) for line in text.splitlines()]
     printed = _run("\n".join(script), tmp_path)
     missing = [line for line in shown if line not in printed]
     assert shown
+    assert re.search(r"lab/notebook-eve .*running", printed), printed  # stopped, and restored
     assert not missing, f"not printed: {missing}\n\n{printed}"
 
 

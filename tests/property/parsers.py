@@ -43,7 +43,7 @@ from gpukeeper.platforms.docker import connect as docker_api
 from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.kubernetes import auth, gpus, marks, plugin
+from gpukeeper.platforms.kubernetes import auth, gpus, manifests, marks, plugin
 from gpukeeper.platforms.kubernetes import connect as kube_api
 from gpukeeper.platforms.kubernetes import translate as kube
 from gpukeeper.platforms.kubernetes import wire as kube_wire
@@ -465,6 +465,12 @@ def _policy(text: str) -> None:
     load.load_text(text)
 
 
+def _manifests(text: str) -> None:
+    trees = [document.read(part).tree for part in text.split("\n---\n")]
+    found = manifests.merge([one for one in trees if isinstance(one, dict)], "run-7")
+    [plain(line) for line in found.lines()]
+
+
 def _exemptions(data: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
@@ -472,6 +478,7 @@ def _exemptions(data: bytes) -> None:
         read_exemptions(Path(file.name), ("managed",))
 
 
+_MANIFESTS = Path(kube_examples.__file__).with_name("trainjob.yaml").read_bytes()
 _POLICY = b"""preset: shared-host
 scope: {docker: {}}
 mode: plan
@@ -660,6 +667,7 @@ PARSERS: tuple[Parser, ...] = (
         UNREADABLE,
     ),
     Parser("policy", _text(_policy), (_POLICY,), (KeeperError,), SLOW),
+    Parser("manifests", _text(_manifests), (_MANIFESTS,), (KeeperError,), SLOW),
     Parser("YAML", _text(document.read), (_POLICY,), weight=SLOW),
     Parser(
         "exemptions",

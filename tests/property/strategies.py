@@ -175,6 +175,12 @@ def minutes(rng: random.Random, busy: float) -> tuple[float, ...]:
     return tuple(busy if n in at else NOT_MEASURED if n in gaps else 0.0 for n in range(90))
 
 
+def group(rng: random.Random) -> Group:
+    """Stricter or more generous than the classes, by a span or a factor."""
+    limits = [None, SHORT / 2, LONG, 0.5, 2.0]
+    return Group(members=("ann",), idle=rng.choice(limits), max_runtime=rng.choice(limits))
+
+
 def policy(rng: random.Random) -> Policy:
     limit, keep = [None, SHORT, LONG], [None, timedelta(), SHORT, DAY]
     managed = ClassSettings(
@@ -199,7 +205,7 @@ def policy(rng: random.Random) -> Policy:
             "api": ClassSettings(max_runtime=LONG, idle=SHORT),
             "infrastructure": ClassSettings(untouchable=rng.random() < 0.7),
         },
-        groups=rng.choice([{}, {"faculty": Group(members=("ann",), idle=LONG, max_runtime=LONG)}]),
+        groups={} if rng.random() < 0.4 else {"some": group(rng), "more": group(rng)},
         match=rng.choice([(), (), (Match(class_="infrastructure", owner="bob"),)]),
         exemptions=tuple(exemption(rng) for _ in range(rng.choice([0, 0, 0, 1, 2]))),
         activity=Activity(signals=("cpu", "disk")),

@@ -74,8 +74,9 @@ def _slower(limits: Any, factor: float) -> Any:
     return replace(limits, **_times(limits, (*names, *more), factor))
 
 
-def _times(value: Any, names: tuple[str, ...], factor: float) -> dict[str, timedelta | None]:
-    return {name: None if (span := getattr(value, name)) is None else span * factor for name in names}
+def _times(value: Any, names: tuple[str, ...], factor: float) -> dict[str, timedelta]:
+    """Every span of these; a factor of a group is of a span that grows with it."""
+    return {name: span * factor for name in names if isinstance(span := getattr(value, name), timedelta)}
 
 
 @OFTEN

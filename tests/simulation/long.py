@@ -1,5 +1,6 @@
-"""`make simulate HOURS=8`: 2,000 real removals against racing neighbours, a million damaged inputs for the parsers,
-then seed after seed until the time is over or a promise breaks; SEED=n repeats one."""
+"""`make simulate HOURS=8`: 2,000 real removals against racing neighbours, half a year of churn in which nothing may
+grow, a million damaged inputs for the parsers, then seed after seed until the time is over or a promise breaks; SEED=n
+repeats one."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import argparse
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from tests.simulation.acceptance import simulate_acceptance
 from tests.simulation.harness import CALM_HOURS, ROUGH_HOURS, simulate
 from tests.simulation.inputs import read_all
 from tests.simulation.promises import broken_in_acceptance, broken_promises
 from tests.simulation.racer import race
+from tests.simulation.soak import grown, soak
 
 BATCH = 64
+SOAK_DAYS = 180
 
 
 def main() -> int:
@@ -26,11 +31,18 @@ def main() -> int:
     if wanted.seed is not None:
         return _report(wanted.seed, check(wanted.seed)[1])
     end = time.monotonic() + wanted.hours * 3600
-    lost = race()
-    if lost:
-        print("\n".join(lost))
+    problems = race() or _soaked()
+    if problems:
+        print("\n".join(problems))
         return 1
     return _many(end)
+
+
+def _soaked() -> list[str]:
+    seed = int(time.time()) % 100_000
+    with tempfile.TemporaryDirectory() as folder:
+        found = grown(soak(Path(folder), SOAK_DAYS, seed).held)
+    return [f"soak with seed {seed}: {one}" for one in found]
 
 
 def check(seed: int) -> tuple[int, list[str]]:

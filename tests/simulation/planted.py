@@ -286,6 +286,12 @@ def warn_and_stop_in_one_breath() -> Iterator[None]:
         yield
 
 
+@planted("warned_first")
+def remove_before_the_announced_time() -> Iterator[None]:
+    with swapped(decide, "not_before_announced", lambda view, answer, now: answer):
+        yield
+
+
 @planted("paused_means_paused")
 def act_while_paused() -> Iterator[None]:
     async def never(self: Any) -> None:
@@ -389,7 +395,7 @@ def let_a_full_disk_shrink_conditions() -> Iterator[None]:
 @planted("trees_are_free")
 def call_every_disk_too_full() -> Iterator[None]:
     def always(keeper: Any, subject: Subject, book: Any) -> bool:
-        keeper.pressed[subject.ref.platform, subject.ref.place, subject.disk_name] = True
+        keeper.pressed.add((subject.ref.platform, subject.ref.place, subject.disk_name))
         return True
 
     with swapped(engine_observe, "is_too_full", always), swapped(engine_act, "is_too_full", always):

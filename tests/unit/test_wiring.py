@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.wiring import discover, open_session, reload_policy
+from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
 
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
 
@@ -53,7 +53,7 @@ def test_a_label_that_a_changed_policy_trusts_no_longer_is_believed_no_longer(
     try:
         assert docker._around._trusted == ("ds01.user",)  # type: ignore[attr-defined]
         policy.write_text(POLICY % "")
-        reload_policy(session, policy)
+        follow_policy(session, read_policy(policy).loaded)
         assert docker._around._trusted == ()  # type: ignore[attr-defined]
     finally:
         session.close()
@@ -70,7 +70,7 @@ def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, 
         assert ray.place == reach.place
         assert ray._policy.ray.roots == ("/nowhere",)  # type: ignore[attr-defined]
         policy.write_text("scope: {ray: {}}\nray: {roots: [/elsewhere]}\n")
-        reload_policy(session, policy)
+        follow_policy(session, read_policy(policy).loaded)
         assert ray._policy.ray.roots == ("/elsewhere",)  # type: ignore[attr-defined]
     finally:
         session.close()

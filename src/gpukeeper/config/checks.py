@@ -85,8 +85,21 @@ def _idle_limits(file: PolicyFile) -> list[tuple[Path, timedelta]]:
     """Every idle time that leads to a stop or report, shortest first."""
     live = [(name, one) for name, one in file.classes.items() if not one.untouchable]
     classes = [(("classes", name, key), getattr(one, key)) for name, one in live for key in ("idle", "idle_when_large")]
-    groups = [(("groups", name, "idle"), one.idle) for name, one in file.groups.items()]
-    return sorted(((p, idle) for p, idle in [*classes, *groups] if idle is not None), key=lambda pair: pair[1])
+    found = [*classes, *_of_groups(file, "idle", [one.idle for _, one in live])]
+    return sorted(((path, idle) for path, idle in found if idle is not None), key=lambda pair: pair[1])
+
+
+def _of_groups(
+    file: PolicyFile, setting: str, of_classes: list[timedelta | None]
+) -> Iterator[tuple[Path, timedelta | None]]:
+    """A group's value; a factor, of each class that has a limit."""
+    for name, group in file.groups.items():
+        given: timedelta | float | None = getattr(group, setting)
+        path: Path = ("groups", name, setting)
+        if isinstance(given, float):
+            yield from ((path, own * given) for own in of_classes if own is not None)
+        else:
+            yield path, given
 
 
 def _idle_times(file: PolicyFile) -> Iterator[Problem]:
@@ -109,8 +122,9 @@ def _idle_times(file: PolicyFile) -> Iterator[Problem]:
 
 
 def _runtimes(file: PolicyFile) -> Iterator[Problem]:
-    limits = [(("classes", name, "max_runtime"), one.max_runtime) for name, one in file.classes.items()]
-    limits += [(("groups", name, "max_runtime"), one.max_runtime) for name, one in file.groups.items()]
+    limits: list[tuple[Path, timedelta | None]] = []
+    limits += [(("classes", name, "max_runtime"), one.max_runtime) for name, one in file.classes.items()]
+    limits += _of_groups(file, "max_runtime", [])
     for path, limit in limits:
         if limit is not None and not limit:
             none = "none for no limit" if path[0] == "classes" else "as class for the class's own"
@@ -150,8 +164,8 @@ def _stops(file: PolicyFile) -> list[tuple[Path, timedelta]]:
             large = one.idle_when_large if one.idle is None and one.on_idle is OnIdle.STOP else None
             found.append((("classes", name, "idle_when_large"), large))
             found.append((("classes", name, "max_runtime"), one.max_runtime))
-    for name, group in file.groups.items():
-        found += [(("groups", name, "idle"), group.idle), (("groups", name, "max_runtime"), group.max_runtime)]
+    for setting in ("idle", "max_runtime"):
+        found += _of_groups(file, setting, [limit for path, limit in found if path[::2] == ("classes", setting)])
     return sorted(((path, limit) for path, limit in found if limit is not None), key=lambda pair: pair[1])
 
 

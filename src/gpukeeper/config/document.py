@@ -13,6 +13,7 @@ from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner
 
 from gpukeeper.config.problems import Path, Problem
 
@@ -31,31 +32,63 @@ class Document:
 
 
 def read(text: str) -> Document:
-    document, yaml = Document(), YAML(typ="safe", pure=True)
+    document, yaml = Document(), _yaml()
     if len(text) > LARGEST:
         document.problems.append(_not_yaml(f"it is larger than {LARGEST // 1024} KiB", 1))
         return document
     try:
         depth = 0
-        for event in YAML(typ="safe", pure=True).parse(text):
+        for event in _yaml().parse(text):
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if depth > DEEPEST:  # reading on costs the square of the depth
                 raise RecursionError
             if isinstance(event, AliasEvent):
                 line = event.start_mark.line + 1
-                document.problems.append(_not_yaml("aliases (*name) are not used here; write it out", line))
+                document.problems.append(_unusable("this is an alias (*name) of an anchor (&name)", _ALIAS, line))
                 return document
         root = yaml.compose(text)
         if root is not None:
             document.tree = _Reader(yaml, document).value(root, ())
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        document.problems.append(_not_yaml(error.problem or "unexpected text", mark.line + 1 if mark else 1))
+        document.problems.append(_in_our_words(error.problem or "unexpected text", mark.line + 1 if mark else 1))
     except (YAMLError, ValueError) as error:
         document.problems.append(_not_yaml(str(error).splitlines()[0], 1))
     except RecursionError:
         document.problems.append(_not_yaml("it is nested too deeply or contains itself", 1))
     return document
+
+
+class _Scanner(Scanner):
+    """Refuses deep nesting before it looks for the end of it, which costs the square of the depth."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - theirs
+        if self.flow_level >= DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = _Scanner
+    return yaml
+
+
+_ALIAS = "Aliases are not supported in a policy: write the value out where it is used"
+_TAB = "YAML is indented with spaces only: replace the tab by spaces"
+_DOCUMENT = "A policy is one document: take out the line ---, or put the rest into a file of its own"
+
+
+def _in_our_words(problem: str, line: int) -> Problem:
+    if "'\\t'" in problem:
+        return _unusable("there is a tab", _TAB, line)
+    if "another document" in problem:
+        return _unusable("a second document begins", _DOCUMENT, line)
+    return _not_yaml(problem, line)
+
+
+def _unusable(what: str, advice: str, line: int) -> Problem:
+    return Problem(((),), f"{what}. {advice}, then check again.", line=line)
 
 
 def _not_yaml(why: str, line: int) -> Problem:

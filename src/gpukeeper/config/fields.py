@@ -16,7 +16,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Counted, Mode, OnIdle
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 
@@ -40,6 +40,27 @@ def _span_or(*words: str, meaning: str) -> tuple[Any, ...]:
     return _kind(read, write, {"type": ["string", "integer"], "pattern": pattern, "x-kind": f"duration or {words[0]}"})
 
 
+def _read_as_class(value: object) -> timedelta | float | None:
+    if isinstance(value, str) and value.lower() == "as class":
+        return None
+    if isinstance(value, str) and units.is_factor(value):
+        return units.read_factor(value)
+    return units.read_span(value, ", as a factor of the class's value like 2x, or as class for what the class says")
+
+
+def _write_as_class(value: timedelta | float | None) -> str:
+    if value is None:
+        return "as class"
+    return units.span_in_words(value) if isinstance(value, timedelta) else units.factor_in_words(value)
+
+
+_AS_CLASS_SCHEMA = {
+    "type": ["string", "integer"],
+    "pattern": rf"^({_SPAN_PATTERN}|0|\d+(\.\d+)?x|as class)$",
+    "x-kind": "duration, factor or as class",
+}
+
+
 def _longer_than_nothing(value: object) -> timedelta:
     span = units.read_span(value)
     if not span:
@@ -59,7 +80,7 @@ Span = Annotated[timedelta, *_kind(units.read_span, units.span_in_words, _SPAN_S
 Interval = Annotated[timedelta, *_kind(_longer_than_nothing, units.span_in_words, _SPAN_SCHEMA)]
 Limit = Annotated[timedelta | None, *_span_or("none", "never", meaning="for no limit")]
 Kept = Annotated[timedelta | None, *_span_or("manual", meaning="to keep it until somebody removes it")]
-AsClass = Annotated[timedelta | None, *_span_or("as class", meaning="for what the class says")]
+AsClass = Annotated[timedelta | float | None, *_kind(_read_as_class, _write_as_class, _AS_CLASS_SCHEMA)]
 Size = Annotated[int, *_kind(units.read_size, units.size_in_words, _SIZE_SCHEMA)]
 Percent = Annotated[float, *_kind(units.read_percent, units.percent_in_words, _PERCENT_SCHEMA)]
 Share = Annotated[float, *_kind(units.read_share, units.share_in_words, _PERCENT_SCHEMA)]
@@ -84,6 +105,7 @@ def word(*known: str) -> tuple[Any, ...]:
 
 ModeWord = Annotated[Mode, *_words(Mode)]
 AtFinishWord = Annotated[AtFinish, *_words(AtFinish)]
+CountedWord = Annotated[Counted, *_words(Counted)]
 OnIdleWord = Annotated[OnIdle, *_words(OnIdle)]
 AfterIdleWord = Annotated[AfterIdle, *_words(AfterIdle)]
 

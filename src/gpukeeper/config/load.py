@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from gpukeeper.config import document, problems
 from gpukeeper.config.build import build, build_exemption
@@ -22,6 +25,7 @@ from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 
 SITE_FILE = Path("/etc/gpukeeper/policy.yaml")
+SETTLED = 2.0  # seconds: a file that was not touched for this long gets another time when it is
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,18 @@ class Loaded:
         inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
         return self.origins.get(path) or next(inside, BUILT_IN_ORIGIN)
 
+    def expired(self, now: datetime) -> tuple[str, ...]:
+        """A sentence for each exemption whose time is over: it protects nobody, and who wrote it may not know."""
+        exemptions = self.policy.exemptions
+        if isinstance(exemptions, Unknown):
+            return ()
+        return tuple(
+            f"{origin}: the exemption of {one.owner or one.workload or one.class_} ({one.reason}) ended "
+            f"{one.until:%Y-%m-%d %H:%M} UTC and protects nothing any more. Take it out, or give it a later date."
+            for one, origin in zip(exemptions, self.exemption_origins, strict=True)
+            if isinstance(one.until, datetime) and one.until <= now
+        )
+
 
 def load_policy(
     path: Path | None = None,
@@ -50,17 +66,58 @@ def load_policy(
 
     Never a file of the current folder: whoever runs gpukeeper as root must not be steered by where they stand.
     """
-    named = path or (Path(environ["GPUKEEPER_POLICY"]) if environ.get("GPUKEEPER_POLICY") else None)
-    if named is not None:
-        return load_file(named)
-    usual = [site_file] if os.geteuid() == 0 else [_user_file(environ), site_file]
-    found = next((file for file in usual if os.path.lexists(file)), None)
+    found = policy_file(path, environ, site_file)
     return load_file(found) if found is not None else load_builtin(platforms)
 
 
-def _user_file(environ: Mapping[str, str]) -> Path:
-    folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return Path(folder) / "gpukeeper" / "policy.yaml"
+def policy_file(
+    path: Path | None = None, environ: Mapping[str, str] = os.environ, site_file: Path = SITE_FILE
+) -> Path | None:
+    """The one that is used; None: the built-in policy."""
+    named = path or (Path(environ["GPUKEEPER_POLICY"]) if environ.get("GPUKEEPER_POLICY") else None)
+    if named is not None:
+        return named
+    usual = [site_file] if os.geteuid() == 0 else [*_user_file(environ), site_file]
+    return next((file for file in usual if os.path.lexists(file)), None)
+
+
+Stamp: TypeAlias = tuple[object, ...]
+
+
+def stamp(loaded: Loaded, file: Path | None, read_at: float) -> Stamp | None:
+    """Equal as long as reading that file again gives the same as at `read_at` (Unix time). None: it was changed since
+    or just before, and what is written twice within a tick of the filesystem's clock looks the same."""
+    if file is None:
+        return (loaded.source,)
+    # The folder, too: what is a link may be turned to another file, as Kubernetes does with a ConfigMap.
+    marks = [_mark(one) for one in (*_files(loaded, file), file.parent)]
+    newest = max((max(mark.st_mtime, mark.st_ctime) for mark in marks if mark is not None), default=0.0)
+    if newest > read_at - SETTLED:
+        return None
+    seen = [mark and (mark.st_dev, mark.st_ino, mark.st_size, mark.st_mtime_ns, mark.st_ctime_ns) for mark in marks]
+    return (str(file), *seen, *_untrusted(loaded, file))
+
+
+def _mark(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except OSError:
+        return None
+
+
+def _files(loaded: Loaded, path: Path) -> list[Path]:
+    return [path] + ([path.parent / loaded.file.exemptions_from] if loaded.file.exemptions_from else [])
+
+
+def _untrusted(loaded: Loaded, path: Path) -> tuple[str, ...]:
+    return tuple(f"{file}: {why}" for file in _files(loaded, path) if (why := why_untrusted(file)) is not None)
+
+
+def _user_file(environ: Mapping[str, str]) -> Iterator[Path]:
+    """None for a uid that has no home folder."""
+    with suppress(RuntimeError):
+        folder = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+        yield Path(folder) / "gpukeeper" / "policy.yaml"
 
 
 def load_file(path: Path) -> Loaded:
@@ -71,8 +128,7 @@ def load_file(path: Path) -> Loaded:
     except UnicodeDecodeError as error:
         raise PolicyError([f"{path}: is not UTF-8 text. Save it as UTF-8."]) from error
     loaded = load_text(text, str(path), path.parent)
-    files = [path] + ([path.parent / loaded.file.exemptions_from] if loaded.file.exemptions_from else [])
-    untrusted = tuple(f"{file}: {why}" for file in files if (why := why_untrusted(file)) is not None)
+    untrusted = _untrusted(loaded, path)
     warnings = tuple(f"{one}. Until then nothing acts by it: apply, serve and requests refuse it." for one in untrusted)
     return replace(loaded, warnings=(*loaded.warnings, *warnings), untrusted=untrusted)
 

@@ -80,9 +80,9 @@ _G = model.Group()
 class Group(Section):
     members: list[str] = about(list(_G.members), "User names.")
     unix_group: str | None = about(_G.unix_group, "A Unix group of this machine; its members are added.")
-    idle: f.AsClass = about(_G.idle, "Replaces the class's idle time, where the class has one.")
-    max_runtime: f.AsClass = about(_G.max_runtime, "Replaces the class's maximum runtime, where the class has one.")
-    hold_after_stop: f.AsClass = about(_G.hold_after_stop, "Replaces the class's `hold_after_stop`.")
+    idle: f.AsClass = about(_G.idle, "In place of the class's idle time, where the class has one. `2x`: twice that.")
+    max_runtime: f.AsClass = about(_G.max_runtime, "The same for the maximum runtime, where the class has one.")
+    hold_after_stop: f.AsClass = about(_G.hold_after_stop, "The same for `hold_after_stop`.")
     gpu_shares: f.GpuShares = about(_G.gpu_shares, "GPU shares that a member may have at once.")
 
 
@@ -114,7 +114,9 @@ class Warnings(Section):
     idle: list[f.Share] = about(list(_W.idle), "Warn at these shares of the idle time.")
     runtime: list[f.Share] = about(list(_W.runtime), "Warn at these shares of the maximum runtime.")
     lead: f.Span = about(_W.lead, "The least time between the first warning and the stop.")
-    undelivered: f.Span = about(_W.undelivered, "Waits this much more when nobody could be told.")
+    undelivered: f.Span = about(
+        _W.undelivered, "Waits this much more when nobody could be told; the announced time includes it."
+    )
 
 
 _A = model.Activity()
@@ -214,7 +216,10 @@ class Ray(Section):
     roots: list[f.Root] = about(list(_Y.roots), "Folders of temporary files, as each node sees them.")
     names: list[f.NamePattern] = about(list(_Y.names), "Only trees of these names, directly below a root.")
     keep: list[f.NamePattern] = about(list(_Y.keep), "Names that never go. Patterns as in a shell.")
-    above: f.Size = about(_Y.above, "Looked at only when such trees of a node hold more than this together.")
+    above: f.Size = about(_Y.above, "Looked at only when such trees of a node, in all its roots, hold more than this.")
+    above_counts: f.CountedWord = about(
+        _Y.above_counts, "`all`: what is compared with `above` is everything in its roots, not only trees that may go."
+    )
     older_than: f.Span = about(_Y.older_than, "Only what nobody used for this long, on a node that Ray calls idle.")
     under_pressure: f.Span = about(_Y.under_pressure, "The same while the disk is too full, see `disk`.")
     cpu: f.Percent = about(
@@ -224,7 +229,7 @@ class Ray(Section):
     sessions: f.Limit = about(
         _Y.sessions, "Dead sessions go when unused for this long; never under an hour. `none`: only reported."
     )
-    logs: f.Limit = about(_Y.logs, "Logs of ended processes of a live session, the same. `none`: only reported.")
+    logs: f.Limit = about(_Y.logs, "The same of logs of ended processes of a live session, told by the full hour.")
 
 
 _I = model.Images()
@@ -258,7 +263,7 @@ _S = model.Schedule()
 
 class Schedule(Section):
     every: f.Interval = about(_S.every, "A pass this often.")
-    at: f.Cron = about(_S.at, "Acts only in passes at these times (cron words); looks in every pass.")
+    at: f.Cron = about(_S.at, "Acts only in passes at these times (cron words, local time); looks in every pass.")
 
 
 _L = model.LedgerKeep()
@@ -277,6 +282,11 @@ class Gpu(Section):
     reset: bool = about(_U.reset, "A GPU that stays dirty and that nobody holds is reset, at most once a day.")
     settle: f.Interval = about(_U.settle, "A GPU that is not clean this long after its work ended is quarantined.")
     dcgm: f.Address = about(_U.dcgm, "Where a DCGM exporter tells its metrics: http://localhost:9400/metrics.")
+    stop_on_taken: bool = about(
+        _U.stop_on_taken,
+        "Work that is started again onto a GPU that somebody else has by then is stopped one pass after the warning. "
+        "Without it its owner is warned only.",
+    )
 
 
 _Q = model.KubernetesSettings()
@@ -321,7 +331,9 @@ class PolicyFile(Section):
     """A whole policy file after merging."""
 
     preset: str = about(_P.preset, "Where values come from that the file does not give.")
-    mode: f.ModeWord = about(_P.mode, "`plan` looks only; `enforce` acts unattended.")
+    mode: f.ModeWord = about(
+        _P.mode, "`plan` looks only, until a person confirms `apply` on a terminal; `enforce` acts unattended."
+    )
     scope: Scope = about(Scope(), "What the policy covers. A platform that is not named is never touched.")
     retention: Retention = about(Retention(), "How long what ended is kept. `manual`: until somebody removes it.")
     environments: dict[str, Retention] = about(
@@ -332,7 +344,12 @@ class PolicyFile(Section):
     )
     ttl: Ttl = about(Ttl(), "Times to live that workloads carry themselves.")
     classes: dict[str, Class] = about({}, "Limits by class of workload. New names make new classes.")
-    groups: dict[str, Group] = about({}, "People with other limits. With several groups the most generous value wins.")
+    groups: dict[str, Group] = about(
+        {},
+        "People with other limits. A group's value replaces the class's, shorter or longer; of several groups of one "
+        "owner the most generous holds. `2x` or `0.5x` is a factor of the class's value. Only for verified owners; "
+        "for others the class's values hold.",
+    )
     admins: list[str] = about(list(_P.admins), "May hold, release and stop anybody's work.")
     owner_labels: list[str] = about(
         list(_P.owner_labels), "Labels only the site's own wrapper can set, so that they alone prove the owner."

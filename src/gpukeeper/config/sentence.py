@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from gpukeeper.config.units import share_in_words, size_in_words, span_in_words
-from gpukeeper.model.policy import Amount, AtFinish, Mode, OnIdle, PlaceScope, Policy, Retention, Temporary
+from gpukeeper.model.policy import (
+    AfterIdle,
+    Amount,
+    AtFinish,
+    ClassSettings,
+    Mode,
+    OnIdle,
+    PlaceScope,
+    Policy,
+    Retention,
+    Temporary,
+)
 from gpukeeper.model.unknown import Unknown
 
 RAY = "ray"
@@ -74,17 +85,37 @@ def _classes(policy: Policy) -> Iterator[str]:
     }
     limited = {name: one.max_runtime for name, one in live.items() if one.max_runtime is not None}
     if stopped:
-        yield f"idle work is stopped after {_by_span(stopped)}"
+        yield f"idle work is stopped after {_by_span(stopped)}{_afterwards(live, stopped)}"
     if reported:
         yield f"idle work is only reported after {_by_span(reported)}"
     if large:
-        yield f"idle work that holds more than a slice is stopped after {_by_span(large)}"
+        yield f"idle work that holds more than a slice is stopped after {_by_span(large)}{_afterwards(live, large)}"
+    if stopped or reported or large:
+        yield from _demand(policy)
     if limited:
         yield f"running work is stopped after {_by_span(limited)}"
     if untouchable := [name for name, one in policy.classes.items() if one.untouchable]:
         yield f"{_all(untouchable)} {'are' if len(untouchable) > 1 else 'is'} never touched"
     if changing := [name for name, group in policy.groups.items() if group.members]:
         yield f"members of {_all(changing)} have limits of their own"
+
+
+def _afterwards(classes: Mapping[str, ClassSettings], stopped: Iterable[str]) -> str:
+    """What becomes of it after an idle stop."""
+    names = list(stopped)
+    kept = [name for name in names if classes[name].after_idle is AfterIdle.KEEP]
+    if len(kept) == len(names):
+        return ", and then kept like what was stopped"
+    return ", and then removed" + (f", but for {_all(kept)}" if kept else "")
+
+
+def _demand(policy: Policy) -> Iterator[str]:
+    demand = policy.demand
+    if demand.idle_factor < 1:
+        yield (
+            f"while more than {share_in_words(demand.above)} of the GPUs are taken, idle times are"
+            f" {share_in_words(demand.idle_factor)} of these"
+        )
 
 
 def _by_span(limits: dict[str, timedelta]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.problems import Path, in_words
-from gpukeeper.config.units import span_in_words
-from gpukeeper.lifecycle.settings import limits_for
+from gpukeeper.config.units import factor_in_words, span_in_words
+from gpukeeper.lifecycle.settings import BY_GROUP, limits_for, of_group
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.unknown import Unknown
 
@@ -24,7 +24,6 @@ _OWNER_LIMITS = {
     "hold": "",
     "hold_after_stop": "",
 }
-_BY_GROUP = frozenset({"idle", "max_runtime", "hold_after_stop"})
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,8 @@ def _class_rows(loaded: Loaded, class_name: str, owner: str, groups: list[str]) 
         field = "stop_grace" if name == "grace" else name
         value = getattr(limits, field)
         origin = loaded.origin(("classes", class_name, name))
-        if name in _BY_GROUP and value != getattr(own, field):
-            origin = _group_origin(loaded, groups, name, value)
+        if name in BY_GROUP:
+            origin = _group_origin(loaded, class_name, groups, name) or origin
         found.append(Row(name, _limit(value, none), origin))
     idle = limits.idle
     if idle is not None:
@@ -144,9 +143,17 @@ def _class_rows(loaded: Loaded, class_name: str, owner: str, groups: list[str]) 
     return found
 
 
-def _group_origin(loaded: Loaded, groups: list[str], name: str, value: Any) -> str:
-    giver = next(group for group in groups if getattr(loaded.policy.groups[group], name) == value)
-    return f"group {giver}, {loaded.origin(('groups', giver, name))}"
+def _group_origin(loaded: Loaded, class_name: str, groups: list[str], name: str) -> str | None:
+    """The group whose value holds, with its factor; None where no group gives one."""
+    policy = loaded.policy
+    own = policy.classes[class_name]
+    found = [(span, group) for group in groups if (span := of_group(own, policy.groups[group], name)) is not None]
+    if not found:
+        return None
+    giver = max(found, key=lambda pair: pair[0])[1]
+    given = getattr(policy.groups[giver], name)
+    times = f" ({factor_in_words(given)} of {span_in_words(getattr(own, name))})" if isinstance(given, float) else ""
+    return f"group {giver}{times}, {loaded.origin(('groups', giver, name))}"
 
 
 def _limit(value: timedelta | str | None, none: str) -> str:

@@ -20,6 +20,7 @@ def check_trees(file: PolicyFile) -> Iterator[Problem]:
         yield from _names(entry, ("temporary", i))
     yield from _names(file.ray, ("ray",))
     yield from _sessions(file)
+    yield from _logs(file)
     yield from _marks(file)
     for i, root in enumerate(file.reports.roots):
         yield from _apart(file, root, ("reports", "roots", i))
@@ -48,6 +49,15 @@ def _sessions(file: PolicyFile) -> Iterator[Problem]:
             (("ray", "sessions"),),
             f"{words(file.ray.sessions)} is too short: a session that is just starting has folders and no processes"
             " yet. Write at least 1h, or none to only report dead ones.",
+        )
+
+
+def _logs(file: PolicyFile) -> Iterator[Problem]:
+    if file.ray.logs is not None and file.ray.logs < model.HOUR:
+        yield Problem(
+            (("ray", "logs"),),
+            f"{words(file.ray.logs)} is too short: which logs are old enough is told by the full hour."
+            " Write at least 1h, or none to only report them.",
         )
 
 

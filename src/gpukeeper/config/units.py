@@ -27,6 +27,8 @@ _SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,9})?) ?([A-Za-z]{1,3})")
 _SIZE_UNITS = {"B": 1}
 _SIZE_UNITS |= {f"{letter}iB": 1024 ** (i + 1) for i, letter in enumerate("KMGTP")}
 _SIZE_UNITS |= {f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("kMGTP")}
+_FACTOR = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)x")
+FACTORS = (0.01, 1000)
 _PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 
 
@@ -70,6 +72,21 @@ def span_in_words(span: timedelta) -> str:
         count, span = divmod(span, length)
         words += f"{count}{unit}" if count else ""
     return words or "0s"
+
+
+def is_factor(value: object) -> bool:
+    return isinstance(value, str) and _FACTOR.fullmatch(value) is not None
+
+
+def read_factor(value: str) -> float:
+    factor, (least, most) = float(value[:-1]), FACTORS
+    if not least <= factor <= most:
+        raise ValueError(f"{shown(value)} is not between {least}x and {most}x. Write it like 2x or 0.5x.")
+    return factor
+
+
+def factor_in_words(factor: float) -> str:
+    return f"{factor:.3f}".rstrip("0").rstrip(".") + "x"
 
 
 def read_size(value: object) -> int:

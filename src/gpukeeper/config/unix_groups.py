@@ -1,9 +1,61 @@
-"""Who is in a Unix group of this machine. Read once, when the policy is read."""
+"""Who is in a Unix group of this machine. Read when the policy is read.
+
+All users are listed for it, which a directory service may take long for: that is done once for all groups, remembered
+for a moment, and given up after a while.
+"""
 
 from __future__ import annotations
 
 import grp
 import pwd
+import threading
+import time
+from dataclasses import dataclass, field
+
+from gpukeeper.model.errors import PolicyError
+
+WITHIN = 30.0  # seconds for the list of users
+FRESH = 60.0  # seconds for which it is used again
+
+
+class UsersNotListed(PolicyError):
+    """The policy may be right; who is meant by it is not known."""
+
+
+@dataclass
+class _Users:
+    """Name and own group of every user, as last listed."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    at: float = float("-inf")  # steady time
+    found: tuple[tuple[str, int], ...] = ()
+    listing: threading.Thread | None = None  # one at a time, however often it is asked for
+
+    def list(self) -> tuple[tuple[str, int], ...]:
+        with self.lock:
+            if time.monotonic() - self.at < FRESH:
+                return self.found
+            if self.listing is None or not self.listing.is_alive():
+                self.listing = threading.Thread(target=self._list, name="gpukeeper-users", daemon=True)
+                self.listing.start()
+            listing = self.listing
+        listing.join(WITHIN)
+        if listing.is_alive():
+            raise UsersNotListed(
+                [
+                    f"The users of this machine could not be listed within {WITHIN:g} s, and a group of the policy "
+                    "names a Unix group. Does the directory service answer (getent passwd)? Members can be listed "
+                    "under members instead."
+                ]
+            )
+        return self.found
+
+    def _list(self) -> None:
+        self.found = tuple((user.pw_name, user.pw_gid) for user in pwd.getpwall())
+        self.at = time.monotonic()
+
+
+_USERS = _Users()
 
 
 def members_of(group: str) -> tuple[str, ...] | None:
@@ -15,5 +67,5 @@ def members_of(group: str) -> tuple[str, ...] | None:
         found = grp.getgrnam(group)
     except KeyError:
         return None
-    own = [user.pw_name for user in pwd.getpwall() if user.pw_gid == found.gr_gid]
+    own = [name for name, gid in _USERS.list() if gid == found.gr_gid]
     return tuple(sorted({*found.gr_mem, *own}))

@@ -12,13 +12,19 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gpukeeper.config import hints
 from gpukeeper.config.layers import Layered, layered
-from gpukeeper.config.problems import Path, Problem, did_you_mean
+from gpukeeper.config.problems import Path, Problem
 from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import shown
 
-# Words that people bring along and whose nearest neighbour by letters is the wrong setting.
-_OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+# In the place of an entry that cannot be used, so that the others keep their numbers and are checked. Each is valid;
+# what the checks say about its place is not told, since a mistake there was.
+_STAND_INS: dict[str | int, dict[str, Any]] = {
+    "match": {"class": "docker", "name": "-"},
+    "exemptions": {"owner": "-", "reason": "-"},
+    "temporary": {"root": "/-", "names": ["-"]},
+}
 
 
 def validated(tree: dict[str, Any], lines: Mapping[Path, int], name: str) -> tuple[PolicyFile, Layered, list[Problem]]:
@@ -53,11 +59,11 @@ def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> 
     path, value = mistake["loc"], mistake["input"]
     match mistake["type"]:
         case "extra_forbidden":
-            return _unknown_setting(path, root)
+            return _unknown_setting(path, value, root)
         case "missing":
             return Problem((path[:-1],), _missing(path, root))
         case "value_error":
-            return Problem((path,), str(mistake["ctx"]["error"]))
+            return Problem((path,), hints.with_modes(path, str(mistake["ctx"]["error"])))
         case "string_type":
             quote = f' Put it in quotes: "{value}".' if isinstance(value, int | float) else " Write one name."
             return Problem((path,), f"{shown(value)} is not text.{quote}")
@@ -66,16 +72,14 @@ def _in_our_words(mistake: ErrorDetails, root: type[BaseModel] = PolicyFile) -> 
         case "list_type":
             return Problem((path,), f"{shown(value)} is not a list. Write it in brackets, like [a, b].")
         case "dict_type" | "model_type" | "model_attributes_type":
-            return Problem((path,), f"{shown(value)} is not a mapping. Write its settings as {{name: value}}.")
+            return Problem((path,), f"{shown(value)} is not a mapping. {hints.for_no_mapping(path)}")
         case _:
             return Problem((path,), f"{shown(value)} cannot be used: {mistake['msg']}.")
 
 
-def _unknown_setting(path: Path, root: type[BaseModel]) -> Problem:
-    word, known = str(path[-1]), _settings(_section(path[:-1], root))
-    other = _OTHER_WORDS.get(word)
-    hint = f'Did you mean "{other}"?' if other in known else did_you_mean(word, known)
-    return Problem((path,), f'unknown setting "{word}". {hint}', name_setting=False)
+def _unknown_setting(path: Path, value: Any, root: type[BaseModel]) -> Problem:
+    hint = hints.for_unknown(path, value, _settings(_section(path[:-1], root)))
+    return Problem((path,), f'unknown setting "{path[-1]}". {hint}', name_setting=False)
 
 
 def _missing(path: Path, root: type[BaseModel]) -> str:
@@ -115,7 +119,11 @@ def _inherited(path: Path, tree: dict[str, Any]) -> bool:
 
 
 def _take_out(tree: dict[str, Any], path: Path) -> None:
-    """Removes the value at the path, or what is left of the way to it; of a list nothing is left."""
+    """Removes the value at the path, or what is left of the way to it. An entry of a list of sections that cannot be
+    used without it is replaced; of other lists nothing is left."""
+    if len(path) > 1 and path[0] in _STAND_INS and isinstance(tree.get(str(path[0])), list):
+        _take_out_of(tree[str(path[0])], path)
+        return
     here: Any = tree
     for i, part in enumerate(path):
         inside = here.get(part) if isinstance(here, dict) else None
@@ -125,3 +133,17 @@ def _take_out(tree: dict[str, Any], path: Path) -> None:
                 here.pop(part, None)
             return
         here = inside
+
+
+def _take_out_of(entries: list[Any], path: Path) -> None:
+    number, setting = int(path[1]), path[2] if len(path) > 2 else None
+    entry = entries[number]
+    if isinstance(entry, dict) and setting in entry and not _is_required(path[:2], str(setting)):
+        del entry[setting]
+    else:
+        entries[number] = dict(_STAND_INS[path[0]])
+
+
+def _is_required(section: Path, setting: str) -> bool:
+    fields = _section(section, PolicyFile).model_fields
+    return any(info.is_required() for name, info in fields.items() if (info.alias or name) == setting)

@@ -123,15 +123,18 @@ def measure_below(walk: Walk, top: int, alone: int | None = None) -> None:
 
 def estimate(paths: Sequence[str], deadline: timedelta) -> int | Unknown:
     """Bytes of all paths together, as `du` counts them: quickly, and never a reason to delete. It enters bind mounts
-    of the same filesystem, tells no times, and paths may be swapped under it. Good for "is it above the limit?"."""
-    command = ["du", "-sxcB1", "--", *paths]
+    of the same filesystem, tells no times, and paths may be swapped under it. Good for "is it above the limit?". What
+    went away meanwhile adds nothing."""
+    command, plain = ["du", "-sxcB1", "--", *paths], {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=deadline.total_seconds(), check=False)
+        done = subprocess.run(command, capture_output=True, timeout=deadline.total_seconds(), check=False, env=plain)
     except subprocess.TimeoutExpired:
         return Unknown(f"du did not finish within {deadline.total_seconds():g} s")
     except OSError as error:
         return Unknown(f"du could not be started: {error.strerror}")
-    if done.returncode != 0:
+    complaints = done.stderr.splitlines()
+    only_gone = bool(complaints) and all(one.endswith(b": No such file or directory") for one in complaints)
+    if done.returncode != 0 and not only_gone:
         first = done.stderr.decode("utf-8", "backslashreplace").partition("\n")[0]
         return Unknown(f"du could not read everything: {printable(first)}")
     return int(done.stdout.rsplit(b"\n", 2)[-2].split(b"\t")[0])

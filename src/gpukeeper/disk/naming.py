@@ -9,7 +9,8 @@ from gpukeeper.disk.trash import is_trash
 
 # Names that others rely on, with root's trust: whoever could re-create them after a removal would own that trust.
 WELL_KNOWN = (
-    *("lost+found", "ray", "_ray_lockfiles", ".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
+    *("lost+found", "ray", "_ray_lockfiles", "session_latest", "ray_current_cluster"),
+    *(".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
     *(".snap", "snap-private-tmp", "systemd-private-*"),
 )
 

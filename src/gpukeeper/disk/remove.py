@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from gpukeeper.model.unknown import Unknown
 ALONE = 2_000  # entries; more are deleted by other programs, so that this one goes on answering
 SHARE = 5_000  # entries after which such a program hands back what is left, and is heard of
 NOTABLE = 64 * 1024 * 1024  # bytes by which the filesystem may differ from our count without a word
+_CREW = threading.Lock()  # one group of such programs at a time, however many removals are under way
 StillFree: TypeAlias = Callable[[int], str | Unknown | None]
 
 
@@ -270,7 +272,8 @@ class _Act:
         if entries < ALONE:
             eraser.empty(tree)
         else:
-            self._share_out(tree, eraser)
+            with _CREW:
+                self._share_out(tree, eraser)
         if eraser.stopped is None and not eraser.left_count:
             eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
         return _removal(eraser, free, self.bin)

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -36,6 +37,9 @@ SEVERAL = "*"
 _NAME = re.compile(re.escape(TRASH) + r"[0-9a-f]{16}")
 _PLACE = re.compile(r"1 (\d+) (.+)", re.DOTALL)
 _PROOF = re.compile(r"1 \d+:(\d+) (?:\d+:(\d+)|\*)")
+# Several removals of this program may be under way in one folder: none must take the trash of another that is just
+# being made, or looked at, for one that nobody works in. By folder, so that a disk that hangs stops few others.
+_ALONE = tuple(threading.Lock() for _ in range(64))
 
 # Why a rename is refused, for whoever wonders that a tree stays.
 _NO_LOCKS = "folders of its filesystem cannot be locked, so two runs could meet in it; reclaim it by hand"
@@ -267,7 +271,8 @@ def making(parent: int, bound: str) -> Iterator[Trash | Refused]:
 def opening(parent: int, name: str) -> Iterator[Trash]:
     """A trash folder that is there. PermissionError when it is not ours, or not private; BlockingIOError when another
     run is at work in it."""
-    trash = Trash(parent, name, _private(parent, name))
+    with _alone(parent):
+        trash = Trash(parent, name, _private(parent, name))
     try:
         yield trash
     finally:
@@ -277,23 +282,32 @@ def opening(parent: int, name: str) -> Iterator[Trash]:
 def leftovers(parent: int) -> tuple[Taken, ...]:
     """What an interrupted run left in trash of our own. Whatever does not prove that is not there for us."""
     names = sorted(name for name in _names(parent) if is_trash(name))
-    return tuple(taken for name in names for taken in _contents(parent, name))
+    with _alone(parent):
+        return tuple(taken for name in names for taken in _contents(parent, name))
 
 
 def sweep(parent: int) -> int:
     """Removes empty trash folders of our own, as a crash leaves them. How many there were."""
-    return sum(_swept(parent, name) for name in _names(parent) if is_trash(name))
+    names = [name for name in _names(parent) if is_trash(name)]
+    with _alone(parent):
+        return sum(_swept(parent, name) for name in names)
 
 
 def _made(parent: int, name: str) -> int:
     """Nothing stays of one that cannot be used: no sweep would know it for ours."""
-    os.mkdir(name, 0o700, dir_fd=parent)
-    try:
-        return _private(parent, name)
-    except OSError:
-        with suppress(OSError):
-            os.rmdir(name, dir_fd=parent)
-        raise
+    with _alone(parent):
+        os.mkdir(name, 0o700, dir_fd=parent)
+        try:
+            return _private(parent, name)
+        except OSError:
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=parent)
+            raise
+
+
+def _alone(parent: int) -> threading.Lock:
+    found = os.fstat(parent)
+    return _ALONE[hash((found.st_dev, found.st_ino)) % len(_ALONE)]
 
 
 def _private(parent: int, name: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.keeper import Followed, Keeper
 from gpukeeper.engine.observe import is_too_full, may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.budget import TREES
-from gpukeeper.lifecycle.decide import REQUEST, still_holds
-from gpukeeper.lifecycle.rules import idle
+from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
+from gpukeeper.lifecycle.remember import warned_by
+from gpukeeper.lifecycle.rules import idle, temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
     Accepted,
@@ -51,6 +53,7 @@ async def take(
     lost = keeper.may_act()
     if lost is not None:
         return await _close(keeper, step, Result.DEFERRED, f"not done: {lost}")
+    _notes_work(keeper, step, fresh.subject)
     changed = keeper.clock_watch.doubt() or still_holds(step, fresh, book, keeper.clock.now())
     if changed is not None:
         words = changed if step.decision.rule == REQUEST else f"changed since the plan was made: {changed}"
@@ -68,7 +71,7 @@ async def take(
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed[step.id] = (_gpus_back(fresh.subject), back)
+                keeper.followed[step.id] = Followed(step.decision.seen.ref, _gpus_back(fresh.subject), back)
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)
@@ -89,14 +92,20 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View) or keeper.clock_watch.doubt():
         return None
-    if still_holds(step, fresh, book, keeper.clock.now()) is not None:
+    begun = keeper.clock.now()
+    if still_holds(step, fresh, book, begun) is not None:
         return None
-    decision = step.decision
-    message = f"{decision.seen.ref.path}: {decision.reason}{_lost(fresh.subject, decision.then)}"
+    decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
+    lost = _lost(fresh.subject, decision.then)
+    message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
     inside = await platform.tell(fresh.subject, message)
     delivered = await keeper.notifier.tell(decision.owner, message) or inside
+    if not delivered and decision.unheard is not None:
+        # Nobody is known to have heard it, so there is more time; what is written says so, and that time is used.
+        message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
+    now = keeper.clock.now()
     line = WarningSent(
-        at=keeper.clock.now(),
+        at=now,
         ref=decision.seen.ref,
         owner=decision.owner,
         rule=decision.rule,
@@ -106,8 +115,11 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         delivered=delivered,
         channel=keeper.notifier.channel,
         message=message,
+        until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was said
+        removes=decision.then is Action.REMOVE,
     )
     await keeper.ledger.append([line])
+    await platform.announce(fresh.subject, message, warned_by(line))
     return line
 
 
@@ -149,6 +161,8 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
+    if _notes_work(keeper, step, found):
+        return Result.CHANGED, f"changed since the plan was made: {keeper.working[where_work_runs(step)]}"
     if step.decision.disk and found.disk is not None and not is_too_full(keeper, found, book):
         # Seen before its evidence is taken, which may be long; the steps after it are not even begun.
         return Result.CHANGED, f"changed since the plan was made: {_relieved(found.disk, book)}"
@@ -169,6 +183,20 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
     return None
+
+
+def where_work_runs(step: Step) -> tuple[str, str, str, str]:
+    """What a temporary tree shares with those that stay while work runs beside it: its node, and its folder."""
+    ref = step.decision.seen.ref
+    return ref.platform, ref.place, ref.namespace, posixpath.dirname(ref.name)
+
+
+def _notes_work(keeper: Keeper, step: Step, found: Subject) -> bool:
+    """Whether work runs beside it now, or may. The steps on trees beside it are then not even begun."""
+    work = temporary_tree.work_beside(found) if step.decision.rule == temporary_tree.NAME else None
+    if work is not None:
+        keeper.working[where_work_runs(step)] = work.reason
+    return work is not None
 
 
 def _relieved(disk: Disk, book: Rulebook) -> str:

@@ -90,6 +90,9 @@ async def prove_clean(
     _raise_what_failed(keeper)
     if keeper.gpus is None:
         return []
+    now = keeper.clock.now()
+    # What ended longer ago is not checked again anyway.
+    keeper.proven = {run: at for run, at in keeper.proven.items() if timedelta() <= now - at < RECENT}
     started = {check.uuid: check for one in given_back for check in _begin(keeper, book, keeper.gpus, one)}
     if keeper.serving:
         return []
@@ -157,7 +160,7 @@ def gpu_ref(keeper: Keeper, uuid: str) -> Ref:
 
 def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[GpuCheck]:
     """A check of each of its GPUs; one that is under way covers it, too."""
-    keeper.proven.add((one.ref.key, one.incarnation))
+    keeper.proven[one.ref.key, one.incarnation] = keeper.clock.now()
     started = []
     for uuid in one.devices:
         check = keeper.checks.get(uuid)

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.keeper import Keeper, Listing
 from gpukeeper.engine.observe import views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
-from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.errors import KeeperError, PlatformError, UsageError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 
@@ -86,15 +87,25 @@ async def _only_one(keeper: Keeper, book: Rulebook, words: str, matches: list[Fo
 
 
 async def _observed(keeper: Keeper, book: Rulebook, words: str) -> tuple[list[Found], list[str]]:
-    """What fits among everything there is now; and what could not be listed."""
+    """What fits among everything there is now; and what could not be listed. A bug in one adapter hides its place only,
+    as in a pass."""
     matches: list[Found] = []
     silent: list[str] = []
     for platform in keeper.platforms:
         try:
             matches += await _observed_at(keeper, platform, book, words, silent)
-        except PlatformError as problem:
-            silent.append(str(problem))
+        except Exception as problem:
+            silent.append(_why_unseen(platform, problem))
     return matches, silent
+
+
+def _why_unseen(platform: Platform, problem: Exception) -> str:
+    """Raises what does not concern this place alone: a ledger that cannot be read."""
+    if isinstance(problem, PlatformError):
+        return str(problem)
+    if isinstance(problem, KeeperError):
+        raise problem
+    return f"{platform.name}/{platform.place}: {bug_words(problem)}"
 
 
 async def _observed_at(
@@ -121,10 +132,10 @@ async def _observed_at(
 async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str) -> list[Found]:
     """What is part of a workload: to be explained, never acted on by itself."""
     try:
-        refs = await platform.parts(words)
-    except PlatformError:
+        looked = [await platform.look(ref) for ref in await platform.parts(words)]
+    except Exception as problem:
+        _why_unseen(platform, problem)
         return []
-    looked = [await platform.look(ref) for ref in refs]
     parts = [one for one in looked if isinstance(one, Subject)]
     return [Found(platform, view) for view in await views(keeper, platform, parts, book, [], keeper.clock.now())]
 

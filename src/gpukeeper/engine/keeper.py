@@ -7,11 +7,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.confirm import Confirmations
 from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
-from gpukeeper.model.decision import Action, Guard
+from gpukeeper.model.decision import Action, Decision, Guard, Unseen
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
@@ -38,8 +39,10 @@ class Keeper:
     may_act: Callable[[], str | None] = lambda: None  # asked before each step; a sentence: not now
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
     demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
-    held: dict[str, bool] = field(default_factory=dict)  # by device: whether something that is no workload has it open
-    pressed: dict[tuple[str, str, str], bool] = field(default_factory=dict)  # by place and disk: too full, over passes
+    held: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # by place: GPUs open in no workload
+    pressed: set[tuple[str, str, str]] = field(default_factory=set)  # place and disk: too full, over passes
+    working: dict[tuple[str, str, str, str], str] = field(default_factory=dict)  # see act.where_work_runs
+    tenants: dict[tuple[str, str], dict[str, dict[str, Tenancy]]] = field(default_factory=dict)  # by place, device, key
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
     broken: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: the breaker that the last look opened
     failures: dict[tuple[str, str], str] = field(default_factory=dict)  # by place: why its last pass stopped midway
@@ -47,14 +50,15 @@ class Keeper:
     serving: bool = False  # a daemon: checks of GPUs go on beside the next pass
     watched_from: float | None = None  # a daemon: steady time of its start, or of when it last stood still
     checks: dict[str, GpuCheck] = field(default_factory=dict)  # by uuid: under way
-    followed: dict[str, tuple[int | Unknown, int | Unknown]] = field(default_factory=dict)  # by step: see verify.settle
+    followed: dict[str, Followed] = field(default_factory=dict)  # by step: see verify.settle
     answering: bool = False  # a daemon with a socket: names are looked up in the lists of its passes
     listed: dict[tuple[str, str], Listing] = field(default_factory=dict)  # by place: the last whole list
+    outlook: dict[tuple[str, str], Outlook] = field(default_factory=dict)  # by place: for those who ask such a daemon
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)  # one list at a time for all who ask
     turned_away: set[tuple[str, str]] = field(default_factory=set)  # places whose pass waits for a request to end
     next_list: float = 0.0  # steady time before which no list is made for a request
     confirmations: Confirmations = field(default_factory=Confirmations)
-    proven: set[tuple[str, str]] = field(default_factory=set)  # key and incarnation of ended work that was checked
+    proven: dict[tuple[str, str], datetime] = field(default_factory=dict)  # ended work (key, incarnation): checked when
 
     def watched_since(self, now: datetime) -> datetime | None:
         """By the steady clock, so that a wrong clock at the start of a daemon makes no warning valid again."""
@@ -79,6 +83,21 @@ class GpuCheck:
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
 
 
+class Tenancy(NamedTuple):
+    """Running work that has a device, as a list showed it."""
+
+    ref: Ref
+    started: datetime
+
+
+class Followed(NamedTuple):
+    """A removal that the platform accepted from this process and that takes its time: what it gives back."""
+
+    ref: Ref
+    gpus: int | Unknown
+    size: int | Unknown
+
+
 @dataclass(frozen=True)
 class Listing:
     """What one look at a whole place listed."""
@@ -86,6 +105,19 @@ class Listing:
     begun: float  # steady time
     refs: tuple[Ref, ...] = ()
     unseen: tuple[str, ...] = ()
+
+
+@dataclass
+class Outlook:
+    """What the passes at a place decided about each thing there."""
+
+    at: datetime
+    decisions: dict[str, Decision] = field(default_factory=dict)  # by key
+    left_out: int = 0  # beyond what is kept
+    seen: int = 0
+    running: int = 0
+    unseen: tuple[Unseen, ...] = ()
+    breaker: str | None = None
 
 
 @dataclass

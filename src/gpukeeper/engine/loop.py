@@ -6,25 +6,24 @@ A hint or a timer only makes the next pass come sooner. What is done follows fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-
-from cronsim import CronSim
 
 from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.failures import Seldom, bug_words
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Meter, Platform
 from gpukeeper.engine.reclaim import PassReport, reclaim
+from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, PlatformError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come
@@ -41,10 +40,12 @@ class Watch:
     """What one `serve` keeps while it runs. Nothing here is needed after a restart."""
 
     keeper: Keeper
-    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy file counts at once
+    book: Callable[[], Rulebook]  # asked before every pass, so that a changed policy counts at once
     stop: asyncio.Event
     on_report: Callable[[PassReport], None] = lambda report: None
     on_complaint: Callable[[str], None] = lambda what: None
+    refresh: Callable[[], Awaitable[None]] | None = None  # awaited before `book` is asked: reading a file may block
+    under_way: Callable[[PassReport], None] = lambda report: None
     live: dict[str, list[Subject]] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)  # steady time of the last finished pass
     wall: dict[str, datetime] = field(default_factory=dict)
@@ -113,9 +114,9 @@ class Agenda:
         self.whole_at = min(self.whole_at, steady + after.total_seconds())
 
     def plan(self, report: PassReport) -> None:
-        """Timers for what this pass decided to wait for."""
+        """Timers for what this pass decided to wait for, and for what it reports that will be due."""
         for one in report.survey.decisions:
-            if one.verdict is Verdict.WAIT and one.due is not None:
+            if one.verdict in (Verdict.WAIT, Verdict.REPORT) and one.due is not None:
                 self.due[one.seen.ref.key] = (one.due, one.seen.ref)
 
 
@@ -163,12 +164,14 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
 
 
 async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
+    if w.refresh is not None:
+        await w.refresh()
     book, place = w.book(), _place(platform)
     w.tick = book.policy.activity.tick
     every = w.every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
     act = book.policy.mode is Mode.ENFORCE and may_act_now(book.policy.schedule, last, now)
-    report = await reclaim(w.keeper, platform, book, act=act, only=only)
+    report = await reclaim(w.keeper, platform, book, act=act, only=only, under_way=w.under_way)
     if report.stopped is not None:
         _say(w, report.stopped)  # the pass wrote it down
         w.on_report(report)
@@ -195,15 +198,6 @@ def next_look(report: PassReport, now: datetime, every: timedelta) -> timedelta:
     due = [d.due for d in report.survey.decisions if d.verdict is Verdict.WAIT and d.due is not None]
     soonest = min(due, default=now + every) - now
     return max(GAP, min(soonest, every))
-
-
-def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> bool:
-    """With cron words (in local time) a pass acts only when such a moment lies between the last pass and this one."""
-    if schedule.at is None:
-        return True
-    if last is None:
-        return False
-    return bool(next(CronSim(schedule.at, last.astimezone())) <= now.astimezone())
 
 
 async def _listen(platform: Platform, agenda: Agenda, woken: asyncio.Event) -> None:

@@ -16,13 +16,15 @@ import msgspec
 from gpukeeper.engine.keeper import Demanded, Keeper, Listing
 from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
-from gpukeeper.lifecycle.rules.idle import is_large
+from gpukeeper.lifecycle.rules.idle import is_large, watched
 from gpukeeper.lifecycle.rules.target import in_scope
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import Rulebook, idle_times
+from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
@@ -37,6 +39,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
 BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
+ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
@@ -90,8 +93,10 @@ class Survey:
     gone: Sequence[Gone] = ()  # provably not there: of those that are missing, or that a narrow look asked for
     counts: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # kind, state, outcome, age
     oldest: dict[str, datetime] = field(default_factory=dict)  # by kind: the end that is longest ago
+    idle: Counter[tuple[str, str]] = field(default_factory=Counter)  # running work by what idle makes of it, and class
     nodes: list[Subject] = field(default_factory=list)  # nodes and disks, however narrow the look
     trees: dict[tuple[str, bool], Pile] = field(default_factory=dict)  # by category, and whether they are due
+    wasted: list[Waste] = field(default_factory=list)  # held and not used; reported only
     tree_lines: int = 0  # written about trees in this pass
     unwritten: int = 0  # and left out beyond TREE_LINES; the next pass finds them again
 
@@ -125,6 +130,9 @@ async def survey(
     unsettled = {i.ref.key for i in await keeper.ledger.open_intents(platform.name, platform.place) if i.ref}
     found.before = sum(map(_counts, before.values()))
     look = _Look(keeper, found, book, unsettled, narrow)
+    if only is not None:
+        # A hint may be about what the policy does not cover: a whole look would never find that it is gone.
+        only = [ref for ref in only if in_scope(book.policy, ref)]
     pages = platform.observe(scope) if only is None else _looked_at(platform, only, found)
     begun, refs = asyncio.get_running_loop().time(), list[Ref]()
     try:
@@ -141,6 +149,7 @@ async def survey(
             found.decisions += made
     except PlatformError as problem:
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
+    look.remember()
     if only is not None:
         found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
         return found
@@ -172,30 +181,55 @@ class _Look:
     narrow: Narrow | None
     claimed: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
+    disks: set[str] = field(default_factory=set)
+    tenants: Tenancies = field(default_factory=dict)
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await _recall(keeper, [one for one in subjects if may_be_idle(one, book)])
+        if found.platform.local:  # elsewhere nobody says which device it is
+            here = keeper.tenants.setdefault((found.platform.name, found.platform.place), {})
+            note_tenants(subjects, book, self.tenants, here)
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
             if subject.shape is Shape.DEVICE:
                 self.devices.add(subject.ref.uid)
-                keeper.held[subject.ref.uid] = isinstance(subject.busy, str)
+                self.held.update([subject.ref.uid] if isinstance(subject.busy, str) else [])
+            if subject.disk is not None:
+                self.disks.add(subject.disk_name)
             _count(found, subject, self.claimed)
+            _count_watched(found, view, book, now)
             _count_kind(found, subject, now)
             if may_be_idle(subject, book):
                 found.live.append(subject)
+                found.wasted += [one] if (one := wasted(view, book, now)) is not None else []
             decision = _offered(decide(view, book, now), found.platform)
             found.lines += _begun(keeper, decision, now)
             decision = _not_yet(keeper, decision, self.unsettled, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
-            if self.narrow is None or self.narrow.fits(subject, now):
+            if self._is_asked_for(subject, decision, now):
                 made.append(decision)
                 _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made
+
+    def _is_asked_for(self, subject: Subject, decision: Decision, now: datetime) -> bool:
+        narrow = self.narrow
+        return narrow is None or (narrow.fits(subject, now) and narrow.fits_class(decision.class_))
+
+    def remember(self) -> None:
+        """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
+        here, keeper = (self.found.platform.name, self.found.platform.place), self.keeper
+        if self.found.whole:
+            keeper.tenants[here] = self.tenants
+        if self.found.whole and not self.found.unseen:
+            keeper.held[here] = frozenset(self.held)
+            keeper.pressed = {one for one in keeper.pressed if one[:2] != here or one[2] in self.disks}
+        else:
+            keeper.held[here] = (keeper.held.get(here, frozenset()) - self.devices) | self.held
 
 
 async def _recall(keeper: Keeper, live: Sequence[Subject]) -> None:
@@ -254,6 +288,7 @@ async def views(
         series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
     pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
+    tenants = await new_tenants(keeper, platform, subjects, book)
     joined = []
     for subject in subjects:
         key = subject.ref.key
@@ -267,7 +302,8 @@ async def views(
         # Scarce GPUs shorten idle times, a full disk the ages of trees.
         scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
         held = elsewhere.get(key, ())
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, keeper.watched_since(now)))
+        watched, tenant = keeper.watched_since(now), tenants.get(key)
+        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
     return joined
 
 
@@ -277,8 +313,11 @@ def is_too_full(keeper: Keeper, subject: Subject, book: Rulebook) -> bool:
     if disk is None:
         return False
     key = (subject.ref.platform, subject.ref.place, subject.disk_name)
-    full = disk.full >= marks.high or (keeper.pressed.get(key, False) and disk.full >= marks.low)
-    keeper.pressed[key] = full
+    full = disk.full >= marks.high or (key in keeper.pressed and disk.full >= marks.low)
+    if full:
+        keeper.pressed.add(key)
+    else:
+        keeper.pressed.discard(key)
     return full
 
 
@@ -310,10 +349,8 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
     if state is State.ENDED and isinstance(subject.outcome, Unknown):
         return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
     class_ = _class_worth_a_line(subject)
-    if (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation) and class_ in (
-        None,
-        memory.class_,
-    ):
+    same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
+    if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
         return None
     if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
         return None
@@ -327,8 +364,16 @@ def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
         ended=_when(subject.ended),
         previous_end=_when(subject.previous_end),
         outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
+        ended_with=subject.ended_with if state is State.ENDED else "",
         class_=class_,
     )
+
+
+def _ended_again(subject: Subject, memory: Memory) -> bool:
+    """It ran in between, and nobody looked then."""
+    if not subject.ends_for_good or subject.state is not State.ENDED or memory.ended is None:
+        return False
+    return isinstance(subject.ended, datetime) and subject.ended - memory.ended > ANOTHER_END
 
 
 def _class_worth_a_line(subject: Subject) -> str | None:
@@ -413,6 +458,13 @@ def _is_strange(subject: Subject) -> bool:
     return subject.shape is Shape.ORPHAN and subject.proof is None
 
 
+def _count_watched(found: Survey, view: View, book: Rulebook, now: datetime) -> None:
+    subject = view.subject
+    if subject.shape is Shape.WORKLOAD and subject.root is None and subject.state in _LIVE:
+        settings = book.settings(subject)
+        found.idle[watched(view, settings, now), settings.class_name] += 1
+
+
 def _count_kind(found: Survey, subject: Subject, now: datetime) -> None:
     """For those who watch the watcher: how much of what is there, and for how long it has been over."""
     if subject.shape is not Shape.WORKLOAD or subject.root is not None:
@@ -445,7 +497,7 @@ def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
 async def _claimed_share(keeper: Keeper, claimed: set[str], devices: set[str]) -> float | None:
     """How much of the GPUs is taken. By weight where this machine's GPUs are meant, so that a slice is not a GPU; by
     number where a place lists GPUs of its own. None: not known, and demand stays as it is."""
-    held = {device for device, is_held in keeper.held.items() if is_held}
+    held = frozenset[str]().union(*keeper.held.values())
     shares = await keeper.gpus.shares() if keeper.gpus is not None else None
     if isinstance(shares, Unknown):
         return None
@@ -468,10 +520,12 @@ def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: fl
 
 def _look_back(book: Rulebook) -> timedelta:
     """Far enough for the longest idle window and the lead of its warnings."""
-    windows = [c.idle for c in book.policy.classes.values() if c.idle is not None]
-    windows += [c.idle_when_large for c in book.policy.classes.values() if c.idle_when_large is not None]
-    windows += [g.idle for g in book.policy.groups.values() if g.idle is not None]
-    return max(windows, default=HOUR) + book.policy.warnings.lead + book.policy.warnings.undelivered + HOUR / 2
+    return (
+        max(idle_times(book.policy), default=HOUR)
+        + book.policy.warnings.lead
+        + book.policy.warnings.undelivered
+        + HOUR / 2
+    )
 
 
 def _when(fact: datetime | Unknown | None) -> datetime | None:

@@ -27,7 +27,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import Hold, Memory
+from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Series
 from gpukeeper.model.subject import Gone, Subject
@@ -55,6 +55,11 @@ class Platform(Protocol):
     @property
     def precise(self) -> bool:
         """Its hints name everything that may have changed, so that a pass may look at just that."""
+        ...
+
+    def at_once(self, kind: str) -> int:
+        """How many steps on things of that kind that are over may be under way at once. More than one where they do not
+        disturb each other, and where a look for many costs as much as one for a single step."""
         ...
 
     @property
@@ -96,6 +101,15 @@ class Platform(Protocol):
 
     async def tell(self, subject: Subject, message: str) -> bool:
         """Tell whoever sits inside the workload. False: nobody does, or there is no way in."""
+        ...
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """Leave a warning on the thing itself, where its owner and another instance of gpukeeper find it. A place that
+        keeps no such notes does nothing: the ledger has it."""
+        ...
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        """Write a hold onto the thing itself, or take it off. Answers None where only the ledger keeps holds."""
         ...
 
     async def parts(self, words: str) -> Sequence[Ref]:

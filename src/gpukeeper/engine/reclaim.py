@@ -8,17 +8,19 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.act import take, warn
+from gpukeeper.engine import outlook
+from gpukeeper.engine.act import take, warn, where_work_runs
 from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import record_vanished
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.rules import temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
 from gpukeeper.model.errors import KeeperError, PlatformError
@@ -26,12 +28,13 @@ from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanishe
 from gpukeeper.model.identity import Ref
 
 HOUR = timedelta(hours=1)
-AT_ONCE = 8  # steps on what is over
+STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
 IN_BULK = 2_000  # steps whose objects a platform may read together
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
 Confirm = Callable[[Plan], Awaitable[bool]]
 Progress = Callable[[Closed | WarningSent | GpuChecked], None]
+UnderWay = Callable[["PassReport"], None]
 
 
 @dataclass(repr=False)
@@ -47,9 +50,12 @@ class PassReport:
     given_back: list[GivenBack] = field(default_factory=list)  # work that ended, with the GPUs it had
     checks: list[GpuChecked] = field(default_factory=list)  # of those GPUs; a daemon's come later, in the journal
     relieved: Counter[str] = field(default_factory=Counter)  # by disk: steps left out once it was not too full any more
+    beside_work: Counter[tuple[str, str]] = field(default_factory=Counter)  # by folder and why: left out the same way
     paused: str | None = None
     acted: bool = True
+    under_way: UnderWay = lambda report: None  # told after the look, and after each step
     stopped: str | None = None  # why it did not get to its end: a platform that failed midway, or a bug
+    leased: str | None = None  # who is at work there; then nothing was looked at or touched
 
     @property
     def reclaimed(self) -> list[Closed]:
@@ -65,8 +71,13 @@ class PassReport:
 
     @property
     def relief(self) -> list[str]:
-        """A sentence for each disk that came below its low mark before the plan was done."""
+        """A sentence for each disk that came below its low mark, and each folder beside which work began, before the
+        plan was done."""
         return [
+            f"{where}: {why}. {count} more tree{'s' if count > 1 else ''} there {'were' if count > 1 else 'was'} left"
+            " alone; the next pass decides anew."
+            for (where, why), count in self.beside_work.items()
+        ] + [
             f"Enough of {disk} came back: {count} more tree{'s' if count > 1 else ''}, due only while it was too full,"
             f" {'were' if count > 1 else 'was'} left alone."
             for disk, count in self.relieved.items()
@@ -77,14 +88,14 @@ async def look_and_plan(
     keeper: Keeper, platform: Platform, book: Rulebook, narrow: Narrow | None = None, allow: int | None = None
 ) -> PassReport:
     """What a pass would do now. Changes nothing, writes nothing."""
-    report = _empty(keeper, platform, book, acted=False)
+    report = empty_report(keeper, platform, book, acted=False)
     try:
         report.survey = await survey(keeper, platform, book, narrow)
         report.plan = await _plan(keeper, report.survey, book, 0, allow, await _clock_doubt(keeper))
         report.paused = await keeper.ledger.paused()
     except Exception as problem:
         _concerns_this_place(problem)
-        report = _empty(keeper, platform, book, acted=False)  # half a look is none
+        report = empty_report(keeper, platform, book, acted=False)  # half a look is none
         report.stopped = pass_stopped(_name(platform), problem)
     return report
 
@@ -100,6 +111,7 @@ async def reclaim(
     only: Sequence[Ref] | None = None,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
+    under_way: UnderWay | None = None,
 ) -> PassReport:
     """One pass. `act=False` (mode plan) observes, decides and records, and touches nothing. `only`: what changed or
     is due; everything else there was looked at a moment ago.
@@ -107,7 +119,8 @@ async def reclaim(
     An error that concerns this place alone, a bug in its adapter included, stops this pass: nothing more is touched,
     a step under way stays open and the next pass looks at it first. The report says why; nothing is raised.
     """
-    report = _empty(keeper, platform, book, acted=act)
+    report = empty_report(keeper, platform, book, acted=act)
+    report.under_way = under_way or report.under_way
     try:
         async with keeper.ledger.lease(platform.name, platform.place):
             await _pass(keeper, platform, book, report, narrow, allow, only, confirm, progress)
@@ -133,10 +146,13 @@ async def _pass(
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
     began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
+    keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
+    told = outlook.begin(keeper, platform, began, whole=only is None)
 
     async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
+        outlook.add(told, made, trees)
         lines, found.lines = found.lines, []
         await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
@@ -144,6 +160,8 @@ async def _pass(
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt or keeper.clock_watch.doubt())
     report.plan = plan
+    outlook.show(keeper, found, plan, told)
+    report.under_way(report)
     if only is None and narrow is None and allow is None:
         _remember_breaker(keeper, found, plan)
     if only is None:
@@ -152,10 +170,11 @@ async def _pass(
         await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
         await _take_steps(keeper, platform, book, report, progress, allowed=allow is not None)
+        outlook.forget(told, report.outcomes)
     await keeper.ledger.append([_passed(report, began, keeper.clock.now())])
 
 
-def _empty(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
+def empty_report(keeper: Keeper, platform: Platform, book: Rulebook, *, acted: bool) -> PassReport:
     now = keeper.clock.now()
     return PassReport(0, Survey(platform, now), Plan(book.policy.digest, now, ()), acted=acted)
 
@@ -222,9 +241,11 @@ async def _take_steps(
     async def one(step: Step) -> None:
         hourly = None if allowed else hourly_budget(step.decision, book.policy, report.survey.seen)
         line = await _take_step(keeper, platform, book, report, step, hourly)
+        report.under_way(report)
         if progress is not None and line is not None:
             progress(line)
 
+    keeper.working = {where: why for where, why in keeper.working.items() if where[:2] != _place(report.survey)}
     for first in range(0, len(report.plan.steps), IN_BULK):
         steps = report.plan.steps[first : first + IN_BULK]
         async with platform.batch([one.decision.seen.ref for one in steps if _ends_nobody(one)]):
@@ -243,15 +264,19 @@ async def _take_some(
     under_way: set[asyncio.Task[None]] = set()
     try:
         for step in steps:
+            most = platform.at_once(step.decision.seen.ref.kind) if _ends_nobody(step) else 1
+            await _until_at_most(under_way, most - 1)
+            work = _work_beside(keeper, step)
+            if work is not None:
+                report.beside_work[work] += 1
+                continue
             if _is_relieved(keeper, platform, step):
                 report.relieved[step.decision.disk] += 1
                 continue
-            beside = platform.precise and _ends_nobody(step)
-            await _until_at_most(under_way, AT_ONCE - 1 if beside else 0)
             report.paused = await _why_not_now(keeper)
             if report.paused is not None:
                 break
-            if beside:
+            if most > 1:
                 under_way.add(asyncio.create_task(one(step)))
             else:
                 await one(step)
@@ -266,12 +291,22 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and not keeper.pressed.get((platform.name, platform.place, disk), False)
+    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
+
+
+def _work_beside(keeper: Keeper, step: Step) -> tuple[str, str] | None:
+    """A step before it saw that work runs there now. No line for this one, as above."""
+    where = where_work_runs(step)
+    if step.decision.rule != temporary_tree.NAME or where not in keeper.working:
+        return None
+    return "/".join(part for part in where[:3] if part) + where[3], keeper.working[where]
 
 
 def _ends_nobody(step: Step) -> bool:
-    """It is over, and what is left of it goes."""
-    return step.decision.action is Action.REMOVE and not step.decision.running
+    """It is over, and what is left of it goes. Not where it is due only by a full disk: whether that is still so is
+    seen after each of them."""
+    decision = step.decision
+    return decision.action is Action.REMOVE and not decision.running and not decision.disk
 
 
 async def _until_at_most(under_way: set[asyncio.Task[None]], number: int) -> None:
@@ -311,7 +346,7 @@ def _remember_failure(keeper: Keeper, line: Closed) -> None:
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
     if keeper.stopping:
-        return "gpukeeper is being stopped"
+        return STOPPING
     return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -16,8 +16,10 @@ from gpukeeper.engine.find import Found, find, look_at
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import holds_elsewhere
 from gpukeeper.engine.verify import evidence_of, settle
-from gpukeeper.lifecycle.decide import REQUEST, why_not_yet
+from gpukeeper.lifecycle.decide import REQUEST, decide, why_not_yet
+from gpukeeper.lifecycle.explain import ahead, in_spite_of
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
+from gpukeeper.lifecycle.rules.hold import NOT_SUSPENDED
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -45,6 +47,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     suspends: tuple[str, ...] = ()
     confirm: bool = False  # ask before acting; mode plan always does
     token: str = ""  # of the answer that asked: the person said yes
+    owner: str | None = None  # below here: of lines of the ledger that are asked for
+    last: int = 100
+    types: tuple[str, ...] = ()
+    errors: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +60,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     exit_code: int = 0
     token: str = ""
+
+
+class Told(Reply, frozen=True, kw_only=True):
+    """The answer to who only wants to know; `body` is JSON."""
+
+    body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
@@ -74,12 +86,12 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
     match request.verb:
         case "hold":
             span = timedelta(seconds=request.seconds) if request.seconds is not None else None
-            ref, granted = await hold(
+            found, granted = await hold(
                 keeper, book, request.workload, who, span, reason=request.reason, suspends=request.suspends
             )
             until = f"{granted.until:%Y-%m-%d %H:%M} UTC ({in_words(granted.until - granted.at)})"
             what = f" It suspends {', '.join(granted.suspends)} only." if granted.suspends else ""
-            return f"{ref.path} is held until {until}.{what}"
+            return f"{found.view.subject.ref.path} is held until {until}.{what}{_not_prevented(book, found, granted)}"
         case "release":
             return await release(keeper, book, request.workload, who)
         case "stop" | "remove":
@@ -92,21 +104,20 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             done = line.result is Result.RECLAIMED
             return Reply(done=done, words=words, exit_code=0 if done else 3)
         case "pause":
-            await pause(keeper, book, who, request.reason)
-            return "Paused: nothing is acted on until: gpukeeper resume"
+            return await pause(keeper, book, who, request.reason)
         case "resume":
-            await resume(keeper, book, who)
-            return "Resumed."
+            return await resume(keeper, book, who)
         case "quarantine" | "return":
             return await _change_gpu(keeper, book, who, request)
         case "restore":
             ref, undone = await restore(keeper, book, request.workload, who)
-            hold_it = f"keep it: gpukeeper workload hold {ref.path}"
+            hold_it = f"Keep it: gpukeeper workload hold {ref.path}"
+            stays = await _stays(keeper, book, ref, undone)
             if undone is Action.REMOVE:
                 made = "is back from what was captured, without what was written inside it"
-                start = "If it does not run yet, start it soon; once more `gpukeeper restore` does that on a cluster"
-                return f"{ref.path} {made}. {start}. It may go again: {hold_it}"
-            return f"{ref.path} was restored. It may be due again soon; {hold_it}"
+                start = "If it does not run yet, start it soon; on a cluster once more `gpukeeper restore` does that"
+                return f"{ref.path} {made}. {start}. {stays}. {hold_it}"
+            return f"{ref.path} was restored and runs again. {stays}. {hold_it}"
         case _:
             raise UsageError(f'nobody knows how to "{request.verb}"')
 
@@ -120,7 +131,7 @@ async def hold(
     *,
     reason: str = "",
     suspends: tuple[str, ...] = (),
-) -> tuple[Ref, Hold]:
+) -> tuple[Found, Hold]:
     found = await find(keeper, book, words)
     now, subject = keeper.clock.now(), found.view.subject
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
@@ -128,17 +139,52 @@ async def hold(
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
     granted = msgspec.structs.replace(granted, lasting=subject.lasting or "")
+    if not suspends:
+        await _hold_on_it(found, granted.until)
     await keeper.ledger.append([Held(at=now, ref=subject.ref, owner=_owner(found.view), by=who, hold=granted)])
-    return subject.ref, granted
+    return found, granted
+
+
+def _not_prevented(book: Rulebook, found: Found, granted: Hold) -> str:
+    """What ends it in spite of the hold, and when: nobody may believe to be safe from that."""
+    act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
+    if act is None:
+        return ""
+    grant = " An admin can suspend that, too." if act.rule in NOT_SUSPENDED else ""
+    return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
+
+
+async def _hold_on_it(found: Found, until: datetime) -> None:
+    """Where a hold is kept on the thing itself: whoever acts there may have another ledger."""
+    subject = found.view.subject
+    answer = await found.platform.hold(subject, until)
+    if isinstance(answer, Refused | Unknown):
+        how = f"{subject.marks.hold_with}{until:%Y-%m-%dT%H:%M:%SZ}"
+        raise UsageError(f"{subject.ref.path} is not held: {answer.why}. Somebody with that right can run: {how}")
+
+
+async def _release_from_it(keeper: Keeper, book: Rulebook, found: Found) -> Found | None:
+    """Without the hold on the thing itself, looked at again: marks of other tools may still hold it. None: it has none,
+    or only a new thing would be without it."""
+    subject = found.view.subject
+    answer = await found.platform.hold(subject, None) if subject.marks.unhold else None
+    if isinstance(answer, Refused | Unknown):
+        how = subject.marks.unhold
+        raise UsageError(f"{subject.ref.path} is still held: {answer.why}. Somebody with that right can run: {how}")
+    return None if answer is None else await look_at(keeper, book, subject.ref)
 
 
 async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
     """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
+    released = await _release_from_it(keeper, book, found)
+    found = released or found
     now, subject = keeper.clock.now(), found.view.subject
     own = may_act(found.view, book, who) is not None
     ended, left = release_of(found.view, book, who, now, own=own)
+    if released is not None:
+        ended = msgspec.structs.replace(ended, words=("its own mark", *ended.words))
     if not ended.words:
         still = f" Still held: {'; '.join(left)}." if left else ""
         raise UsageError(f"nothing was released: {subject.ref.path} has no hold that {who} may end.{still}")
@@ -263,14 +309,26 @@ def _described(view: View, action: Action) -> str:
     return f"{action} {subject.ref.path} ({subject.ref.uid}; {', '.join(facts)}){lost}"
 
 
-async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> None:
+async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
+    """The first pause stands, with its reason; a second one is recorded and its author is told about the first."""
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
+    if before is None:
+        return "Paused: nothing is acted on until: gpukeeper resume"
+    return (
+        f"Everything was paused already: {before}. That reason stays; yours was written to the ledger. "
+        "One `gpukeeper resume` ends both, so talk to each other first"
+    )
 
 
-async def resume(keeper: Keeper, book: Rulebook, who: str) -> None:
+async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
     _allow_admin(book, who)
+    before = await keeper.ledger.paused()
+    if before is None:
+        raise UsageError("nothing is paused; nothing was changed")
     await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
+    return f"Resumed. It was paused: {before}"
 
 
 async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
@@ -328,7 +386,28 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     )
     if isinstance(answer, Refused | Unknown):
         raise UsageError(f"{ref.path} was not restored: {words}")
-    return ref, last.action
+    return ref, Action.STOP if isinstance(answer, Accepted) and answer.resumed else last.action
+
+
+async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> str:
+    """In what state it came back, and what comes next by which rule. What was made anew has another uid."""
+    try:
+        found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
+        found = found or await find(keeper, book, ref.path, acting=True)
+    except KeeperError as problem:
+        return f"It could not be looked at yet ({problem})"
+    now, state = keeper.clock.now(), found.view.subject.state
+    is_now = f"Its state is not known ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
+    coming = ahead(found.view, book, now, found.platform.guards)
+    if not coming:
+        why = decide(found.view, book, now).reason
+        return f"{is_now} now; no time is known when something happens to it: {why}"
+    told = [f"{one.action} by {one.rule} {_when(one.at, now)}" for one in (coming[0], coming[-1])]
+    return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(told))}"
+
+
+def _when(at: datetime, now: datetime) -> str:
+    return f"at {at:%Y-%m-%d %H:%M} UTC (in {in_words(at - now)})" if at > now else "at the next pass"
 
 
 def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:

@@ -70,7 +70,9 @@ def as_found(
 async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
     """After an interruption: look at every open intent first and close it as found. Nothing is replayed."""
     settled = []
-    for intent in await keeper.ledger.open_intents(platform.name, platform.place):
+    intents = await keeper.ledger.open_intents(platform.name, platform.place)
+    _follow_only(keeper, platform, {intent.step for intent in intents})
+    for intent in intents:
         assert intent.ref is not None
         looked = await platform.look(intent.ref)
         result, words = as_found(intent.action, intent.incarnation, looked, running=intent.running)
@@ -82,6 +84,14 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
+
+
+def _follow_only(keeper: Keeper, platform: Platform, steps: set[str]) -> None:
+    """Another process may have settled some."""
+    here = (platform.name, platform.place)
+    over = [s for s, one in keeper.followed.items() if (one.ref.platform, one.ref.place) == here and s not in steps]
+    for step in over:
+        del keeper.followed[step]
 
 
 async def _take_back(keeper: Keeper, platform: Platform, intent: Intended) -> None:
@@ -109,7 +119,7 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
     interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
     now, later = keeper.clock.now(), Unknown("settled at a later look")
     ours = keeper.followed.pop(intent.step, None)
-    gpus, size = ours if ours is not None and result is Result.RECLAIMED else (later, later)
+    gpus, size = (ours.gpus, ours.size) if ours is not None and result is Result.RECLAIMED else (later, later)
     return Closed(
         at=now,
         ref=intent.ref,

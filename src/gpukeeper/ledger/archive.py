@@ -162,13 +162,16 @@ def _retire(c: sqlite3.Connection, header: Header, now: datetime, where: str) ->
 
 
 def _forget(c: sqlite3.Connection, header: Header, now: datetime) -> None:
-    """What is not there any more, has no line left and no hold that still counts needs no memory."""
+    """What is not there any more, has no line left and no hold that still counts needs no memory. Nor does what was
+    decided about it: of a tree or a process that went by itself no line says so."""
     # NOT IN and not a join: SQLite makes one index of each list instead of searching `present` for every memory.
-    silent = c.execute(
-        "SELECT key, memory FROM memories WHERE key NOT IN (SELECT key FROM present) AND key NOT IN "
-        "(SELECT key FROM journal WHERE key IS NOT NULL AND seq NOT BETWEEN ? AND ?)",
-        (header.first, header.last),
-    ).fetchall()
+    silent_keys = (
+        "key NOT IN (SELECT key FROM present) AND key NOT IN "
+        "(SELECT key FROM journal WHERE key IS NOT NULL AND seq NOT BETWEEN ? AND ?)"
+    )
+    archived = (header.first, header.last)
+    c.execute(f"DELETE FROM decided WHERE {silent_keys}", archived)  # noqa: S608
+    silent = c.execute(f"SELECT key, memory FROM memories WHERE {silent_keys}", archived).fetchall()  # noqa: S608
     for key, stored in silent:
         memory = state.read_memory(stored)
         # A GPU's baseline and quarantine outlive their lines, however old those are.

@@ -5,11 +5,12 @@ Names come from platforms: they are data in the index and sanitised on disk; no 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.ledger.lines import text
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
@@ -25,6 +27,9 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 
 INDEX = "index.json"
+SAVED_WITHIN = timedelta(minutes=2)  # one capture; a mount that hangs must not keep a pass from going on
+WALKED_WITHIN = timedelta(minutes=10)  # the whole folder
+ROOM_WITHIN = 60.0  # seconds to wait for other captures to be written before the folder is measured
 _DAY = re.compile(r"\d{8}")
 _NAME = re.compile(r"\d{8}/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -56,62 +61,96 @@ _INDEX = reading.Decoder(Index)
 
 
 class FolderEvidence:
+    """Several threads save at once: each reserves its bytes before it writes, so that together they stay below the
+    quota. What other processes save meanwhile is found when it gets tight."""
+
     def __init__(self, root: Path, quota: int) -> None:
         self.root = root
         self.quota = quota
-        self._used: int | None = None  # bytes; what other processes save meanwhile is found when it gets tight
+        self._used: int | None = None  # bytes that are written; None: to be measured
+        self._reserved = 0  # bytes that are being written
+        self._turn = threading.Condition()
 
     async def save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
-        return await asyncio.to_thread(self._save, ref, step, at, evidence)
+        try:
+            return await in_thread(lambda: self._save(ref, step, at, evidence), SAVED_WITHIN)
+        except TimeoutError:
+            return Unknown(f"the evidence of {ref.path} was not saved below {self.root} in time; does its disk answer?")
 
     async def load(self, name: str) -> Evidence | Unknown:
-        return await asyncio.to_thread(self._load, name)
+        try:
+            return await in_thread(lambda: self._load(name), SAVED_WITHIN)
+        except TimeoutError:
+            return Unknown(f"the evidence {name} was not read from {self.root} in time; does its disk answer?")
 
     async def prune(self, keep: timedelta, now: datetime) -> int:
         """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
-        return await asyncio.to_thread(self._prune, f"{now - keep:%Y%m%d}")
+        return await in_thread(lambda: self._prune(f"{now - keep:%Y%m%d}"), WALKED_WITHIN)
 
     async def usage(self) -> Usage:
-        return await asyncio.to_thread(self._usage)
+        return await in_thread(self._usage, WALKED_WITHIN)
 
     def _save(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> str | Unknown:
-        needed = sum(len(content) for content in evidence.files.values())
+        files = _files(ref, step, at, evidence)
+        needed = sum(map(len, files.values()))
         try:
-            if not self._fits(needed):
+            if not self._reserve(needed):
                 return Unknown(
                     f"the evidence of {ref.path} ({size_in_words(needed)}) would go over the quota of "
                     f"{size_in_words(self.quota)} for {self.root}"
                 )
-            name, size = self._write(ref, step, at, evidence)
+            return self._write_reserved(f"{at:%Y%m%d}", f"{safe_name(ref.name)}-{safe_name(step)}", files, needed)
         except OSError as error:
             return Unknown(
                 f"the evidence of {ref.path} could not be saved below {self.root}: {error.strerror or error}"
             )
-        self._used = (self._used or 0) + size
+
+    def _reserve(self, needed: int) -> bool:
+        """False: it does not fit. The folder is measured while nobody writes: half of a capture would count twice."""
+        deadline = time.monotonic() + ROOM_WITHIN
+        with self._turn:
+            while self._used is None or self._used + self._reserved + needed > self.quota:
+                if not self._reserved:
+                    self._used = self._usage().bytes
+                    break
+                if not self._turn.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"other captures are still being written after {ROOM_WITHIN:g} s")
+            if self._used + self._reserved + needed > self.quota:
+                return False
+            self._reserved += needed
+            return True
+
+    def _write_reserved(self, day: str, name: str, files: Mapping[str, bytes], needed: int) -> str:
+        written: int | None = None
+        try:
+            name = self._write(day, name, files)
+            written = needed
+        finally:
+            with self._turn:
+                self._reserved -= needed
+                # What a failure left is measured.
+                self._used = None if self._used is None or written is None else self._used + written
+                self._turn.notify_all()
         return name
 
-    def _fits(self, needed: int) -> bool:
-        if self._used is None or self._used + needed > self.quota:
-            self._used = self._usage().bytes
-        return self._used + needed <= self.quota
-
-    def _write(self, ref: Ref, step: str, at: datetime, evidence: Evidence) -> tuple[str, int]:
+    def _write(self, day: str, name: str, files: Mapping[str, bytes]) -> str:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        day = f"{at:%Y%m%d}"
         with _folder(self.root) as root:
             with suppress(FileExistsError):
                 os.mkdir(day, 0o700, dir_fd=root)
             with _folder(day, root) as days:
-                name = _make_folder(days, f"{safe_name(ref.name)}-{safe_name(step)}")
+                name = _make_folder(days, name)
                 try:
                     with _folder(name, days) as folder:
-                        size = _fill(folder, ref, step, at, evidence)
+                        for file, content in files.items():
+                            _write_file(folder, file, content)
+                        os.fsync(folder)
                 except BaseException:
                     shutil.rmtree(name, ignore_errors=True, dir_fd=days)
                     raise
                 os.fsync(days)
             os.fsync(root)
-        return f"{day}/{name}", size
+        return f"{day}/{name}"
 
     def _load(self, name: str) -> Evidence | Unknown:
         if not _NAME.fullmatch(name):
@@ -138,8 +177,9 @@ class FolderEvidence:
                 if _DAY.fullmatch(day) and day < before:
                     _prune_day(root, day)
             os.fsync(root)
-        self._used = self._usage().bytes
-        return used - self._used
+        with self._turn:
+            self._used = None
+        return used - self._usage().bytes
 
     def _usage(self) -> Usage:
         size = folders = 0
@@ -171,19 +211,17 @@ def safe_name(name: str) -> str:
     return _UNSAFE.sub("_", name).lstrip(".-")[:100] or "_"
 
 
-def _fill(folder: int, ref: Ref, step: str, at: datetime, evidence: Evidence) -> int:
+def _files(ref: Ref, step: str, at: datetime, evidence: Evidence) -> dict[str, bytes]:
+    """What will be written, by name on disk. The index is last."""
     saved: dict[str, SavedFile] = {}
-    used = {INDEX}
+    files: dict[str, bytes] = {}
     for given, content in evidence.files.items():
-        file = _unused(safe_name(given), used)
-        used.add(file)
-        _write_file(folder, file, content)
+        file = _unused(safe_name(given), {INDEX, *files})
+        files[file] = content
         saved[text(given)] = SavedFile(file, len(content), hashlib.sha256(content).hexdigest())
     plain = Ref(*(text(value) for value in msgspec.structs.astuple(ref)))
-    index = msgspec.json.format(msgspec.json.encode(Index(plain, text(step), at, saved)))
-    _write_file(folder, INDEX, index)
-    os.fsync(folder)
-    return sum(file.size for file in saved.values()) + len(index)
+    files[INDEX] = msgspec.json.format(msgspec.json.encode(Index(plain, text(step), at, saved)))
+    return files
 
 
 def _unused(name: str, used: set[str]) -> str:

@@ -94,7 +94,7 @@ class InMemoryLedger:
     @asynccontextmanager
     async def lease(self, platform: str, place: str) -> AsyncIterator[None]:
         if (platform, place) in self._leases:
-            raise LeaseHeld(f"another pass is at work on {platform}/{place}; nothing was touched")
+            raise LeaseHeld(f"another pass is at work on {platform}/{place}; nothing was touched there")
         self._leases.add((platform, place))
         try:
             yield
@@ -111,7 +111,7 @@ class InMemoryLedger:
             case Closed() if closes(line):
                 self._open.pop(line.step, None)
             case Paused():
-                self._paused = line.reason or f"paused by {line.by}"
+                self._paused = self._paused or line.words
             case Resumed():
                 self._paused = None
             case Passed():

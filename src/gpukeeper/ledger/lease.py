@@ -40,7 +40,7 @@ def take_lease(folder: Path, platform: str, place: str) -> Lease:
         if platform == DAEMON:
             raise LeaseHeld(f"gpukeeper serve runs already: {holder}. Nothing was touched.") from error
         raise LeaseHeld(
-            f"Another pass is at work on {platform}/{place}: {holder}. Nothing was touched. "
+            f"Another pass is at work on {platform}/{place}: {holder}. Nothing was touched there. "
             "Wait until it is done, or end that program."
         ) from error
     except BaseException:

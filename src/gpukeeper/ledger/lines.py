@@ -22,6 +22,13 @@ _MICROSECOND = timedelta(microseconds=1)
 _DECODER: reading.Decoder[Event] = reading.Decoder(cast("type[Event]", Event))
 _FAILED = frozenset({Result.STILL_THERE, Result.NOT_CAPTURED, Result.REFUSED, Result.UNKNOWN})
 
+
+class Numbered(msgspec.Struct, frozen=True):
+    """Lines with their numbers, as a daemon sends them."""
+
+    lines: tuple[tuple[int, Event], ...]
+
+
 COLUMNS = (
     "at",
     "type",

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpukeeper.model.errors import UsageError
+
 LEDGER_FILE = "ledger.db"
 LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 
@@ -13,13 +15,23 @@ LONGEST_SOCKET_PATH = 107  # bytes; the kernel has no room for more
 def state_folder(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
     """`$GPUKEEPER_STATE`; else /var/lib/gpukeeper for root, the XDG state folder for everyone else."""
     if told := environ.get("GPUKEEPER_STATE"):
-        return Path(told).expanduser().absolute()
+        return _expanded(Path(told)).absolute()
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/gpukeeper")
     # The XDG specification says that a relative path there is to be ignored.
     xdg = environ.get("XDG_STATE_HOME", "")
-    base = Path(xdg) if xdg.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    base = Path(xdg) if xdg.startswith("/") else Path(environ.get("HOME") or _expanded(Path("~"))) / ".local" / "state"
     return base / "gpukeeper"
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"uid {os.getuid()} has no home folder here (HOME is not set, and the user database does not know it). "
+            "Nothing was done. Name a folder for the ledger: GPUKEEPER_STATE=/path"
+        ) from error
 
 
 def ledger_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:

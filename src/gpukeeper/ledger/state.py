@@ -32,7 +32,8 @@ def take(c: sqlite3.Connection, line: Event) -> None:
         case Closed() if closes(line):
             c.execute("DELETE FROM open_intents WHERE step = ?", (line.step,))
         case Paused():
-            set_meta(c, "paused", line.reason or f"paused by {line.by}")
+            if paused(c) is None:  # the first reason stands until `resume`; a later one is in the journal
+                set_meta(c, "paused", line.words)
         case Resumed():
             c.execute("DELETE FROM meta WHERE name = 'paused'")
         case Passed():

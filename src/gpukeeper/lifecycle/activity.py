@@ -17,12 +17,13 @@ import msgspec
 from gpukeeper.model.direct import direct
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Activity as Thresholds
-from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.series import BRIDGED_MAX, Series, Signal
 
 MINUTE = timedelta(minutes=1)
 NOTHING = timedelta()
 TAIL_MAX = 3 * MINUTE  # since the newest reading: a cluster's minute is said when it is over and was scraped
 ALL = 10**9  # buckets
+BRIDGED = BRIDGED_MAX // MINUTE  # empty buckets between two readings that speak for all the time between them
 PAIR = 5  # two busy buckets of a secondary signal within this many count as activity; a lone one is a probe
 
 
@@ -150,7 +151,7 @@ def _judge_quiet(
 def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | None:
     """From when to when it was measured without a gap, up to the newest reading. None: it was not measured."""
     if one.since is not None and one.until is not None:
-        return one.since, min(one.until, now)
+        return _borne_out(one, one.since, min(one.until, now))
     values = _newest_first(one, ALL, _minute(now))
     newest = next((back for back, value in enumerate(values) if not isnan(value)), None)
     if newest is None:
@@ -158,6 +159,26 @@ def measured_span(one: Series, now: datetime) -> tuple[datetime, datetime] | Non
     oldest = next((back for back in range(newest, len(values)) if isnan(values[back])), len(values))
     end = _minute(now) + MINUTE
     return end - oldest * MINUTE, min(end - newest * MINUTE, now)
+
+
+def _borne_out(one: Series, since: datetime, until: datetime) -> tuple[datetime, datetime] | None:
+    """As much of that span as its buckets confirm. A reading speaks for BRIDGED_MAX at most and is in the bucket of its
+    end, so more empty buckets in a row than that are a gap, whatever the span says."""
+    since = max(since, one.start)
+    first = (_minute(since) - one.start) // MINUTE
+    last = (_minute(until) - one.start) // MINUTE
+    claimed = one.minutes[first : last + 1]
+    if last < len(one.minutes) and claimed and not isnan(sum(claimed)):
+        return since, until
+    measured = [first + n for n, value in enumerate(claimed) if not isnan(value)]
+    if not measured:
+        return None
+    until = min(until, one.start + (measured[-1] + 1) * MINUTE)
+    pairs = zip(reversed(measured[:-1]), reversed(measured[1:]), strict=True)
+    resumed = next((after for before, after in pairs if after - before - 1 > BRIDGED), None)
+    if resumed is None and (measured[0] - first > BRIDGED):
+        resumed = measured[0]
+    return since if resumed is None else max(since, one.start + resumed * MINUTE), until
 
 
 def _name(one: Series) -> str:

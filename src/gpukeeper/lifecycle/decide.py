@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import ModuleType
 
+import msgspec
+
 from gpukeeper.lifecycle.rules import (
     build_cache,
     exemption,
@@ -26,11 +28,13 @@ from gpukeeper.lifecycle.rules import (
     retention,
     stop_hold,
     stuck_removal,
+    taken_gpu,
     target,
     temporary_tree,
     unused_image,
 )
 from gpukeeper.lifecycle.settings import Rulebook, Settings
+from gpukeeper.lifecycle.warnings import not_before_announced
 from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, View
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.subject import Category, Shape, State, Subject
@@ -46,6 +50,7 @@ RULES: tuple[ModuleType, ...] = (
     keep_alive,
     restart_loop,
     live_children,
+    taken_gpu,
     idle,
     never_started,
     own_ttl,
@@ -97,17 +102,18 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
         answer = ask(view, settings, now)
         if answer.verdict is Verdict.SILENT:
             continue
+        answer = not_before_announced(view, answer, now)
         if answer.complaint is not None:
             complaints += (answer.complaint,)
         if answer.verdict is Verdict.DUE:
             return _decision(subject, answer, complaints, settings)
-        best = _weightier(best, answer)
+        best = _with_due(_weightier(best, answer), answer)
         begins = answer.begins or begins
         if answer.suspends:
             if "*" not in answer.suspends:
                 suspended |= answer.suspends
             elif answer.spares:
-                spared = answer.spares
+                spared = answer.spares if spared is None else spared & answer.spares
             else:
                 break
     return _decision(subject, best, complaints, settings, begins)
@@ -116,7 +122,7 @@ def decide(view: View, book: Rulebook, now: datetime) -> Decision:
 def answers(view: View, book: Rulebook, now: datetime) -> tuple[Answer, ...]:
     """What every rule says, suspended or not; `explain` shows them."""
     settings, shape = book.settings(view.subject), view.subject.shape
-    said = {name: ask(view, settings, now) for name, ask in _ASK[shape, None]}
+    said = {name: not_before_announced(view, ask(view, settings, now), now) for name, ask in _ASK[shape, None]}
     return tuple([said.get(name, silent) for name, silent in _NOT_FOR[shape]])
 
 
@@ -161,6 +167,13 @@ def _weightier(best: Answer, answer: Answer) -> Answer:
     return answer if _WEIGHT[answer.verdict] > _WEIGHT[best.verdict] else best
 
 
+def _with_due(best: Answer, answer: Answer) -> Answer:
+    """What is only reported may still be due by another rule, and is looked at again then."""
+    if best.verdict is Verdict.REPORT and best.due is None and answer.verdict is Verdict.WAIT:
+        return msgspec.structs.replace(best, due=answer.due)
+    return best
+
+
 def _decision(
     subject: Subject, answer: Answer, complaints: tuple[str, ...], settings: Settings, begins: Hold | None = None
 ) -> Decision:
@@ -186,4 +199,7 @@ def _decision(
         _RANKS[subject.category],
         subject.disk_name if answer.pressed else "",
         subject.owner_verified,
+        settings.class_name,
+        answer.announced,
+        answer.unheard,
     )

@@ -11,17 +11,19 @@ import msgspec
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.rules import hold, idle, keep_alive, max_runtime, target
+from gpukeeper.lifecycle.rules import exemption, hold, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.memory import KEEP_ALIVE, Warned
+from gpukeeper.model.memory import KEEP_ALIVE, Hold, Warned
 from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 
 MINUTE = timedelta(minutes=1)
 FAR = timedelta(days=60)  # nobody needs to know what comes later than this
 STEPS = 100  # more than all rules together have stages, and people have holds
+GPUKEEPER = "gpukeeper"  # who stopped it
 _PENDING = (Verdict.WAIT, Verdict.DUE, Verdict.REPORT)
 
 
@@ -178,14 +180,26 @@ def _next_time(view: View, book: Rulebook, at: datetime) -> datetime | None:
     return min((time for time in times if time > at), default=None)
 
 
+def in_spite_of(view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]) -> Ahead | None:
+    """What ends it although it is held: the first act that comes before the hold is over. None: nothing does."""
+    memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, granted))
+    coming = ahead(msgspec.structs.replace(view, memory=memory), book, now, offered)
+    return next((one for one in coming if one.action is not Action.WARN and one.at < granted.until), None)
+
+
 def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime) -> tuple[str, ...]:
     """What would change what happens, in sentences for the owner. Empty: nothing is going to happen."""
     path = view.subject.ref.path
-    verdicts = {answer.rule: answer.verdict for answer in said}
-    if verdicts[target.NAME] is not Verdict.SILENT:
+    by_rule = {answer.rule: answer for answer in said}
+    if by_rule[target.NAME].verdict is not Verdict.SILENT:
         return ()
-    pending = {rule for rule, verdict in verdicts.items() if verdict in _PENDING}
+    exempt = by_rule[exemption.NAME]
+    pending = {a.rule for a in said if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
     found = [f"what is not known is learned: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
+    if exempt.verdict is Verdict.PROTECT:
+        found.append(f"an admin ends its exemption, in the policy; now it is {exempt.reason}")
+    if was_stopped(view):
+        found.append(_bring_it_back(view, book, now))
     if idle.NAME in pending:
         found.append(_use_it(view, book))
     if pending - hold.NOT_SUSPENDED:
@@ -197,11 +211,28 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
     if max_runtime.NAME in pending:
         asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
         found.append(f"an admin grants more time: {asked}")
-    if pending:
+    if pending and exempt.verdict is not Verdict.PROTECT:
         found.append("an admin exempts it, in the policy")
     if any(one.until > now for one in view.memory.holds):
         found.append(f"end its hold: gpukeeper workload release {path}")
     return tuple(found)
+
+
+def was_stopped(view: View) -> bool:
+    """By gpukeeper, and nobody has set it going since."""
+    stopped, subject = view.memory.stopped, view.subject
+    over = subject.state in (State.ENDED, State.SUSPENDED)
+    ours = stopped is not None and stopped.by == GPUKEEPER and stopped.incarnation == subject.seen.incarnation
+    return over and ours
+
+
+def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
+    words = f"bring it back: gpukeeper restore {view.subject.ref.path}"
+    goes = next((one.at for one in ahead(view, book, now, tuple(Action)) if one.action is Action.REMOVE), None)
+    if goes is None:
+        return words
+    when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"
+    return f"{words}. It is removed {when}; after that only what was captured comes back"
 
 
 def _use_it(view: View, book: Rulebook) -> str:

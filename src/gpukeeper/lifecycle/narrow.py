@@ -8,7 +8,10 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from gpukeeper.lifecycle.settings import has_label
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.subject import Shape, Subject
+
+SHORT_ID = 12  # letters of an id that are enough to mean one image
 
 
 class Narrow(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,27 +22,54 @@ class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     kind: str | None = None
     owner: str | None = None
+    nobodys: bool = False  # with an owner: also what was found to belong to nobody
+    class_: str | None = None
     outcome: str | None = None
     older_than: timedelta | None = None
     name: str | None = None
+    image: str | None = None
 
     def fits(self, subject: Subject, now: datetime) -> bool:
-        ref = subject.ref
+        if not self.fits_ref(subject.ref, subject.owner):
+            return False
+        if self.outcome is not None and not _like(subject.outcome, self.outcome):
+            return False
+        if self.label is not None and not has_label(subject, self.label):
+            return False
+        if self.image is not None and not is_made_from(subject, self.image):
+            return False
+        return self.older_than is None or _age(subject, now) >= self.older_than
+
+    def fits_ref(self, ref: Ref, owner: object) -> bool:
+        """As far as that can be told without its other facts."""
         named = (
             (self.namespace, ref.namespace),
             (self.kind and self.kind.lower(), ref.kind.lower()),
-            (self.owner, subject.owner),
-            (self.outcome, subject.outcome),
+            (None if self.nobodys and owner is None else self.owner, owner),
         )
         if not all(wanted is None or _like(value, wanted) for wanted, value in named):
             return False
         if self.platform is not None and not _like(f"{ref.platform}/{ref.place}", self.platform, prefix=True):
             return False
-        if self.name is not None and not (fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)):
-            return False
-        if self.label is not None and not has_label(subject, self.label):
-            return False
-        return self.older_than is None or _age(subject, now) >= self.older_than
+        return self.name is None or fnmatchcase(ref.name, self.name) or ref.ends_with(self.name)
+
+    def fits_class(self, class_: str) -> bool:
+        """The one whose limits apply, so that the policy's match list counts."""
+        return self.class_ is None or _like(class_, self.class_)
+
+
+def is_made_from(subject: Subject, wanted: str) -> bool:
+    """By the name it was made from, or by the id of its image. A name without a tag means every tag and digest of it;
+    an engine's own filter would mean `latest`."""
+    if subject.shape is not Shape.WORKLOAD:
+        return False
+    name, id_ = subject.labels.get("image", ""), subject.labels.get("image_id", "").removeprefix("sha256:")
+    hex_ = wanted.removeprefix("sha256:")
+    if len(hex_) >= SHORT_ID and id_.startswith(hex_):
+        return True
+    tagged = ":" in wanted.rpartition("/")[2] or "@" in wanted
+    patterns = (wanted,) if tagged else (wanted, f"{wanted}:*", f"{wanted}@*")
+    return bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _like(value: object, wanted: str, *, prefix: bool = False) -> bool:

@@ -49,8 +49,7 @@ def remember(memory: Memory, line: Event) -> Memory | None:
         case Noticed():
             return _notice(memory, line)
         case WarningSent():
-            warned = Warned(line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit)
-            return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned)[-WARNINGS_KEPT:])
+            return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned_by(line))[-WARNINGS_KEPT:])
         case Held():
             return msgspec.structs.replace(memory, holds=_add_hold(memory.holds, line.hold))
         case Released():
@@ -69,6 +68,12 @@ def remember(memory: Memory, line: Event) -> Memory | None:
             return msgspec.structs.replace(memory, tested=_tested(memory.tested, line))
         case _:
             return memory
+
+
+def warned_by(line: WarningSent) -> Warned:
+    return Warned(
+        line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit, line.until, line.removes
+    )
 
 
 def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
@@ -195,6 +200,7 @@ def _notice_end(memory: Memory, line: Noticed) -> Memory:
         incarnation=line.incarnation,
         stopped=stopped,
         first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
+        ended=line.ended,
         ends_seen=memory.ends_seen + 1,
     )
 

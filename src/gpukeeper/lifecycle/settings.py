@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -12,6 +14,7 @@ from gpukeeper.model.unknown import Unknown, is_known
 
 NO_LIMITS = ClassSettings(never_started=None)
 REMEMBERED = 65536
+BY_GROUP = ("idle", "max_runtime", "hold_after_stop")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -71,23 +74,37 @@ def _may_fit(match: Match, subject: Subject) -> bool:
 
 
 def limits_for(policy: Policy, class_name: str, owner: str | None) -> ClassSettings:
-    """The class's limits as its owner's groups change them; the most generous group wins."""
+    """The class's limits, with those that its owner's groups give in their place."""
     limits = policy.classes.get(class_name, NO_LIMITS)
     if limits.untouchable or owner is None:
         return limits
     mine = [group for group in policy.groups.values() if owner in group.members]
-    for name in ("idle", "max_runtime", "hold_after_stop"):
-        limits = _widen(limits, name, mine)
-    return limits
+    return msgspec.structs.replace(limits, **dict(_replaced(limits, mine)))
 
 
-def _widen(limits: ClassSettings, name: str, groups: list[Group]) -> ClassSettings:
-    """A group only gives more than the class, and only where the class has a limit at all."""
-    own = getattr(limits, name)
-    given = [value for group in groups if (value := getattr(group, name)) is not None]
-    if own is None or max(given, default=own) <= own:
-        return limits
-    return msgspec.structs.replace(limits, **{name: max(given)})
+def _replaced(limits: ClassSettings, groups: list[Group]) -> Iterator[tuple[str, timedelta]]:
+    """Shorter or longer than the class's; of several groups the most generous."""
+    for name in BY_GROUP:
+        given = [span for group in groups if (span := of_group(limits, group, name)) is not None]
+        if given:
+            yield name, max(given)
+
+
+def of_group(limits: ClassSettings, group: Group, name: str) -> timedelta | None:
+    """What a group makes of one limit of a class. None: nothing, also where the class has no such limit."""
+    own: timedelta | None = getattr(limits, name)
+    given: timedelta | float | None = getattr(group, name)
+    if own is None or given is None:
+        return None
+    return given if isinstance(given, timedelta) else own * given
+
+
+def idle_times(policy: Policy) -> Iterator[timedelta]:
+    """Every idle time that somebody's work may have."""
+    for limits in policy.classes.values():
+        found = [limits.idle, limits.idle_when_large]
+        found += [of_group(limits, group, "idle") for group in policy.groups.values()]
+        yield from (span for span in found if span is not None)
 
 
 def _settle(policy: Policy, class_: str | Unknown, subject: Subject) -> Settings:

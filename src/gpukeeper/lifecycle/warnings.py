@@ -7,13 +7,14 @@ from functools import lru_cache
 
 import msgspec
 
-from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Announced, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Warnings
+from gpukeeper.model.unknown import Unknown
 
 _ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
-HOLD = "Keep it: gpukeeper workload hold"  # the path follows
 DAY = timedelta(days=1)
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
@@ -41,26 +42,85 @@ def staged(
     oldest = now - limit - settings.lead - settings.undelivered - DAY
     if only_after is not None:
         oldest = max(oldest, only_after)
-    if view.watched_since is not None:
-        # While no daemon ran, nobody could hold it or be granted more time: the lead begins anew.
-        oldest = max(oldest, view.watched_since)
-    sent = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
+    sent, lapsed = _sent(view, rule, limit, oldest, now)
     done = max((w.stage for w in sent), default=0)
     if done < len(stages):
         after = _share(limit, stages[done])
         at = begin + after
         if now >= at:
-            told_now = [*sent, Warned(rule, done + 1, now, True, "", limit)]
-            stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
-            when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
-            words = f"{condition}; {_ENDS[action]} {when}. {remedy}"
-            return Answer(rule, Verdict.DUE, words, Action.WARN, at, since, stage=done + 1, limit=limit, then=action)
+
+            def announce(*, heard: bool) -> Announced:
+                told_now = [*sent, Warned(rule, done + 1, now, heard, "", limit)]
+                stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
+                when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
+                return Announced(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
+
+            told, unheard = announce(heard=True), announce(heard=False)
+            answer = Answer(rule, Verdict.DUE, told.words, Action.WARN, at, since, stage=done + 1, limit=limit)
+            return msgspec.structs.replace(answer, then=action, announced=told.at, unheard=unheard)
         first = "first warned" if done == 0 else "warned again"
         return Answer(rule, Verdict.WAIT, f"{condition}; {first} at {in_words(after)}", due=at)
     stop = _stop_at(sent, settings, view.pressure, begin + limit, now)
+    last = _last_announced(view, rule, oldest, now)
+    stop = max([stop, *last])
     if now >= stop:
         return Answer(rule, Verdict.DUE, condition, action, stop, since, limit=limit)
-    return Answer(rule, Verdict.WAIT, f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}", due=stop)
+    words = f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}"
+    announced = max([*last, *(w.until for w in sent if w.until is not None)], default=stop)
+    if stop > announced:
+        words += f", later than announced ({_time(announced)}): {in_words(limit)} are not over"
+    return Answer(rule, Verdict.WAIT, words, due=stop)
+
+
+def _sent(view: View, rule: str, limit: timedelta, oldest: datetime, now: datetime) -> tuple[list[Warned], str]:
+    """The warnings that count, and a clause about those that do not any more.
+
+    While no daemon ran, nobody could hold it or be granted more time, so the lead begins anew. That is different for
+    an announcement on the object itself: whoever can read it there can hold it there.
+    """
+    fit = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
+    since = view.watched_since
+    heard = fit if since is None else [w for w in fit if w.at >= since]
+    left = [w for w in view.subject.marks.warned if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
+    sent = heard or left
+    gone = max((w.until for w in fit if w.until is not None), default=None)
+    if sent or gone is None:
+        return sent, ""
+    return sent, f"; what was announced for {_time(gone)} does not count, because gpukeeper did not run all the time"
+
+
+def _last_announced(view: View, rule: str, oldest: datetime, now: datetime) -> list[datetime]:
+    """The time that its owner was told last, about whatever limit: limits change with demand, and back again."""
+    said = [w for w in view.memory.warnings if w.rule == rule and w.until is not None and oldest <= w.at <= now]
+    last = max(said, key=lambda w: w.at, default=None)
+    return [] if last is None or last.until is None else [last.until]
+
+
+def not_before_announced(view: View, answer: Answer, now: datetime) -> Answer:
+    """Nothing is removed or ended before the time for which any rule announced its removal, even if the reason for the
+    warning has gone meanwhile."""
+    if answer.verdict is not Verdict.DUE or answer.action not in (Action.TRIM, Action.REMOVE):
+        return answer
+    announced = [*view.memory.warnings, *view.subject.marks.warned]
+    until = max((w.until for w in announced if w.removes and w.until is not None and w.at <= now), default=None)
+    if until is None or now >= until:
+        return answer
+    reason = f"{answer.reason}; its removal was announced for {_time(until)}, and nothing is done before that"
+    return msgspec.structs.replace(answer, verdict=Verdict.WAIT, action=Action.KEEP, due=until, reason=reason)
+
+
+def keep_it(view: View, settings: Settings, now: datetime) -> str:
+    """How its owner keeps it, as a command. On the object itself where that is where a hold counts."""
+    marks = view.subject.marks
+    if not marks.hold_with:
+        return f"gpukeeper workload hold {view.subject.ref.path}"
+    longest = DAY if isinstance(settings.limits, Unknown) else settings.limits.hold
+    until = (now + longest).replace(second=0, microsecond=0)
+    return f"{marks.hold_with}{until:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 @lru_cache(maxsize=1024)
@@ -68,22 +128,23 @@ def _share(limit: timedelta, share: float) -> timedelta:
     return share * limit
 
 
-def remove_with_children(rule: str, view: View, settings: Warnings, now: datetime, answer: Answer) -> Answer:
+def remove_with_children(rule: str, view: View, settings: Settings, now: datetime, answer: Answer) -> Answer:
     """A finished root that is due while its children still run: they are somebody's running work, so warn first."""
     if answer.verdict is not Verdict.DUE or view.subject.live_children == 0:
         return answer
+    warnings = settings.policy.warnings
     warned = staged(
         rule,
         view,
-        settings,
+        warnings,
         now,
-        begin=now - settings.lead,
-        limit=settings.lead,
+        begin=now - warnings.lead,
+        limit=warnings.lead,
         stages=AT_ONCE,
         action=Action.REMOVE,
         condition=f"{answer.reason}; {view.subject.live_children} of its children still run and go with it",
         since=answer.since or now,
-        remedy=f"{HOLD} {view.subject.ref.path}",
+        remedy=f"Keep it: {keep_it(view, settings, now)}",
         only_after=answer.since,
     )
     return msgspec.structs.replace(warned, suspends=answer.suspends)
@@ -92,10 +153,15 @@ def remove_with_children(rule: str, view: View, settings: Warnings, now: datetim
 def _stop_at(sent: list[Warned], settings: Warnings, pressure: bool, earliest: datetime, now: datetime) -> datetime:
     """Not before the limit, and not before everyone had the lead the policy promises.
 
-    Under high demand the limit is shorter, so the lead counts from the last warning instead of the first.
+    What the last warning announced is what counts. For one that is sent now: under high demand the limit is shorter, so
+    the lead counts from the last warning instead of the first.
     """
     if not sent:
         return max(earliest, now + settings.lead)
+    announced = max((w.until for w in sent if w.until is not None), default=None)
+    if announced is not None and sent[-1].until is not None:
+        return max(earliest, announced)
     heard = [w for w in sent if w.delivered]
     told = (heard or sent)[-1 if pressure else 0].at
-    return max(earliest, told + settings.lead + (timedelta() if heard else settings.undelivered))
+    computed = max(earliest, told + settings.lead + (timedelta() if heard else settings.undelivered))
+    return computed if announced is None else max(computed, announced)

@@ -53,6 +53,13 @@ class Verdict(StrEnum):
 EVERY_RULE = frozenset({"*"})
 
 
+class Announced(msgspec.Struct, frozen=True, gc=False):
+    """When something will happen, and the sentence that says so."""
+
+    at: datetime
+    words: str
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What one rule says about one subject. `suspends` names the rules that must not act because of it, "*" all."""
 
@@ -70,6 +77,17 @@ class Answer(msgspec.Struct, frozen=True):
     complaint: str | None = None  # something an admin should mend
     begins: Hold | None = None  # a hold that begins with this answer; the engine writes it down
     pressed: bool = False  # due only because something is scarce
+    announced: datetime | None = None  # of a warning: the time that it announces
+    unheard: Announced | None = None  # of a warning: what it announces instead if it is not delivered
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """Other work that got a device of a workload between its stop and its next start, and still has it."""
+
+    path: str
+    owner: str | None
+    device: str
+    since: datetime
 
 
 class View(msgspec.Struct, frozen=True):
@@ -83,6 +101,7 @@ class View(msgspec.Struct, frozen=True):
     pressure: bool = False
     elsewhere: tuple[Hold, ...] = ()
     watched_since: datetime | None = None
+    tenant: Tenant | None = None
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -125,6 +144,9 @@ class Decision(msgspec.Struct, frozen=True):
     rank: int = 0  # of a tree: what is cheaper to lose goes first
     disk: str = ""  # of a tree that is due only because a disk is too full: that disk
     owner_verified: bool = False  # False: the owner is only claimed
+    class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognised it
+    announced: datetime | None = None  # of a warning: the time that it announces
+    unheard: Announced | None = None  # of a warning: what it announces instead if it is not delivered
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -167,6 +189,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
     bytes_back: int | Unknown = Unknown("not measured")
     missed: str = ""  # what changed at the last moment, was not refused, and is lost
+    resumed: bool = False  # of a restore: it was there, and runs again
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):

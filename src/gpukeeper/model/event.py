@@ -36,6 +36,7 @@ class Noticed(Line, frozen=True, tag="noticed"):
     ended: Moment | None = None
     previous_end: Moment | None = None
     outcome: Outcome | None = None
+    ended_with: str = ""  # of what failed
     class_: str | None = None  # of what runs and has to do with a GPU; see Memory
 
 
@@ -61,6 +62,8 @@ class WarningSent(Line, frozen=True, tag="warning"):
     delivered: bool
     channel: str
     message: str
+    until: Moment | None = None  # the announced time; nothing happens before it
+    removes: bool = False  # it announced a removal, not a stop
 
 
 class Held(Line, frozen=True, tag="hold"):
@@ -124,6 +127,12 @@ class Passed(Line, frozen=True, tag="pass"):
 
 class Paused(Line, frozen=True, tag="pause"):
     reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """Why, by whom and since when: what everybody who meets the pause is told."""
+        since = f"by {self.by or 'nobody known'} since {self.at:%Y-%m-%d %H:%M} UTC"
+        return f"{self.reason}, {since}" if self.reason else since
 
 
 class Resumed(Line, frozen=True, tag="resume"):

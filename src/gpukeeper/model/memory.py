@@ -20,6 +20,8 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
     delivered: bool
     incarnation: str
     limit: timedelta = timedelta()  # what it warned about; a changed limit needs new warnings
+    until: Moment | None = None  # the announced time; nothing happens before it
+    removes: bool = False  # it announced a removal, not a stop
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +58,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stopped: Stopped | None = None
     first_seen_ended: Moment | None = None
     class_: str = ""  # while it last ran, if it had to do with a GPU: a GPU that it only held is not seen when it ended
+    ended: Moment | None = None  # as last noticed; another end under the same identity is another turn of a loop
     ends_seen: int = 0  # times this uid was seen to end; a root that ends and runs again is a loop
     gpu: GpuMemory | None = None  # of a GPU itself: baseline, last check, quarantine
     tested: tuple[Past, ...] = ()  # of a machine: what its GPUs showed in acceptance runs, oldest first

@@ -82,13 +82,13 @@ class ClassSettings(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """People who get other limits. None: as the class says."""
+    """People who have other limits. None: as the class says. A number is a factor of the class's value."""
 
     members: tuple[str, ...] = ()
     unix_group: str | None = None  # its members were added to `members` when the policy was read
-    idle: timedelta | None = None
-    max_runtime: timedelta | None = None
-    hold_after_stop: timedelta | None = None
+    idle: timedelta | float | None = None
+    max_runtime: timedelta | float | None = None
+    hold_after_stop: timedelta | float | None = None
     gpu_shares: float | None = None
 
 
@@ -210,6 +210,14 @@ class Reports(Value, frozen=True, kw_only=True):
     archive: bool = True  # saved as evidence first
 
 
+@direct
+class Counted(StrEnum):
+    """What is compared with `above` on a Ray node."""
+
+    NAMED = "named"  # trees of the names that may go
+    ALL = "all"  # everything in its temporary folders, sessions included
+
+
 class RaySettings(Value, frozen=True, kw_only=True):
     """Ray nodes on this machine, in containers and beside them."""
 
@@ -222,6 +230,7 @@ class RaySettings(Value, frozen=True, kw_only=True):
     )
     keep: tuple[str, ...] = ()
     above: int = 5_000_000_000
+    above_counts: Counted = Counted.NAMED
     older_than: timedelta = HOUR
     under_pressure: timedelta = 10 * MINUTE
     cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy
@@ -252,6 +261,7 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     reset: bool = False  # a dirty GPU that nobody holds may be reset
     settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
     dcgm: str | None = None  # address of an exporter
+    stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
 
 
 class KubernetesSettings(Value, frozen=True, kw_only=True):

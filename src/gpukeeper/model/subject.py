@@ -10,6 +10,7 @@ import msgspec
 
 from gpukeeper.model.direct import direct
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.unknown import Unknown
 
 
@@ -61,6 +62,8 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     ttl_elsewhere: bool = False  # the platform itself removes it when that is over
     hold_until: datetime | Unknown | None = None
     unhold: str = ""  # how that mark is taken off the workload, in words
+    hold_with: str = ""  # the command that holds it on the object itself; the time is appended
+    warned: tuple[Warned, ...] = ()  # announcements that another instance of gpukeeper left on the object
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
     managed_elsewhere: str | None = None  # another actor owns its life
     keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
@@ -105,6 +108,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     previous_end: datetime | Unknown | None = None  # end of the incarnation before this one
     ends_for_good: bool = False  # of a kind that never runs again once it ended; if it does, it loops
     outcome: Outcome | Unknown | None = None
+    ended_with: str = ""  # of what failed, as its platform tells it: "exit code 137, out of memory"
     devices: tuple[str, ...] | Unknown = ()
     slices: tuple[str, ...] = ()  # which of its devices are only a part of a GPU
     live_children: int | Unknown = 0  # descendants that run and hold GPUs
@@ -114,7 +118,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     size: int | Unknown = Unknown("not measured")  # bytes
     last_used: datetime | Unknown | None = None  # of a tree: not used after that; ahead while a read may go unrecorded
     use_evidence: str = ""  # what `last_used` of a tree follows from, as a clause
-    together: int | Unknown | None = None  # bytes of all trees of the same root; None: only its own count
+    together: int | Unknown | None = None  # bytes of all trees of the same root, or node; None: only its own count
     in_use: bool | Unknown = False  # open files, locks, processes inside a tree
     category: Category = Category.TEMPORARY  # of a tree
     uids: frozenset[int] | None = None  # of a tree: owners of all its entries; None: not established

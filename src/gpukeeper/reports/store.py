@@ -13,7 +13,9 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -141,15 +143,27 @@ class ReportFolder:
         return wrong + [f"{name} was changed." for name in both if _digest(read(folder / name)) != listed[name]]
 
     def prune(
-        self, now: datetime, *, older_than: timedelta = OLDEST, keep_last: int = 1, most: int | None = None
+        self,
+        now: datetime,
+        *,
+        older_than: timedelta = OLDEST,
+        keep_last: int = 1,
+        most: int | None = None,
+        quota: int | None = None,
     ) -> Removal:
-        """Remove runs that ended before then, and the oldest beyond `most`; never the newest `keep_last`."""
+        """Remove runs that ended before then, and the oldest beyond `most` runs and beyond `quota` bytes; never the
+        newest `keep_last`."""
         runs = [entry for entry in self.list() if not entry.problem]
+        together = list(accumulate(_size(Path(entry.path)) for entry in runs)) if quota is not None else []
         due = [
             entry
             for place, entry in enumerate(runs)
             if place >= keep_last
-            and ((entry.ended and now - entry.ended > older_than) or (most is not None and place >= most))
+            and (
+                (entry.ended and now - entry.ended > older_than)
+                or (most is not None and place >= most)
+                or (quota is not None and together[place] > quota)
+            )
         ]
         spared = {entry.run: entry.problem for entry in self.list() if entry.problem}
         removed = []
@@ -170,6 +184,16 @@ class ReportFolder:
             return []
         except OSError as error:
             raise KeeperError(f"The folder of reports {self.path} cannot be read: {error}.") from error
+
+
+def _size(folder: Path) -> int:
+    """Bytes of its files. What cannot be looked at counts nothing; whether it may go is asked later."""
+    size = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                size += entry.stat(follow_symlinks=False).st_size
+    return size
 
 
 def _views(report: Report) -> dict[str, bytes]:

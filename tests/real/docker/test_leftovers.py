@@ -13,10 +13,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from gpukeeper.model.decision import Accepted, Action, Refused, Result
+from gpukeeper.model.decision import Accepted, Action, Refused, Result, Verdict
 from gpukeeper.model.subject import Shape
 from tests.real.docker.bed import DockerBed
-from tests.real.docker.bench import MINE, Bench, ended
+from tests.real.docker.bench import Bench
 
 OURS = ["box:*", "py:*"]  # of the bed itself
 UNUSED = {"unused": "1h", "keep": OURS}
@@ -232,13 +232,21 @@ def test_the_engine_itself_keeps_cache_that_was_used_since_we_looked(docker: Doc
 
 
 def test_build_cache_is_only_reported_without_a_policy_for_it(docker: DockerBed) -> None:
-    ended(docker, "old", gpus=[0], labels=MINE)
+    """As one line of `plan` with all its bytes, however many pieces there are; and it cannot be removed as a whole."""
+    before = built(docker)
     since = time.time()
     bench = Bench(docker)
     bench.again()
-    assert not [one for one in bench.subjects().values() if one.shape is Shape.CACHE]
+    (whole,) = [one for one in bench.subjects().values() if one.shape is Shape.CACHE]
+    sizes = {one["ID"]: one["Size"] for one in docker.api.must("GET", "/system/df")["BuildCache"]}
+    assert (whole.size, whole.labels["pieces"]) == (sum(sizes.values()), str(len(before)))
+    decided = bench.decisions()["build-cache"]
+    assert (decided.action, decided.verdict) == (Action.KEEP, Verdict.REPORT)
+    assert decided.reason.endswith("the policy only reports build cache")
+    answer = bench.run(bench.platform.act(bench.asked("build-cache", Action.REMOVE), whole))
+    assert isinstance(answer, Refused)
     assert "prune" not in docker.actions(since)
-    assert docker.state("old") == "exited"
+    assert cached(docker) == before
 
 
 def test_an_image_cannot_be_stopped(docker: DockerBed) -> None:

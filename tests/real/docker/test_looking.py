@@ -15,6 +15,7 @@ LOOKS = (
     ["observe"],
     ["observe", "--json"],
     ["observe", "--gpus"],
+    ["observe", "--waste"],
     ["plan"],
     ["plan", "--json"],
     ["explain", "train"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 from pathlib import Path
 
@@ -199,3 +200,34 @@ def test_class_by_what_it_is(docker: DockerBed) -> None:
     wanted = {"compose": "compose", "server": "serving", "job": "api", "plain": "docker", "none": "without-gpu"}
     assert {name: subjects[name].class_ for name in wanted} == wanted
     assert Bench(docker).due("none") is Action.KEEP
+
+
+def test_other_labels_of_a_wrapper_are_read_as_data(docker: DockerBed) -> None:
+    """C12.4: shown and selectable; they change neither owner nor class, and nothing of them is run."""
+    written = {
+        "ds01.project": "vision",
+        "ds01.gpu.slots": "2",
+        "ds01.created_at": "2026-03-10",
+        "ds01.image": "$(touch /tmp/owned)",
+        "ds01.note": "x\x1b[2J; reboot",
+    }
+    docker.run("mine", gpus=[0], labels={**MINE, **written})
+    docker.run("plain", gpus=[1], labels=MINE)
+    found = Bench(docker).subjects()
+    assert written.items() <= found["mine"].labels.items()
+    assert (found["mine"].owner, found["mine"].class_) == (found["plain"].owner, found["plain"].class_)
+    assert found["mine"].marks == found["plain"].marks
+    told = docker.gpukeeper("explain", "mine", policy=policy())
+    assert told.code == 0, told
+    assert "ds01.project=vision" in told.out
+    assert "ds01.gpu.slots=2" in told.out
+    assert "$(touch /tmp/owned)" in told.out
+    assert "\x1b" not in told.out + told.err
+    for wanted, names in (
+        ("ds01.project=vision", {"mine"}),
+        ("ds01.project=vis*", {"mine"}),
+        ("ds01.project=nlp", set()),
+    ):
+        ran = docker.gpukeeper("plan", "--label", wanted, "--json", policy=policy())
+        decided = [one for place in json.loads(ran.out)["places"] for one in place["decisions"]]
+        assert {one["seen"]["ref"]["name"] for one in decided} == names

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from gpukeeper.model.decision import Action, Changed, Result
 from tests.real.docker import programs
@@ -195,3 +198,69 @@ def test_no_more_than_the_budget_goes_in_one_pass(docker: DockerBed) -> None:
     ran = docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s"}, budget={"per_pass": 2}))
     assert ran.code == 3, ran
     assert list(docker.containers()) == ["old-2"]
+
+
+@pytest.fixture
+def lab_train(docker: DockerBed) -> Iterator[None]:
+    """An image of its own with two tags. Images outlive a test, so it takes them away again."""
+    docker.create("source")
+    docker.api.must("POST", "/commit", {}, query={"container": "source", "repo": "lab/train", "tag": "1"})
+    docker.remove_container("source")
+    docker.api.must("POST", "/images/lab/train:1/tag", query={"repo": "lab/train", "tag": "2"})
+    yield
+    for name in docker.containers():
+        docker.remove_container(name)
+    for tag in ("1", "2"):
+        docker.api.call("DELETE", f"/images/lab/train:{tag}", query={"force": 1})
+
+
+@pytest.mark.usefixtures("lab_train")
+def test_stopped_containers_of_one_image_are_listed_and_removed_singly_or_together(docker: DockerBed) -> None:
+    """C6.4: by any tag of it; what runs and what was made from another image stays, and so does the image."""
+    ended(docker, "other", gpus=[0], labels=MINE)
+    for name, image in (("one", "lab/train:1"), ("two", "lab/train:2"), ("three", "lab/train:2")):
+        ended(docker, name, image=image, gpus=[0], labels=MINE)
+    docker.run("runs", image="lab/train:1", gpus=[1], labels=MINE, cmd=programs.trapping_shell())
+    text = policy(retention={"succeeded": "0s"})
+    listed = docker.gpukeeper("workload", "list", "--image", "lab/train", policy=text)
+    assert listed.code == 0, listed
+    assert {line.split()[1].rpartition("/")[2] for line in listed.out.splitlines()[1:]} == {
+        "one",
+        "two",
+        "three",
+        "runs",
+    }
+    planned = docker.gpukeeper("plan", "--image", "lab/train:1", policy=text)
+    assert [line.split()[1].rpartition("/")[2] for line in planned.out.splitlines()] == ["one"]
+    one = docker.gpukeeper("apply", "--yes", "--image", "lab/train:2", "--name", "two", policy=text)
+    assert one.code == 0, one
+    assert docker.containers() == {"one": "exited", "three": "exited", "other": "exited", "runs": "running"}
+    assert docker.gpukeeper("apply", "--yes", "--image", "lab/train", policy=text).code == 0
+    assert docker.containers() == {"other": "exited", "runs": "running"}
+    assert docker.api.call("GET", "/images/lab/train:2/json").ok
+
+
+def test_stopped_containers_without_a_gpu_go_when_the_policy_says_so(docker: DockerBed) -> None:
+    """C10.4: by their retention, like others. What runs, what never started and every volume stays."""
+    ended(docker, "old", config={"Volumes": {"/data": {}}})
+    ended(docker, "crashed", 1)
+    docker.create("never")
+    docker.run("database", cmd=programs.trapping_shell())
+    found = docker.inspect("old")
+    assert found is not None
+    (volume,) = [mount["Name"] for mount in found["Mounts"]]
+    included = {"without-gpu": {"untouchable": False}}
+    kept = policy(retention={"succeeded": "0s", "failed": "7d"})
+    assert docker.gpukeeper("apply", "--yes", policy=kept).code == 0
+    assert len(docker.containers()) == 4, "not unless the policy says so"
+    bench = Bench(docker, classes=included, retention={"succeeded": "1h", "failed": "7d"})
+    bench.later(minutes=50)
+    bench.again()
+    assert docker.inspect("old") is not None, "its hour is not over"
+    bench.later(minutes=20)
+    bench.again()
+    assert docker.containers() == {"crashed": "exited", "never": "created", "database": "running"}
+    bench.later(days=400)
+    bench.again(), bench.again()
+    assert docker.containers() == {"never": "created", "database": "running"}
+    assert docker.api.call("GET", f"/volumes/{volume}").ok

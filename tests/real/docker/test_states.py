@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpukeeper.model.decision import Accepted, Action, Changed, Result
+from gpukeeper.model.event import Noticed
 from gpukeeper.model.subject import Outcome, State
 from tests.real.docker import programs
 from tests.real.docker.bed import DockerBed
@@ -61,6 +62,35 @@ def test_a_crash_without_word_of_a_stop_is_a_failure_and_kept_longer(docker: Doc
     docker.run("crash", gpus=[0], labels=MINE, cmd=["sh", "-c", "exit 137"])
     docker.until(lambda: docker.state("crash") == "exited", "it crashed")
     assert Bench(docker).subject("crash").outcome is Outcome.FAILED
+
+
+def test_a_failure_says_its_exit_code_in_plan_and_ledger(docker: DockerBed) -> None:
+    ended(docker, "broken", 3, gpus=[0], labels=MINE)
+    bench = Bench(docker)
+    assert bench.decisions()["broken"].reason.startswith("failed with exit code 3, ")
+    bench.later(days=8)
+    bench.again()
+    assert docker.inspect("broken") is None
+    assert bench.outcomes("broken")[-1].reason.startswith("failed with exit code 3, 8d ago, kept for ")
+    noticed = [
+        line for line in bench.ledger.lines if isinstance(line, Noticed) and line.ref and line.ref.name == "broken"
+    ]
+    assert [line.ended_with for line in noticed] == ["exit code 3"]
+
+
+def test_what_ran_out_of_memory_is_said_to_have(docker: DockerBed) -> None:
+    """A real kill by the kernel, where the engine may limit memory; elsewhere nothing is made up."""
+    limits = {"Memory": 32 * 1024 * 1024, "MemorySwap": 32 * 1024 * 1024}
+    greedy = ["sh", "-c", "head -c 200000000 /dev/zero | tail"]
+    docker.run("greedy", gpus=[0], labels=MINE, cmd=greedy, host_config=limits)
+    docker.until(lambda: docker.state("greedy") == "exited", "it ended")
+    found = docker.inspect("greedy")
+    assert found is not None
+    subject = Bench(docker).subject("greedy")
+    assert ("out of memory" in subject.ended_with) == found["State"]["OOMKilled"]
+    if found["State"]["OOMKilled"]:
+        assert subject.outcome is Outcome.FAILED
+        assert subject.ended_with == f"exit code {found['State']['ExitCode']}, out of memory"
 
 
 def test_a_stop_by_hand_keeps_the_gpu_for_its_owner_for_a_while(docker: DockerBed) -> None:

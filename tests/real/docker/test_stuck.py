@@ -66,6 +66,23 @@ def test_an_engine_that_is_not_there_is_said_and_nothing_vanishes(docker: Docker
     docker.until(lambda: docker.inspect("mine") is not None, "it is still known")
 
 
+def test_an_engine_that_is_down_is_never_nothing_to_do(docker: DockerBed) -> None:
+    """C6.2: by the commands; errors went to nowhere, and a dead engine read as an empty one."""
+    ended(docker, "old", gpus=[0], labels=MINE)
+    text = policy(retention={"succeeded": "0s"})
+    docker.kill9()
+    planned = docker.gpukeeper("plan", "--exit-code", policy=text)
+    assert (planned.code, planned.out) == (3, ""), planned
+    applied = docker.gpukeeper("apply", "--yes", policy=text)
+    assert applied.code == 3, applied
+    for ran in (planned, applied):
+        assert "not seen" in ran.err
+    assert "of what could be seen" in planned.err
+    docker.start()
+    assert docker.gpukeeper("apply", "--yes", policy=text).code == 0
+    assert docker.inspect("old") is None
+
+
 def test_an_engine_that_dies_before_the_step_leaves_it_undone(docker: DockerBed) -> None:
     ended(docker, "old", gpus=[0], labels=MINE)
     bench = Bench(docker)

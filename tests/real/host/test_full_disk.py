@@ -57,6 +57,20 @@ def test_above_the_high_mark_the_oldest_go_until_it_is_below_the_low_one(tmp_pat
     assert host.apply().outcomes() == {}, "below the low mark it is over"
 
 
+def test_the_marks_of_the_watch_act_above_90_per_cent_and_not_at_85(tmp_path: Path, disk: Path) -> None:
+    """C10.8: the marks of the page. The alert above 80 % is tested with the rules."""
+    host = Host(tmp_path, POLICY.replace("high: 60%, low: 30%", "high: 90%, low: 80%"), disk)
+    fill(host, range(9), 1, 3 * MIB)
+    assert 0.84 <= usage(str(disk)).used < 0.90
+    assert host.apply().outcomes() == {}, "an alert, and nothing else"
+    fill(host, range(9, 10), 1, 2 * MIB)
+    assert usage(str(disk)).used >= 0.90
+    gone = {name for name, line in host.apply().outcomes().items() if line["result"] == "reclaimed"}
+    assert "tmp-0" in gone
+    assert {"tmp-8", "tmp-9"} <= set(host.names()), "the newest stay"
+    assert 0.65 < usage(str(disk)).used < 0.80, "not more than it takes"
+
+
 def test_too_few_inodes_are_a_full_disk_too(tmp_path: Path, disk: Path) -> None:
     host = Host(tmp_path, POLICY, disk)
     fill(host, range(6), 23, 1)  # 25 of 200 each

@@ -69,7 +69,7 @@ class Cluster:
         self.api.call("DELETE", f"/api/v1/namespaces/{name}/pods", query={"gracePeriodSeconds": 0})
 
     @staticmethod
-    def until(look: Callable[[], T], what: str = "it came true", deadline: float = 60) -> T:
+    def until(look: Callable[[], T], what: str = "it came true", deadline: float = 120) -> T:
         """Look until the answer is true, and return it."""
         ends = time.monotonic() + deadline
         while not (seen := look()):

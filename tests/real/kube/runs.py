@@ -107,7 +107,7 @@ def is_true(seen: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(seen, kind) == "True"
 
 
-def passes(bench: Bench, patience: float = 20) -> list[Closed]:
+def passes(bench: Bench, patience: float = 90) -> list[Closed]:
     """Passes until one has nothing more to do or to follow; their outcomes. What only follows a removal may take as
     long as the garbage collector does."""
     done: list[Closed] = []

@@ -32,6 +32,7 @@ from tests.real.kube.bed import ControlPlane
 from tests.real.kube.bench import Bench, minute_of, policy
 from tests.real.kube.endings import ended_pod, ending, many_ended_pods, text, unplaced
 from tests.real.kube.proxy import Asked, First, Late, Proxy, Say, proxy
+from tests.real.kube.runs import passes
 
 AT_ONCE = {"cluster": {"grace": "0s"}}  # what was not seen to go is not waited for any longer than needed
 IDLE = {"cluster": {"grace": "0s", "start_grace": "0s", "idle": "10m", "on_idle": "stop"}}
@@ -41,6 +42,11 @@ MANY = int(os.environ.get("GPUKEEPER_TEST_MANY", "601"))
 
 def results(found: Mapping[str, Any] | list[Closed]) -> list[Result]:
     return [one.result for one in found]  # type: ignore[union-attr]
+
+
+def final_results(bench: Bench) -> list[Result]:
+    """How passes end, the slow removals included that a later pass sees to be over."""
+    return [one for one in results(passes(bench)) if one is not Result.UNKNOWN]
 
 
 def owned_by(owner: Object, kind: str, group: str) -> list[Object]:
@@ -91,7 +97,7 @@ def _until_500(api: Api, namespace: str, plural: str) -> None:
     """The server needs a moment to know of it: asked with what changes nothing."""
     from tests.real.kube.api import path_of
 
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while True:
         names = api.names(plural, namespace)
         assert names, f"a webhook shows only where there are {plural}"
@@ -158,7 +164,7 @@ def test_two_namespaces_and_two_groups_with_one_name(plane: ControlPlane, namesp
     plane.api.create(part, namespace)
     bench = Bench(plane.kubeconfig(), namespace, other, classes=AT_ONCE)
     bench.later(minutes=61)
-    assert results(bench.again().outcomes) == [Result.RECLAIMED, Result.RECLAIMED]
+    assert final_results(bench) == [Result.RECLAIMED, Result.RECLAIMED]
     assert plane.api.get("jobs", namespace, "run") is None
     assert plane.api.names("pods", namespace) == {"part"}
     assert plane.api.names("pods", other) == {"run"}
@@ -182,7 +188,7 @@ def _another_kind_called_job(api: Api) -> str:
     api.apply({"kind": "CustomResourceDefinition", "metadata": {"name": name}, "spec": spec})
     api.wait_condition("customresourcedefinitions", None, name, "Established")
     path = "/apis/queue.example.com/v1"
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while not api.call("GET", f"{path}/jobs").ok:
         assert time.monotonic() < ends, "the kind is not served"
         time.sleep(0.1)
@@ -196,7 +202,7 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
     ended_pod(plane.api, namespace, "own")
     bench = Bench(plane.kubeconfig(), namespace)
     bench.later(days=300)
-    assert results(bench.again().outcomes) == [Result.RECLAIMED]
+    assert final_results(bench) == [Result.RECLAIMED]
     assert plane.api.names("pods", namespace) == {"copy"}
     assert "MultiKueue" in bench.decisions()["pod/copy"].reason
 
@@ -213,7 +219,7 @@ def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, 
     with proxy(plane) as one:
         bench = Bench(between(plane, one), namespace)
         bench.later(minutes=61)
-        assert results(bench.again().outcomes) == [Result.RECLAIMED]
+        assert final_results(bench) == [Result.RECLAIMED]
         (sent,) = [json.loads(asked.body) for asked in one.asked if asked.method == "DELETE"]
     assert sent["propagationPolicy"] in {"Foreground", "Background"}
     assert sent["preconditions"].keys() == {"uid", "resourceVersion"}
@@ -240,7 +246,7 @@ def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> 
         assert str(looked.root).endswith("trainjob/run")
         reply = bench.ask("root", "remove", ref.path, attended=True)
         assert not reply.done, reply.words
-        assert results(bench.again().outcomes) == [Result.RECLAIMED]
+        assert final_results(bench) == [Result.RECLAIMED]
         assert [asked.path.split("/")[-2:] for asked in one.asked if asked.method == "DELETE"] == [["trainjobs", "run"]]
     plane.api.wait_gone("jobsets", namespace, "run")
     time.sleep(3)  # its controller makes one anew within a second where it does
@@ -345,7 +351,7 @@ def test_a_raycluster_that_is_only_borrowed(plane: ControlPlane, namespace: str)
     _ray_job(plane, namespace, status, clusterSelector={"ray.io/cluster": "shared"})
     bench = Bench(plane.kubeconfig(), namespace, at_finish="All")
     bench.later(hours=2)
-    assert results(bench.again().outcomes) == [Result.RECLAIMED]
+    assert final_results(bench) == [Result.RECLAIMED]
     assert plane.api.get("rayjobs", namespace, "tune") is None
     still = plane.api.get("rayclusters", namespace, "shared")
     assert still is not None
@@ -471,7 +477,7 @@ def test_a_job_that_succeeded_after_failures(plane: ControlPlane, namespace: str
     bench = Bench(plane.kubeconfig(), namespace)  # succeeded 1h, failed 2h
     bench.later(minutes=61)
     assert bench.subjects()["job/train"].outcome is Outcome.SUCCEEDED
-    assert results(bench.again().outcomes) == [Result.RECLAIMED]
+    assert final_results(bench) == [Result.RECLAIMED]
 
 
 def test_due_within_one_interval_after_a_restart(plane: ControlPlane, namespace: str) -> None:
@@ -747,7 +753,7 @@ def test_one_answer_about_what_is_served_is_503(plane: ControlPlane, namespace: 
         assert report.outcomes == []
         assert [unseen.what for unseen in report.survey.unseen] == ["jobs"]
         one.rule = None
-        assert results(bench.again().outcomes) == [Result.RECLAIMED]
+        assert final_results(bench) == [Result.RECLAIMED]
     assert plane.api.list("jobs", namespace) == []
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from tests.cli.fleet import Ran
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, condition
 from tests.real.kube.bed import ControlPlane
+from tests.real.kube.bench import Bench
 from tests.real.kube.runs import CHAIN, FAILS, SUCCEEDS, left, marked
+from tests.real.kube.test_rights import ALL
 
 PROGRAM = Path(sys.executable).with_name("gpukeeper")
 NOT_SEEN = "is unknown, so none of it is touched"
@@ -124,7 +128,10 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
     again = api.get("trainjobs", namespace, "run-7")
     assert again is not None
     assert again["spec"]["suspend"] is True
-    assert shell.run("restore", "trainjob/run-7").code == DONE
+    assert "is back from what was captured" in restored.out + restored.err
+    going = shell.run("restore", "trainjob/run-7")
+    assert going.code == DONE
+    assert "was restored and runs again" in going.out + going.err
     api.wait_condition("trainjobs", namespace, "run-7", "Complete", timeout=60)
 
 
@@ -314,6 +321,22 @@ def test_without_rights_it_says_what_is_missing_and_nothing_vanishes(
 
 
 @pytest.mark.usefixtures("kwok_node")
+def test_a_pass_by_hand_over_one_namespace_leaves_the_others(
+    shell: Shell, api: Api, namespace: str, new_namespace: Callable[[], str]
+) -> None:
+    """C6.2: both are due, and only the one of that namespace goes."""
+    other = new_namespace()
+    for place in (namespace, other):
+        ended(api, place, objects.job("eval", annotations=SUCCEEDS))
+    shell.policy(scope={"kubernetes": {"namespaces": [namespace, other]}}, retention={"succeeded": "0s"})
+    assert shell.run("apply", "--yes", "--namespace", other, "--older-than", "0s").code == DONE
+    assert api.names("jobs", namespace) == {"eval"}
+    assert api.names("jobs", other) == set()
+    assert shell.run("apply", "--yes", "--namespace", namespace, "--older-than", "1h").code == DONE
+    assert api.names("jobs", namespace) == {"eval"}, "it ended a moment ago"
+
+
+@pytest.mark.usefixtures("kwok_node")
 def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
     shell: Shell, plane: ControlPlane, api: Api, namespace: str
 ) -> None:
@@ -410,3 +433,86 @@ def test_mistakes_of_a_policy_are_told_at_once_with_their_lines(shell: Shell) ->
     for line, words in ((2, '"namespaces" is missing'), (4, "not text"), (5, "prometheus"), (6, 'mean "release"')):
         assert any(f"policy.yaml:{line}:" in one and words in one for one in told.splitlines()), (line, told)
     assert shell.run("plan").code == INVALID
+
+
+HOLD_UNTIL = "gpukeeper.io/hold-until"
+
+
+def held_until(api: Api, namespace: str, name: str) -> str | None:
+    found = api.get("jobs", namespace, name)
+    assert found is not None
+    return (found["metadata"].get("annotations") or {}).get(HOLD_UNTIL)
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_a_hold_is_written_onto_the_object_and_binds_who_has_another_ledger(
+    plane: ControlPlane, shell: Shell, api: Api, namespace: str
+) -> None:
+    ended(api, namespace, objects.job("run", annotations=SUCCEEDS), objects.job("other", annotations=SUCCEEDS))
+    held = shell.run("workload", "hold", shell.path("job", "run"), "--for", "2h")
+    assert held.code == DONE, held.err
+    assert held_until(api, namespace, "run") is not None
+    operator = Bench(plane.kubeconfig(), namespace, retention={"succeeded": "0s"})
+    operator.again()
+    api.wait_gone("jobs", namespace, "other")
+    assert api.names("jobs", namespace) == {"run"}
+    assert operator.decisions()["job/run"].rule == "hold"
+
+    shorter = shell.run("workload", "hold", shell.path("job", "run"), "--for", "1h")
+    assert shorter.code == DONE, shorter.err
+    until = held_until(api, namespace, "run")
+    assert until is not None
+    assert datetime.fromisoformat(until) > datetime.now(UTC) + timedelta(hours=1, minutes=30), "it is never shortened"
+
+    released = shell.run("workload", "release", shell.path("job", "run"))
+    assert released.code == DONE, released.err
+    assert held_until(api, namespace, "run") is None
+    operator.again()
+    api.wait_gone("jobs", namespace, "run")
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_who_may_not_write_onto_the_object_is_told_the_command(
+    plane: ControlPlane, shell: Shell, api: Api, namespace: str
+) -> None:
+    ended(api, namespace, objects.job("run", annotations=SUCCEEDS))
+    reader = plane.kubeconfig(plane.new_user(ALL, namespace=namespace))
+    refused = shell.run("workload", "hold", shell.path("job", "run"), kubeconfig=reader)
+    assert refused.code == USAGE
+    assert f"kubectl -n {namespace} annotate --overwrite jobs run {HOLD_UNTIL}=20" in refused.err
+    assert "is held until" not in refused.out + refused.err
+    lines = shell.run("ledger", "list", "--type", "hold", "--json").json()["lines"]
+    assert lines == [], "nor does its own ledger claim it"
+
+    assert shell.run("workload", "hold", shell.path("job", "run")).code == DONE
+    refused = shell.run("workload", "release", shell.path("job", "run"), kubeconfig=reader)
+    assert refused.code == USAGE
+    assert f"kubectl -n {namespace} annotate jobs run {HOLD_UNTIL}-" in refused.err
+    assert held_until(api, namespace, "run") is not None
+
+
+def test_a_plan_that_saw_nothing_does_not_end_with_0(plane: ControlPlane, shell: Shell, namespace: str) -> None:
+    nobody = plane.kubeconfig(plane.new_user())
+    forbidden = shell.run("plan", kubeconfig=nobody)
+    assert forbidden.code == PARTLY, forbidden.err
+    assert "forbidden" in forbidden.err
+    broken = Path(shell.folder / "old-login")
+    broken.write_text(re.sub(r'("?token"?): *"?[^",\s]+"?', r'\1: "expired"', nobody.read_text()))
+    unauthorized = shell.run("plan", kubeconfig=broken)
+    assert unauthorized.code == FAILED, unauthorized.err
+    assert "log in again" in unauthorized.err
+    assert shell.run("plan").code == DONE, "an empty namespace is nothing wrong"
+
+
+@pytest.mark.usefixtures("kwok_node")
+def test_explain_with_rights_in_one_namespace_does_not_send_people_to_all(
+    plane: ControlPlane, shell: Shell, api: Api, namespace: str
+) -> None:
+    plane.need("jobset")
+    api.create(objects.jobset("run", annotations=SUCCEEDS), namespace)
+    api.wait_for("jobsets", namespace, "run", lambda one: condition(one, "Completed") == "True", 60)
+    reader = plane.kubeconfig(plane.new_user(ALL, namespace=namespace))
+    found = shell.run("explain", shell.path("jobset", "run"), kubeconfig=reader)
+    assert found.code == DONE, found.err
+    assert "--all-namespaces" not in found.out + found.err
+    assert "Ask who runs the cluster whether" in found.out

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+from gpukeeper.config.load import load_text
 from gpukeeper.model.decision import Action, Result, Verdict
 from gpukeeper.model.event import Complaint
 from tests.real.kube import objects
@@ -36,6 +39,7 @@ from tests.real.kube.runs import (
 
 pytestmark = pytest.mark.usefixtures("kwok_node")
 GOOD, BAD = "good", "bad"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "kubernetes"
 Make = Callable[..., Object]
 
 
@@ -139,6 +143,36 @@ def test_finished_trainjobs_go_as_a_whole(plane: ControlPlane, namespace: str, r
         plane.api.create(objects.train_job(name, name), namespace)
     ended_at(plane, "trainjobs", namespace, "Complete", "Failed")
     goes_in_two_steps(plane, namespace, "trainjob", *CHAIN)
+
+
+def test_a_failed_trainjob_goes_after_an_hour_in_every_namespace_in_scope(
+    trainer_v23: ControlPlane, new_namespace: Callable[[], str]
+) -> None:
+    """C6.7: with the policy of the CronJob in the examples, except for its scope. One that is not in scope stays."""
+    api, first, second, outside = trainer_v23.api, new_namespace(), new_namespace(), new_namespace()
+    for place in (first, second, outside):
+        api.create(objects.training_runtime("torch", annotations=FAILS), place)
+        api.create(objects.train_job(BAD, "torch"), place)
+    for place in (first, second, outside):
+        api.wait_condition("trainjobs", place, BAD, "Failed", timeout=60)
+    shipped = load_text(policy_of_the_cron_job()).policy.retention
+    assert shipped.failed == timedelta(minutes=60)
+    bench = Bench(trainer_v23.kubeconfig(), first, second, retention={"failed": "60m"})
+    bench.later(minutes=58)
+    assert passes(bench) == []
+    bench.later(minutes=3)
+    gone = passes(bench)
+    assert {(line.ref.namespace, line.ref.name) for line in gone if line.ref} == {(first, BAD), (second, BAD)}
+    assert {(line.action, line.result) for line in gone} == {(Action.REMOVE, Result.RECLAIMED)}
+    for place in (first, second):
+        trainer_v23.until(lambda place=place: not left(api, place, *CHAIN), "nothing of it is left")
+    assert api.names("trainjobs", outside) == {BAD}
+
+
+def policy_of_the_cron_job() -> str:
+    with (EXAMPLES / "cronjob.yaml").open() as file:
+        made = [one for one in YAML(typ="safe").load_all(file) if one["kind"] == "ConfigMap"]
+    return str(made[0]["data"]["policy.yaml"])
 
 
 @pytest.fixture
@@ -408,5 +442,5 @@ def test_kinds_that_are_not_installed_are_absent() -> None:
         bench.later(minutes=61)
         report = bench.again()
         assert report.survey.unseen == []
-        assert reclaimed(report.outcomes) == {"job/train": Action.REMOVE}
+        assert reclaimed([*report.outcomes, *passes(bench)]) == {"job/train": Action.REMOVE}
         assert left(bare.api, namespace, *HOLDERS) == {}

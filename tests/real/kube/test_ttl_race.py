@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,7 @@ RACE, TWIN = "ttl-race-test", "ttl-race-twin"
 TTL, TWIN_TTL = 5, 56  # seconds after the end
 LONGEST = 90  # seconds
 ALL = "TrainJob JobSet Job Pod"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "why-a-trainjob-stays.md"
 
 
 @dataclass(frozen=True)
@@ -174,20 +177,26 @@ def test_its_log_was_taken_from_the_real_pod_before(race: Race) -> None:
     assert f"{RACE} ends with 0\n" in text
 
 
+def expected_of_the_twin() -> list[tuple[float, float, str]]:
+    """The table of the page: from second, to second, what is there then."""
+    rows = re.findall(r"^\| (\d+)–(\d+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    return [(float(begin), float(end), words) for begin, end, words in rows]
+
+
 def test_the_failing_twin_phase_by_phase(race: Race) -> None:
     """C17.4, expected against seen. A TrainJob of this release forgets its failure only when its JobSet goes first."""
-    story = race.stories[TWIN]
+    story, expected = race.stories[TWIN], expected_of_the_twin()
+    assert [(begin, end) for begin, end, _ in expected] == [(0, 10), (10, 60), (60, 70)]
+    seen = [story.in_phase(begin, end) for begin, end, _ in expected[:2]] + [story.in_phase(70, LONGEST)]
     rows = [
-        ("0-10 s", "runs, then Failed", story.in_phase(0, 10)),
-        ("10-60 s", "Failed, all of it kept", story.in_phase(10, 60)),
-        ("60-70 s", "all of it gone", story.in_phase(70, LONGEST)),
+        f"{begin:3.0f}-{end:.0f} s | {words:34} | {', then '.join(during)}"
+        for (begin, end, words), during in zip(expected, seen, strict=True)
     ]
-    table = "\n".join(f"{phase:8} | {expected:24} | {', then '.join(seen)}" for phase, expected, seen in rows)
-    print(f"\nphase    | expected                 | seen\n{table}")
-    assert rows[0][2][-1] == f"{ALL} (Failed)", table
-    assert ALL in rows[0][2], table
-    assert rows[1][2] == [f"{ALL} (Failed)"], table
-    assert rows[2][2] == ["nothing"], table
+    table = "\n".join(["phase    | expected at its end                | seen", *rows])
+    print(f"\n{table}")
+    assert [during[-1] for during in seen] == [words for _, _, words in expected], table
+    assert ALL in seen[0], table
+    assert seen[1] == [f"{ALL} (Failed)"], "nothing happens to it in between\n" + table
     assert TWIN_TTL <= gone_after(race, TWIN) < TWIN_TTL + 6, table
     assert race.left == {what: set() for what in CHAIN}, table
     assert len(story.pods) == 1, "it was not trained again"

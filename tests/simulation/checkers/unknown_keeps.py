@@ -24,6 +24,7 @@ NEEDED = {
     "leftover_tree": {"state", "root", "in_use", "busy", "last_used"},
     "orphan": {"state", "root", "proof"},
     "restart_loop": {"state", "root"},
+    "taken_gpu": {"state", "root", "devices", "started", "class_", "owner"},
 }
 
 

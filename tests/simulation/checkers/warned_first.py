@@ -1,18 +1,24 @@
-"""Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act."""
+"""Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act, and
+never before the time that a warning announced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpukeeper.lifecycle.decide import REQUEST
+from gpukeeper.model.decision import Action
 from gpukeeper.model.event import WarningSent
+from gpukeeper.platforms.simulated.world import Happened
 from tests.simulation.harness import Run
 
-STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "retention": 1, "own_ttl": 1}
+STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "taken_gpu": 1, "retention": 1, "own_ttl": 1}
 
 
 def violations(run: Run) -> Iterator[str]:
     for i, act in run.acts():
         intent = run.intent(act.step)
+        if intent is not None and intent.rule != REQUEST and not _clock_was_wrong(run):
+            yield from _too_early(run, i, act, intent.rule)
         if intent is None or intent.rule not in STAGES or not intent.running:
             continue
         begun = max((n for n, h in enumerate(run.world.log[:i]) if h.kind == "crash"), default=0)
@@ -26,6 +32,16 @@ def violations(run: Run) -> Iterator[str]:
             yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
             yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
+
+
+def _too_early(run: Run, i: int, act: Happened, rule: str) -> Iterator[str]:
+    """Never before the time that was announced last by this rule; nor, by any rule, before an announced removal."""
+    sent = [h.line for h in run.world.log[:i] if h.uid == act.uid and isinstance(h.line, WarningSent) and h.line.until]
+    own = [line.until for line in sent if line.rule == rule][-1:]
+    removals = [line.until for line in sent if line.removes] if act.action in (Action.TRIM, Action.REMOVE) else []
+    for until in (*own, *removals):
+        if until is not None and act.at < until:
+            yield f"{act.action} by {rule} on {act.uid} at {act.at}, announced for {until}"
 
 
 def _clock_was_wrong(run: Run) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -14,7 +16,8 @@ NAMES = (
     *("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA B200"),
     *("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100 80GB PCIe"),
     *("NVIDIA A100-PCIE-40GB", "NVIDIA L4", "NVIDIA L40", "NVIDIA L40S", "NVIDIA A10", "NVIDIA A10G", "Tesla T4"),
-    *("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D", "Tesla V100-SXM2-16GB", "NVIDIA RTX A6000", "CPU"),
+    *("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D", "NVIDIA RTX A6000", "CPU", "Tesla V100-SXM2-16GB"),
+    *("Tesla V100-SXM2-32GB", "Tesla V100-PCIE-32GB", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090 Ti"),
 )
 GOOD = Row(
     gpu="NVIDIA H200",
@@ -91,7 +94,7 @@ def test_two_rows_about_one_gpu_are_one_too_many() -> None:
 
 def test_a_pattern_is_matched_against_the_whole_name() -> None:
     assert reference.limits(gpu("NVIDIA H200"), "gemm", "bf16", "gemm/mm/n8192/normal/burst").floor == 690
-    for other in ("NVIDIA H200 NVL", "NVIDIA L40", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb"):
+    for other in ("NVIDIA H200 NVL", "NVIDIA L40G", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb"):
         assert reference.limits(gpu(other), "gemm", "bf16", "gemm/mm/n8192/normal/burst").floor is None, other
 
 
@@ -186,3 +189,25 @@ def test_old_and_estimated_figures_only_warn() -> None:
         if row.origin in (Origin.LEGACY, Origin.ESTIMATE):
             assert row.limits().may_fail is False, row
     assert not any(row.check == "throughput" and row.metric != "scaling" for row in ROWS), "training: peers and history"
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "memory"),
+    [
+        ("Tesla V100-SXM2-16GB", 15.7, 900),
+        ("Tesla V100-SXM2-32GB", 15.7, 900),
+        ("Tesla V100-PCIE-32GB", 14.0, 900),
+        ("NVIDIA GeForce RTX 3090", 35.6, 936),
+        ("NVIDIA L40", 90.5, 864),
+    ],
+)
+def test_models_of_older_documents_have_figures_that_only_warn(name: str, fp32: float, memory: float) -> None:
+    """C2.3: nobody measured one by our methods; a figure below its floor says so and fails nobody."""
+    mine = [row for row in ROWS if re.fullmatch(row.gpu, name) and row.gpu != ".*"]
+    assert {row.check for row in mine} >= {"gemm", "memory_bandwidth", "copies"}
+    assert not any(row.limits().may_fail for row in mine)
+    product = reference.limits(gpu(name), "gemm", "fp32", "gemm/mm/n8192/normal/burst")
+    assert (product.floor, product.may_fail) == (pytest.approx(0.45 * fp32), False)
+    copy = reference.limits(gpu(name), "memory_bandwidth", "copy", "copy/read+write")
+    assert copy.ceiling is not None
+    assert memory <= copy.ceiling <= 1.15 * memory

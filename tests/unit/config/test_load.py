@@ -240,6 +240,13 @@ def test_no_policy_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch:
     assert load_policy(None, ["host"], {"XDG_CONFIG_HOME": str(tmp_path)}, tmp_path / "none").source == "built-in"
 
 
+def test_who_has_no_home_folder_gets_the_sites_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert load_policy(None, ["host"], {}, tmp_path / "none.yaml").source == "built-in"
+
+
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "policy.yaml"
     with pytest.raises(PolicyError) as caught:
@@ -263,3 +270,19 @@ def test_the_policies_of_the_how_to_page_are_valid() -> None:
     for block in blocks:
         text = block.replace("students", grp.getgrgid(0).gr_name)  # a group that every machine has
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")
+
+
+def test_an_exemption_that_has_ended_is_reported_where_it_is_written() -> None:
+    text = """\
+exemptions:
+- {owner: ann, reason: paper, until: 2026-09-01}
+- {class: api, reason: demo, until: 2026-09-03T12:00Z}
+- {workload: "docker/*/db", reason: always}
+"""
+    loaded = load(text)
+    assert loaded.expired(datetime(2026, 9, 1, 12, tzinfo=UTC)) == ()
+    first = loaded.expired(datetime(2026, 9, 2, 0, 0, 1, tzinfo=UTC))
+    assert len(first) == 1
+    assert first[0].startswith("policy.yaml:3: the exemption of ann (paper) ended ")
+    assert "protects nothing any more. Take it out, or give it a later date." in first[0]
+    assert len(loaded.expired(datetime(2026, 9, 3, 12, tzinfo=UTC))) == 2

@@ -1,7 +1,10 @@
 """One mistake, one sentence with the right line and what to write instead."""
 
+import sys
+
 import pytest
 
+from gpukeeper.config import document
 from gpukeeper.config.load import load_text
 from gpukeeper.model.errors import PolicyError
 
@@ -15,6 +18,7 @@ def problems(text: str) -> list[str]:
 
 
 SPAN = "Write it like 30m, 2h or 7d"
+AS_CLASS = "as a factor of the class's value like 2x, or as class for what the class says"
 NO_SCOPE = (
     "the policy says nothing of what it covers, so it would cover nothing."
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
@@ -38,7 +42,16 @@ MISTAKES = {
     ),
     "a group has no none": (
         "groups: {student: {idle: none}}",
-        f'groups.student.idle: "none" is not a duration. {SPAN}, or as class for what the class says.',
+        f'groups.student.idle: "none" is not a duration. {SPAN}, {AS_CLASS}.',
+    ),
+    "a factor of nothing": (
+        "groups: {student: {idle: 0x}}",
+        'groups.student.idle: "0x" is not between 0.01x and 1000x. Write it like 2x or 0.5x.',
+    ),
+    "a factor that leaves less than the lead of warnings": (
+        "groups: {student: {idle: 0.6x}}",
+        "groups.student.idle: groups.student.idle is 9m and warnings.lead is 10m,"
+        " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
     ),
     "a pass without pause": (
         "schedule: {every: 0}",
@@ -231,6 +244,11 @@ MISTAKES = {
         "ray.sessions: 30m is too short: a session that is just starting has folders and no processes yet."
         " Write at least 1h, or none to only report dead ones.",
     ),
+    "logs that are younger than they are told apart": (
+        "ray: {logs: 1m}",
+        "ray.logs: 1m is too short: which logs are old enough is told by the full hour."
+        " Write at least 1h, or none to only report them.",
+    ),
     "a disk that is never empty enough": (
         "disk: {low: 80%}",
         "disk.low: low is 80% and high is 80%, so a disk would be too full and not too full at once."
@@ -386,10 +404,82 @@ def test_what_is_not_yaml_is_told_with_its_line() -> None:
     assert told.endswith(". Mend it first, then check again.")
 
 
-@pytest.mark.parametrize("text", ["- a\n", "just words\n", "&a [*a]\n"])
+@pytest.mark.parametrize("text", ["- a\n", "just words\n"])
 def test_what_is_not_a_mapping_is_refused(text: str) -> None:
     (told,) = problems(text)
     assert told.startswith("policy.yaml:1: this is not ")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("classes:\n\tmanaged: {idle: 30m}", "3: there is a tab. YAML is indented with spaces only: replace the tab"),
+        ("---\nmode: plan", "2: a second document begins. A policy is one document: take out the line ---"),
+        ("groups: &a [*a]", "2: this is an alias (*name) of an anchor (&name). Aliases are not supported in a policy"),
+        ("mode: dry-run", "plan only looks, as a dry run does; enforce acts unattended."),
+        ("managed: {idle: 30m}", 'unknown setting "managed". A class is written under classes: {managed: '),
+        ("mylab: {idle: 30m}", 'unknown setting "mylab". A class is written under classes: {mylab: '),
+        ("docker: true", 'unknown setting "docker". What is covered is written under scope: scope: {docker: {}}.'),
+        ("succeeded: 2d", 'unknown setting "succeeded". It is written under retention or environments.NAME.'),
+        ("kubernetes: {namespaces: [a]}", 'unknown setting "namespaces". It is written under scope.kubernetes.'),
+    ],
+)
+def test_usual_mistakes_are_answered_with_what_was_meant(text: str, told: str) -> None:
+    (said,) = problems(SCOPE + text + "\n")
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("scope: {docker: true}", "scope.docker: true is not a mapping. To cover it, write scope: {docker: {}}."),
+        ("scope: [docker]", "scope: a list is not a mapping. Write what it covers, like scope: {docker: {}}."),
+        (
+            "scope: {kubernetes: true}",
+            "scope.kubernetes: true is not a mapping."
+            " To cover it, write scope: {kubernetes: {namespaces: [research]}}.",
+        ),
+    ],
+)
+def test_a_scope_that_is_no_mapping_is_answered_with_one(text: str, told: str) -> None:
+    assert problems(text + "\n") == [f"policy.yaml:1: {told}"]
+
+
+@pytest.mark.parametrize("text", ["[" * 2000, "a: " + "{" * 2000, "[a, " * 2000, "[" * 2000 + "]" * 2000, "- " * 2000])
+def test_deep_nesting_is_refused_before_it_is_read(text: str) -> None:
+    """Looking for the end of 2,000 brackets took half a million calls; the depth is known after fifty."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        found = document.read(text)
+    finally:
+        sys.setprofile(None)
+    assert "nested too deeply" in found.problems[0].sentence
+    assert calls < 50_000
+
+
+def test_a_mistake_in_one_entry_hides_none_of_its_neighbours() -> None:
+    text = """\
+match:
+- {class: nope, name: a}
+- {class: docker, nam: b}
+- {name: c}
+- 5
+- {class: docker, label: "=x"}
+exemptions:
+- {reason: a, owner: 5}
+- {reason: b, class: nope}
+temporary:
+- {root: tmp, names: [a]}
+- {root: /scratch/tmp, names: []}
+"""
+    lines = [one.partition(": ")[0].removeprefix("policy.yaml:") for one in problems(SCOPE + text)]
+    assert lines == ["3", "4", "5", "6", "7", "9", "10", "12", "13"]
 
 
 def test_every_problem_is_told_in_one_run_in_the_order_of_the_file() -> None:

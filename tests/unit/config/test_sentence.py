@@ -15,8 +15,9 @@ def test_a_small_lab() -> None:
     assert sentence(policy) == (
         "Looks only (mode plan): on docker everywhere and kubernetes in namespaces research and team-*;"
         " finished work goes 1d after it succeeded, 7d after it failed and 1d after it was stopped;"
-        " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown);"
+        " idle work is stopped after 30m (managed, compose, docker) or 15m (unknown), and then removed;"
         " idle work is only reported after 30m (serving, bare, cluster, ray);"
+        " while more than 80% of the GPUs are taken, idle times are 50% of these;"
         " running work is stopped after 7d (devcontainer), 3d (compose), 2d (docker) or 1d (managed, api, unknown);"
         " infrastructure and without-gpu are never touched;"
         " at most 50 steps a pass and 600 an hour;"
@@ -63,7 +64,15 @@ def test_a_small_lab() -> None:
         ),
         (
             "classes: {devcontainer: {idle_when_large: 4h}}",
-            "; idle work that holds more than a slice is stopped after 4h (devcontainer);",
+            "; idle work that holds more than a slice is stopped after 4h (devcontainer), and then removed;",
+        ),
+        (
+            "classes: {unknown: {after_idle: keep}}\ndemand: {above: 90%, idle_factor: 25%}",
+            "or 15m (unknown), and then removed, but for unknown;",
+        ),
+        (
+            "demand: {above: 90%, idle_factor: 25%}",
+            "; while more than 90% of the GPUs are taken, idle times are 25% of these;",
         ),
         ("images: {unused: 1d}", "; images go when unused for 1d;"),
         (

@@ -71,6 +71,19 @@ def test_an_owner_sees_the_most_generous_group_and_where_it_is_written() -> None
     assert value_of(view.holds, "holds.total") == ("1d", "built-in")
 
 
+def test_a_group_that_is_stricter_than_the_class_and_one_with_a_factor_are_named() -> None:
+    assert value_of(for_owner(loaded(), "ben").classes["docker"], "max_runtime") == (
+        "1d",
+        "group student, preset shared-host",
+    )
+    doubled = load_text(POLICY.replace("admin: {members: [dana]}", "admin: {members: [dana], idle: 2x}"))
+    assert value_of(for_owner(doubled, "dana").classes["managed"], "idle") == (
+        "1h20m",
+        "group admin (2x of 40m), policy.yaml:8",
+    )
+    assert value_of(rows(doubled), "groups.admin.idle") == ("2x", "policy.yaml:8")
+
+
 def test_a_class_without_idle_rule_stays_without_and_infrastructure_is_untouchable() -> None:
     view = for_owner(loaded(), "ann")
     assert value_of(view.classes["devcontainer"], "idle") == ("none", "built-in")

@@ -497,11 +497,23 @@ async def _vague(b: Bench, gpus: FakeGpus) -> None:
     b.running("train", devices=Unknown("not told"))
 
 
+async def _sliced(b: Bench, gpus: FakeGpus) -> None:
+    gpus.facts["GPU-0"]["sliced"] = True  # a slice is no reset target, and the whole would take all of them
+
+
+async def _peers(b: Bench, gpus: FakeGpus) -> None:
+    gpus.facts["GPU-0"]["reset_alone"] = False
+
+
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
-    "prevent", [_off, _plan, _pause, _stop, _tenant, _stop_hold, _exporter, _vague], ids=lambda one: one.__name__
+    "prevent",
+    [_off, _plan, _pause, _stop, _tenant, _stop_hold, _exporter, _vague, _sliced, _peers],
+    ids=lambda one: one.__name__,
 )
 def test_a_reset_does_not_happen_when(prevent: Any) -> None:
+    """C11.2: it is quarantined, and an admin is told why it was not reset."""
+
     @virtual
     async def story(b: Bench) -> None:
         allow_reset(b)
@@ -511,7 +523,9 @@ def test_a_reset_does_not_happen_when(prevent: Any) -> None:
         assert gpus.resets == []
         assert line.result is CheckResult.DIRTY
         assert b.lines(ResetTried) == []
-        assert len(b.lines(Quarantined)) == 1
+        (out,) = b.lines(Quarantined)
+        assert out.reason == line.reason
+        assert out.reason
 
     story()
 

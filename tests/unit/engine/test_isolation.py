@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.engine.find import find
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.reclaim import PassReport, look_and_plan, reclaim
 from gpukeeper.model.decision import Result
-from gpukeeper.model.errors import LedgerError, PlatformError
+from gpukeeper.model.errors import LedgerError, PlatformError, UsageError
 from gpukeeper.model.event import Closed, Complaint, Intended, Passed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.series import Sample
@@ -231,3 +232,27 @@ async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Bench) 
     assert any("stale file handle" in line for line in said)
     assert any("ZeroDivisionError" in line for line in said)
     assert b.lines(Passed)
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_bug_at_one_place_does_not_fail_a_request_about_another(answering: bool) -> None:
+    async def tell(two: Two) -> None:
+        two.keeper.answering = answering
+        name = two.there.ref.path
+        found = await find(two.keeper, two.b.book, name)
+        assert found.view.subject.ref == two.there.ref
+        with pytest.raises(UsageError) as raised:
+            await find(two.keeper, two.b.book, "no-such-thing")
+        for words in ("docker/node-3", "a bug in gpukeeper", "KeyError"):
+            assert words in str(raised.value)
+
+    story("observe", tell)
+
+
+def test_a_ledger_that_fails_is_not_taken_for_a_place_that_cannot_be_seen() -> None:
+    async def tell(two: Two) -> None:
+        two.broken.problem = LedgerError("the ledger cannot be read")
+        with pytest.raises(LedgerError):
+            await find(two.keeper, two.b.book, two.there.ref.path)
+
+    story("observe", tell)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpukeeper.engine.clockwatch import ClockWatch, behind_the_ledger
-from gpukeeper.engine.loop import MANY, Watch, may_act_now, watch
+from gpukeeper.engine.loop import MANY, Watch, watch
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Intended, Passed, WarningSent
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Mode, Schedule
+from gpukeeper.model.policy import ClassSettings, Mode, Schedule
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
@@ -374,20 +374,6 @@ async def test_the_clock_is_compared_with_the_steady_one(b: Bench) -> None:
     assert seen.doubt() is None
 
 
-def local(hour: int, minute: int = 0) -> datetime:
-    return datetime(2026, 3, 10, hour, minute).astimezone()  # cron words are in local time
-
-
-def test_cron_words_act_only_in_the_pass_after_their_moment() -> None:
-    """C6.3: daily at 02:00."""
-    nightly = Schedule(at="0 2 * * *")
-    assert may_act_now(nightly, local(1, 58), local(2, 3))
-    assert not may_act_now(nightly, local(2, 3), local(2, 8))
-    assert not may_act_now(nightly, local(0), local(1, 59))
-    assert not may_act_now(nightly, None, local(2)), "the first pass cannot know"
-    assert may_act_now(Schedule(), None, local(0))
-
-
 @virtual
 async def test_a_schedule_looks_at_every_pass_and_acts_at_its_moment(b: Bench) -> None:
     b.platform = Quiet(b.world, HERE)
@@ -428,3 +414,25 @@ async def test_without_a_meter_nothing_is_measured(b: Bench) -> None:
     b.running("train")
     await serve(b, 11 * MINUTE)
     assert b.world.samples == {}
+
+
+@virtual
+async def test_waste_is_reported_every_five_minutes_and_nothing_follows(b: Bench) -> None:
+    """C8.11: of work whose class has no idle time; whoever works beside it is not in the report."""
+    b.set_policy(classes={"managed": ClassSettings(idle=None, max_runtime=None)})
+    b.platform = Quiet(b.world, HERE)
+    idle = b.running("forgotten", timedelta())
+    busy = b.running("train", timedelta(), devices=("GPU-1",), busy_until=b.now() + 5 * HOUR)
+    told: list[tuple[float, list[str]]] = []
+    stop = asyncio.Event()
+    b.loop.call_later(51 * 60, stop.set)
+
+    def on_report(report: PassReport) -> None:
+        told.append((b.loop.time(), [one.ref.name for one in report.survey.wasted]))
+
+    await watch(Watch(b.keeper, lambda: b.book, stop, on_report))
+    assert [at for at, _ in told] == [300.0 * number for number in range(11)]
+    assert [names for at, names in told if at < 30 * 60] == [[]] * 6
+    assert [names for at, names in told if at >= 35 * 60] == [["forgotten"]] * 4
+    assert (idle.state, busy.state) == (State.RUNNING, State.RUNNING)
+    assert [line for line in b.ledger.lines if isinstance(line, (WarningSent, Intended))] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -314,3 +315,43 @@ async def test_a_daemon_measures_by_itself(b: Bench) -> None:
     b.keeper.serving = True
     await b.decide()
     assert past.asked == 0
+
+
+def test_another_end_under_the_same_identity_is_noticed_and_counted() -> None:
+    """A loop whose runs no pass sees: it is always found ended, each time a little later."""
+    first = subject(state=State.ENDED, outcome=Outcome.FAILED, ended=NOW - HOUR, ends_for_good=True)
+    line = notice(first, EMPTY, NOW)
+    assert line is not None
+    memory = remember(EMPTY, line)
+    assert memory is not None
+    assert notice(first, memory, NOW) is None, "the same end"
+    jitter = msgspec.structs.replace(first, ended=NOW - HOUR + timedelta(seconds=2))
+    assert notice(jitter, memory, NOW) is None, "the same end by another clock"
+    later = msgspec.structs.replace(first, ended=NOW - HOUR / 2)
+    line = notice(later, memory, NOW)
+    assert line is not None
+    memory = remember(memory, line)
+    assert memory is not None
+    assert memory.ends_seen == 2
+    assert notice(msgspec.structs.replace(later, ends_for_good=False, ended=NOW), memory, NOW) is None
+
+
+@virtual
+async def test_running_work_is_counted_by_what_the_idle_rule_does_with_it(b: Bench) -> None:
+    """C8.8: monitored, or skipped: no GPU, monitoring, grace, dev container, not known."""
+    classes = {"infrastructure": ClassSettings(untouchable=True), "devcontainer": ClassSettings(max_runtime=HOUR)}
+    b.set_policy(classes={**b.policy.classes, **classes})
+    b.running("watched", class_="docker")
+    b.running("no-gpu", class_="docker", devices=())
+    b.running("exporter", class_="infrastructure")
+    b.running("editor", class_="devcontainer")
+    b.running("new", MINUTE, class_="docker")
+    b.ended("over", class_="docker")
+    found = await survey(b.keeper, b.platform, b.book)
+    assert found.idle == {
+        ("monitored", "docker"): 1,
+        ("no_gpu", "docker"): 1,
+        ("never_touched", "infrastructure"): 1,
+        ("no_idle_time", "devcontainer"): 1,
+        ("grace", "docker"): 1,
+    }

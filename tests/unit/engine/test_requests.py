@@ -12,7 +12,7 @@ from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.model.decision import Action, Evidence, Refused, Result
 from gpukeeper.model.errors import LeaseHeld, UsageError
-from gpukeeper.model.event import Captured, Closed, Held, Intended, Released, Restored
+from gpukeeper.model.event import Captured, Closed, Held, Intended, Paused, Released, Restored
 from gpukeeper.model.policy import ClassSettings
 from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
@@ -149,8 +149,8 @@ async def test_a_request_needs_the_verb_the_lease_and_no_pause(b: Bench) -> None
         with pytest.raises(LeaseHeld):
             await requests.act_now(b.keeper, b.book, "train", "ann", Action.STOP)
     assert (await ask(b, "pause", who="root", reason="maintenance")).done
-    assert "everything is paused (maintenance)" in (await ask(b, "stop", "train")).words
-    assert (await ask(b, "resume", who="root")).words == "Resumed."
+    assert "everything is paused (maintenance, by root since " in (await ask(b, "stop", "train")).words
+    assert "maintenance, by root" in (await ask(b, "resume", who="root")).words
     assert (await ask(b, "stop", "train")).done
 
 
@@ -169,6 +169,25 @@ async def test_only_an_admin_pauses_and_resumes(b: Bench) -> None:
 
 
 @virtual
+async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Bench) -> None:
+    b.policy = msgspec.structs.replace(b.policy, admins=("root", "eve"))
+    await ask(b, "pause", who="eve", reason="driver update")
+    second = await ask(b, "pause", who="root", reason="moving a rack")
+    assert second.done
+    assert "paused already: driver update, by eve since " in second.words
+    assert (await b.ledger.paused() or "").startswith("driver update, by eve")
+    told = [line.reason for line in b.ledger.lines if isinstance(line, Paused)]
+    assert told == ["driver update", "moving a rack"]
+
+
+@virtual
+async def test_a_resume_of_nothing_says_so_with_2(b: Bench) -> None:
+    reply = await ask(b, "resume", who="root")
+    assert (reply.done, reply.exit_code, reply.words) == (False, 2, "nothing is paused; nothing was changed")
+    assert not b.ledger.lines
+
+
+@virtual
 async def test_an_unknown_verb_is_refused(b: Bench) -> None:
     assert (await ask(b, "explode")).words == 'nobody knows how to "explode"'
 
@@ -182,7 +201,7 @@ def test_a_request_never_says_who_asks() -> None:
 async def test_what_was_stopped_is_started_again(b: Bench) -> None:
     thing = b.running("train")
     await ask(b, "stop", "train")
-    assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored.")
+    assert (await ask(b, "restore", "train")).words.startswith("docker/node-3/train was restored and runs again.")
     assert thing.state is State.RUNNING
     captured = [line.evidence for line in b.lines(Captured)]
     assert captured != [""]  # its description, so that it comes back as it was
@@ -337,3 +356,21 @@ async def test_a_mark_that_can_be_read_is_not_released_by_a_command(b: Bench) ->
         assert "Still held: by its own mark until" in reply.words
     await ask(b, "hold", "eval", who="root", seconds=3600)
     assert "by root until" in (await ask(b, "release", "eval")).words, "an admin's hold is the admin's to end"
+
+
+@virtual
+async def test_a_hold_says_what_it_does_not_prevent_and_when(b: Bench) -> None:
+    b.running("eval", HOUR)
+    words = (await ask(b, "hold", "eval", seconds=7200)).words
+    assert "The hold does not prevent max_runtime: stop at 2026-03-02 09:00 UTC (in 1h). An admin can suspend" in words
+    assert "does not prevent" not in (await ask(b, "hold", "eval", seconds=600)).words
+
+
+@virtual
+async def test_a_restore_says_in_what_state_it_comes_back_and_what_comes_next(b: Bench) -> None:
+    b.running("eval", MINUTE)
+    assert (await ask(b, "stop", "eval")).done
+    words = (await ask(b, "restore", "eval")).words
+    assert (
+        "It is running now. If nothing changes: warn by max_runtime at 2026-03-02 09:30 UTC (in 1h30m), then" in words
+    )

@@ -17,6 +17,7 @@ from gpukeeper.model.event import Closed, Decided, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount, Budget, DiskMarks, Kept, PlaceScope, Temporary
 from gpukeeper.model.subject import Category, Disk, Shape, State
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.thing import Thing, tell
@@ -95,7 +96,7 @@ async def test_each_disk_of_each_node_has_its_own_marks(b: Bench) -> None:
 @virtual
 async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Bench) -> None:
     assert not is_too_full(b.keeper, subject(shape=Shape.TREE), b.book)
-    assert b.keeper.pressed == {}
+    assert b.keeper.pressed == set()
 
 
 def crowded(lab: Lab, number: int = 6) -> list[Thing]:
@@ -123,6 +124,39 @@ async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Be
     looked_at = {entry.uid for entry in b.world.log if entry.kind in ("look", "capture")}
     assert looked_at == {tree.ref.uid for tree in trees[:3]}
     assert (report.deferred, report.failed) == (0, [])
+
+
+async def work_begins(b: Bench, busy: Any, why: str) -> None:
+    """After the first step. One more sees it; those after it on the same node are not even begun, others go on."""
+    lab = Lab(b)
+    trees = [lab.tree(f"tmp{n}", unused=(20 - n) * HOUR) for n in range(6)]
+    elsewhere = lab.tree("tmp9", node=lab.second, unused=2 * HOUR)
+
+    def progress(line: object) -> None:
+        lab.first.busy = busy
+
+    report = await lab.pass_(progress=progress)
+    assert report.stopped is None
+    assert lab.there(*trees) == [False, True, True, True, True, True]
+    assert lab.there(elsewhere) == [False]
+    assert [line.result for line in b.lines(Closed)] == [Result.RECLAIMED, Result.CHANGED, Result.RECLAIMED]
+    assert b.lines(Closed)[1].reason == f"changed since the plan was made: {why}"
+    assert len(b.lines(Intended)) == 2
+    assert report.relief == [
+        f"ray/lab/worker-1/tmp: {why}. 4 more trees there were left alone; the next pass decides anew."
+    ]
+    assert (report.deferred, report.failed) == (0, [])
+
+
+@virtual
+async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Bench) -> None:
+    await work_begins(b, "task train runs", "work runs beside it: task train runs")
+
+
+@virtual
+async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Bench) -> None:
+    why = "whether work runs beside it is not known (Ray did not answer)"
+    await work_begins(b, Unknown("Ray did not answer"), why)
 
 
 @virtual

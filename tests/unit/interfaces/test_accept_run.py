@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.interfaces.cli import accept_run
 from gpukeeper.interfaces.cli.accept_run import (
     LEAST_KEPT,
     Asked,
@@ -72,6 +73,22 @@ def test_old_reports_go_but_not_the_last_twenty_nor_kept_ones(tmp_path: Path, mo
     assert _pruned(Asked(Flags()), now) == []
     left = {entry.run for entry in store.list()}
     assert left == {"now", *(f"old-{number:02}" for number in range(LEAST_KEPT - 1)), f"old-{LEAST_KEPT + 3}"}
+
+
+def test_reports_that_are_together_too_large_go_but_not_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C4.6: host files had no quota."""
+    monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
+    monkeypatch.setattr(accept_run, "MOST_BYTES", 1)
+    store, now = ReportFolder(tmp_path / "reports"), report(run="now")
+    store.path.mkdir()
+    day = timedelta(days=1)
+    store.write(report(run="yesterday", started=now.started - day, ended=now.ended - day))
+    store.write(now)
+    assert _pruned(Asked(Flags()), now) == []
+    assert [entry.run for entry in store.list()] == ["now"]
+    assert "Removed the 1 oldest reports" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_is_said_and_the_verdict_stays(tmp_path: Path) -> None:

@@ -17,17 +17,18 @@ from ruamel.yaml import YAML
 
 from gpukeeper import __version__
 from gpukeeper.engine.observe import Pile, Survey
-from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from gpukeeper.ledger.in_memory import InMemoryEvidence
+from gpukeeper.lifecycle.waste import Waste
 from gpukeeper.model.decision import Action, Decision, Evidence, Plan, Result, Unseen, Verdict
 from gpukeeper.model.event import Closed, WarningSent
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.engine.bench import Unwritable
-from tests.unit.interfaces.workers import GIB, Workers, disk, node, tree
+from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
 from tests.unit.interfaces.workers import passed as a_pass_over
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,6 +102,40 @@ def test_workloads_are_counted_by_kind_state_and_outcome_and_by_age(metrics: Met
     assert seen['gpukeeper_finished{age=">=30d",kind="trainjob"}'] == 3
     assert not [name for name in seen if name.startswith("gpukeeper_finished{") and 'kind="job"' in name]
     assert seen['gpukeeper_finished_age_seconds{kind="trainjob"}'] == (40 * DAY + HOUR).total_seconds()
+
+
+def test_what_the_idle_rule_did_and_what_it_skipped_is_counted(metrics: Metrics) -> None:
+    """C8.8: monitored, skipped with the reason, warned, stopped."""
+    idle = Counter({("monitored", "docker"): 3, ("grace", "docker"): 2, ("no_idle_time", "devcontainer"): 1})
+    warnings = [_warned("idle"), _warned("max_runtime")]
+    stopped = [_closed("idle", Action.STOP), _closed("idle", Action.REMOVE), _closed("max_runtime", Action.STOP)]
+    for _ in range(2):
+        metrics.passed(report(survey={"idle": idle}, warnings=warnings, outcomes=stopped))
+    seen = told(metrics)
+    assert seen['gpukeeper_idle_workloads{class="docker",result="monitored"}'] == 3
+    assert seen['gpukeeper_idle_workloads{class="docker",result="grace"}'] == 2
+    assert seen['gpukeeper_idle_workloads{class="devcontainer",result="no_idle_time"}'] == 1
+    assert (seen["gpukeeper_idle_warned_total"], seen["gpukeeper_idle_stopped_total"]) == (2, 2)
+
+
+def _warned(rule: str) -> WarningSent:
+    return WarningSent(
+        at=NOW,
+        ref=ref("run-7"),
+        rule=rule,
+        stage=1,
+        incarnation="1",
+        limit=HOUR,
+        delivered=True,
+        channel="terminal",
+        message="",
+    )
+
+
+def _closed(rule: str, action: Action) -> Closed:
+    return Closed(
+        at=NOW, ref=ref("run-7"), step="1.1", action=action, rule=rule, result=Result.RECLAIMED, reason="over"
+    )
 
 
 def test_a_kind_that_is_gone_leaves_no_series_behind(metrics: Metrics) -> None:
@@ -340,6 +375,25 @@ def test_bytes_that_came_back_are_counted_by_rule(clock: Ticking) -> None:
     assert seen['gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'] == 2
 
 
+def test_a_pass_that_takes_long_is_told_while_it_runs_and_counted_once(clock: Ticking) -> None:
+    """After its look, and after each step; the end adds nothing that was counted before."""
+    metrics = Metrics(clock, elects=False)
+    here = Workers(node("worker-1", 3 * GIB), *(tree(f"/tmp/ray/session_{n}", "worker-1", GIB) for n in range(3)))
+    counted = 'gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'
+    seen: list[tuple[float | None, float | None]] = []
+
+    def under_way(report: PassReport) -> None:
+        metrics.under_way(report)
+        now = told(metrics)
+        seen.append((now.get('gpukeeper_trees{category="dead-session"}'), now.get(counted)))
+
+    one = session(here)
+    report = asyncio.run(reclaim(one.keeper, here, one.book, under_way=under_way))
+    metrics.passed(report)
+    assert seen == [(3, None), (3, 1), (3, 2), (3, 3)]
+    assert told(metrics)[counted] == 3
+
+
 def test_odd_names_break_no_line(clock: Ticking) -> None:
     metrics = Metrics(clock, elects=False)
     metrics.passed(a_pass_over(Workers(node('a"b\n\udce4\\'))))
@@ -347,6 +401,21 @@ def test_odd_names_break_no_line(clock: Ticking) -> None:
 
 
 # The page, the alerts and the code
+
+
+def unused(name: str, *devices: str, class_: str | Unknown = "serving") -> Waste:
+    return Waste(ref=ref(name), owner="ann", class_=class_, devices=devices, since=NOW - HOUR, at_least=False)
+
+
+def test_gpus_that_are_held_and_not_used_are_counted_by_class(metrics: Metrics) -> None:
+    """C8.11"""
+    found = [unused("a", "GPU-0"), unused("b", "GPU-1", "GPU-2"), unused("c", "GPU-3", class_=Unknown("not told"))]
+    metrics.passed(report(survey={"wasted": found}))
+    seen = told(metrics)
+    assert {name: value for name, value in seen.items() if name.startswith("gpukeeper_wasted")} == {
+        'gpukeeper_wasted_gpus{class="serving"}': 3,
+        'gpukeeper_wasted_gpus{class=""}': 1,
+    }
 
 
 def everything_told(metrics: Metrics) -> None:
@@ -358,7 +427,13 @@ def everything_told(metrics: Metrics) -> None:
     metrics.captured({"log.txt": b"1"})
     done = [closed("a"), closed("b", Result.REFUSED)]
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
-    seen = {"counts": counts, "oldest": {"trainjob": NOW}, **there}
+    seen = {
+        "counts": counts,
+        "oldest": {"trainjob": NOW},
+        "wasted": [unused("a", "GPU-0")],
+        "idle": Counter({("monitored", "docker"): 1}),
+        **there,
+    }
     metrics.passed(report(survey=seen, outcomes=done, warnings=[warned]))
 
 

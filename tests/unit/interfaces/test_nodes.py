@@ -98,7 +98,7 @@ def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureF
     )
     plan.print_plans(one, asyncio.run(plan.plans(one, Narrow())), verbose=True, quiet=True, again="")
     rows = [cells(line) for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
-    assert {row[1].rpartition("/")[2]: row[3] for row in rows if "session" in row[1]} == {
+    assert {row[1].rpartition("/")[2]: row[4] for row in rows if "session" in row[1]} == {
         "session_1": "?",
         "session_2": "-",
     }
@@ -111,7 +111,7 @@ def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture
 
 
 def applied(one: Any) -> list[apply.Done]:
-    return asyncio.run(apply._apply(one, Narrow(), None, ask=False, quiet=True))
+    return asyncio.run(apply._apply(one, Narrow(), None, ask=False, quiet=True, again=False))
 
 
 def test_apply_ends_with_before_and_after_of_each_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,10 @@ class Fixed:
         return self._b.book
 
     def __call__(self) -> Rulebook:
-        self.asked += 1
         return self._b.book
+
+    async def refresh(self) -> None:
+        self.asked += 1
 
 
 class Slow(SimulatedPlatform):

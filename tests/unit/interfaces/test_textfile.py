@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import threading
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpukeeper.interfaces.cli import apply
 from gpukeeper.interfaces.telemetry import textfile
+from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import UsageError
 from tests.unit.interfaces.workers import GIB, Workers, node, passed, session, tree
 
@@ -49,6 +52,19 @@ def test_counters_go_on_and_gauges_do_not(tmp_path: Path) -> None:
     assert seen['gpukeeper_reclaimed_total{action="remove",kind="session",rule="leftover_tree"}'] == 2
     assert seen['gpukeeper_trees{category="dead-session"}'] == 1
     assert written(path, act=False)[RETURNED] == 2 * GIB
+
+
+def test_apply_writes_gauges_of_what_is_there_after_it(tmp_path: Path) -> None:
+    here = Workers(node("worker-1", 3 * GIB, 0.5), tree("/tmp/ray/session_1", "worker-1", GIB))
+    one, path = session(here), tmp_path / "gpukeeper.prom"
+    (done,) = asyncio.run(apply._apply(one, Narrow(), None, ask=False, quiet=True, again=True))
+    textfile.write(path, one, [done.after])
+    seen = told(path)
+    assert seen[RETURNED] == GIB
+    assert seen['gpukeeper_node_temporary_bytes{node="worker-1",place="lab",platform="ray"}'] == 2 * GIB
+    assert seen['gpukeeper_disk_used_ratio{disk="/",node="worker-1",place="lab",platform="ray"}'] == 0.49
+    assert 'gpukeeper_trees{category="dead-session"}' not in seen
+    assert (seen["gpukeeper_overdue"], seen["gpukeeper_acting"]) == (0, 1)
 
 
 @pytest.mark.parametrize("before", ["", "{", "gpukeeper_bytes_returned_total{rule=\n", "\xe4" * 9, "a b c d e\n"])

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import grp
 import json
+import threading
+from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpukeeper.config import load, unix_groups
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.terminal import watching
 from gpukeeper.interfaces.terminal.watching import Lines, PolicyNow
 from gpukeeper.model.decision import Action, Plan, Result, Unseen
+from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
-from gpukeeper.wiring import Session, open_session
+from gpukeeper.wiring import Session, open_session, read_policy
 
 NOW = datetime.fromisoformat("2026-03-02T08:00:00+00:00")
 
@@ -43,9 +50,9 @@ def session(tmp_path: Path, file: Path) -> Iterator[Session]:
 def test_a_changed_policy_counts_from_the_next_reading_on(session: Session, file: Path) -> None:
     said: list[str] = []
     book = PolicyNow(session, file, said.append)
-    assert book().policy.mode is Mode.ENFORCE
+    assert now(book) is Mode.ENFORCE
     file.write_text("scope: {docker: {}}\nmode: plan\n")
-    assert book().policy.mode is Mode.PLAN
+    assert now(book) is Mode.PLAN
     assert book.last.policy.mode is Mode.PLAN
     assert (said, book.problem) == ([], None)
 
@@ -54,17 +61,97 @@ def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Pat
     said: list[str] = []
     book = PolicyNow(session, file, said.append)
     file.write_text("mode: enforced\n")
-    assert [book().policy.mode for _ in range(3)] == [Mode.PLAN] * 3
+    assert [now(book) for _ in range(3)] == [Mode.PLAN] * 3
     assert book.last.policy.mode is Mode.ENFORCE
     assert book.problem is not None
     assert "enforced" in book.problem
     assert len(said) == 1
     file.unlink()
-    assert book().policy.mode is Mode.PLAN
+    assert now(book) is Mode.PLAN
     assert "cannot be read" in said[1]
     file.write_text("scope: {docker: {}}\nmode: enforce\n")
-    assert book().policy.mode is Mode.ENFORCE
+    assert now(book) is Mode.ENFORCE
     assert (said[2], book.problem) == ("the policy can be used again: mode enforce", None)
+
+
+def now(book: PolicyNow) -> Mode:
+    """As a pass would use it now."""
+    asyncio.run(book.refresh())
+    return book().policy.mode
+
+
+@pytest.mark.usefixtures("session", "settled")
+def test_a_policy_that_did_not_change_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read_policy(file)
+    assert read_policy(file, first) is first
+    file.write_text("scope: {docker: {}}\nmode: plan\n")
+    changed = read_policy(file, first)
+    assert changed.loaded.policy.mode is Mode.PLAN
+    assert read_policy(file, changed) is changed
+    # Written a moment ago: another change may have the same times, so it is read until it is old enough.
+    monkeypatch.setattr(load, "SETTLED", 3600.0)
+    assert read_policy(file, changed) is not changed
+
+
+@pytest.mark.usefixtures("session", "settled")
+def test_a_link_that_is_turned_to_another_file_is_a_change(tmp_path: Path) -> None:
+    """As Kubernetes does with a ConfigMap."""
+    folder = tmp_path / "mounted"
+    for name, mode in (("one", "enforce"), ("two", "plan")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "policy.yaml").write_text(f"scope: {{docker: {{}}}}\nmode: {mode}\n")
+    (folder / "data").symlink_to("one")
+    file = folder / "data" / "policy.yaml"
+    first = read_policy(file)
+    (folder / "new").symlink_to("two")
+    (folder / "new").replace(folder / "data")
+    assert read_policy(file, first).loaded.policy.mode is Mode.PLAN
+
+
+@pytest.mark.usefixtures("session", "settled")
+def test_a_file_that_others_may_change_is_noticed_although_it_did_not_change(file: Path) -> None:
+    first = read_policy(file)
+    file.parent.chmod(0o777)
+    try:
+        with pytest.raises(PolicyError, match="others can change"):
+            read_policy(file, first)
+    finally:
+        file.parent.chmod(0o700)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every file had been written long ago."""
+    monkeypatch.setattr(load, "SETTLED", 0.0)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_directory_service_that_hangs_stops_neither_the_loop_nor_acting(
+    session: Session, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = grp.getgrgid(0).gr_name
+    file.write_text(f"scope: {{docker: {{}}}}\nmode: enforce\ngroups: {{staff: {{unix_group: {group}}}}}\n")
+    said: list[str] = []
+    book = PolicyNow(session, file, said.append)
+    assert now(book) is Mode.ENFORCE
+    answers = threading.Event()
+
+    def hanging() -> list[Any]:
+        answers.wait()
+        return []
+
+    monkeypatch.setattr(unix_groups, "_USERS", unix_groups._Users())
+    monkeypatch.setattr(unix_groups.pwd, "getpwall", hanging)
+    monkeypatch.setattr(unix_groups, "WITHIN", 0.05)
+    monkeypatch.setattr(watching, "GROUPS_FRESH", 0.0)
+
+    try:
+        # Twice: it is said once. Each returns although the list never comes.
+        assert [now(book), now(book), book.problem] == [Mode.ENFORCE, Mode.ENFORCE, None]
+        assert len(said) == 1
+        assert "could not be listed within" in said[0]
+    finally:
+        answers.set()
 
 
 def report(*unseen: Unseen, whole: bool = True, **more: Any) -> PassReport:
@@ -95,3 +182,35 @@ def test_outcomes_are_lines_on_stdout_and_quiet_leaves_the_talk_out(capsys: pyte
     assert said == []
     Lines(said.append, json=False, quiet=True).tell(report(outcomes=[closed]))
     assert "kubernetes/lab/team-a/job/run-7" in capsys.readouterr().out
+
+
+def test_an_exemption_that_ends_while_it_serves_is_said_once(session: Session, file: Path) -> None:
+    until = (session.keeper.clock.now() - timedelta(days=2)).date()
+    said: list[str] = []
+    book = PolicyNow(session, file, said.append)
+    asyncio.run(book.refresh())
+    assert said == []
+    file.write_text(f"scope: {{docker: {{}}}}\nexemptions: [{{owner: ann, reason: paper, until: {until}}}]\n")
+    asyncio.run(book.refresh())
+    asyncio.run(book.refresh())
+    assert len(said) == 1
+    assert "the exemption of ann (paper) ended" in said[0]
+
+
+def test_outcomes_are_told_while_a_pass_runs_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    lines = Lines(said.append, json=True, quiet=False)
+    told = report(beside_work=Counter({("ray/lab/worker-1/tmp", "work runs beside it"): 2}))
+    for number in range(3):
+        ref = Ref("kubernetes", "lab", "job", f"run-{number}", f"u{number}", "team-a")
+        told.outcomes.append(
+            Closed(at=NOW, ref=ref, step="1.1", action=Action.REMOVE, rule="x", result=Result.RECLAIMED, reason="over")
+        )
+        lines.under_way(told)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line)["ref"]["name"] == f"run-{number}"
+    lines.tell(told)
+    assert capsys.readouterr().out == ""
+    assert said == [
+        "ray/lab/worker-1/tmp: work runs beside it. 2 more trees there were left alone; the next pass decides anew."
+    ]

@@ -177,7 +177,7 @@ def test_status_says_what_there_is_and_finds_damage(tmp_path: Path) -> None:
         await rotate(ledger, KEEP, NOW)
         found = await status(ledger, check=True)
         assert (found.lines, found.oldest, found.newest) == (3, NOW - 29 * DAY, NOW)
-        assert (found.paused, found.reserve) == ("maintenance", True)
+        assert (found.paused, found.reserve) == (f"maintenance, by root since {OLD:%Y-%m-%d %H:%M} UTC", True)
         (archive,) = found.archives
         assert archive.header is not None
         assert (archive.header.lines, archive.header.since, archive.damage) == (9, OLD, None)

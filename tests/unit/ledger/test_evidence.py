@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import tempfile
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpukeeper.ledger import evidence as module
 from gpukeeper.ledger.evidence import FolderEvidence, safe_name
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.identity import Ref
@@ -87,6 +91,65 @@ def test_over_the_quota_nothing_is_saved_and_the_answer_says_so(tmp_path: Path) 
     for file in (tmp_path / name).iterdir():
         file.unlink()
     assert isinstance(run(store.save(TRAIN, "s2", NOW, Evidence({"logs": b"x" * 3000}))), str)
+
+
+def test_captures_that_are_saved_at_once_stay_below_the_quota_together(tmp_path: Path) -> None:
+    """Steps of several places and of one batch save at the same time; each used to check what all of them then used."""
+    quota, size, tries = 2_000_000, 150_000, 30
+    store = FolderEvidence(tmp_path, quota)
+
+    async def together() -> list[str | Unknown]:
+        return list(await asyncio.gather(*(store.save(EVAL, f"s{n}", NOW, _logs(size)) for n in range(tries))))
+
+    saved = run(together())
+    assert run(store.usage()).bytes <= quota
+    # None is refused that fits: what others reserve is not counted twice.
+    assert sum(isinstance(one, str) for one in saved) == quota // (size + 1000)
+    assert all("quota" in one.why for one in saved if isinstance(one, Unknown))
+
+
+def test_a_disk_that_hangs_does_not_hold_a_step_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is not known, so its workload is kept; the bytes stay reserved until the write ends."""
+    hangs, answers = threading.Event(), threading.Event()
+    real = os.fsync
+
+    def hanging(fd: int) -> None:
+        hangs.set()
+        answers.wait()
+        real(fd)
+
+    store = FolderEvidence(tmp_path, 5000)
+    monkeypatch.setattr(module.os, "fsync", hanging)
+    monkeypatch.setattr(module, "SAVED_WITHIN", timedelta(milliseconds=20))
+    monkeypatch.setattr(module, "ROOM_WITHIN", 0.01)
+    late = run(store.save(EVAL, "s1", NOW, _logs(3000)))
+    assert hangs.wait(60)
+    monkeypatch.setattr(module, "SAVED_WITHIN", timedelta(minutes=1))
+    busy = run(store.save(EVAL, "s2", NOW, _logs(3000)))
+    answers.set()
+    monkeypatch.setattr(module, "ROOM_WITHIN", 60.0)
+    over = run(store.save(EVAL, "s3", NOW, _logs(3000)))
+    whys = [one.why if isinstance(one, Unknown) else one for one in (late, busy, over)]
+    assert "in time" in whys[0]
+    assert "other captures are still being written" in whys[1]
+    assert "quota" in whys[2]
+
+
+def test_what_a_failed_write_had_reserved_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    store = FolderEvidence(tmp_path, 5000)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", broken)
+        failed = run(store.save(EVAL, "s1", NOW, _logs(3000)))
+    assert isinstance(failed, Unknown)
+    assert "Input/output error" in failed.why
+    assert isinstance(run(store.save(EVAL, "s2", NOW, _logs(3000))), str)
+
+
+def _logs(size: int) -> Evidence:
+    return Evidence({"logs": b"x" * size})
 
 
 def test_old_days_are_pruned_and_foreign_files_are_not(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gpukeeper.ledger.paths import archive_folder, evidence_folder, ledger_path, state_folder
+from gpukeeper.model.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,18 @@ from gpukeeper.ledger.paths import archive_folder, evidence_folder, ledger_path,
 def test_the_state_folder(environ: dict[str, str], uid: int, folder: str) -> None:
     assert state_folder(environ, uid) == Path(folder)
     assert ledger_path(environ, uid) == Path(folder) / "ledger.db"
+
+
+@pytest.mark.parametrize("environ", [{}, {"GPUKEEPER_STATE": "~/keeper"}])
+def test_a_uid_without_a_home_folder_is_told_what_to_set(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as any uid."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(UsageError, match=r"uid 54321 has no home folder here.*GPUKEEPER_STATE=/path"):
+        state_folder(environ, 54321)
+    assert state_folder({"GPUKEEPER_STATE": "/srv/keeper"}, 54321) == Path("/srv/keeper")
 
 
 def test_archive_and_evidence_lie_beside_the_ledger() -> None:

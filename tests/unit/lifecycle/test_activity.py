@@ -66,3 +66,33 @@ def test_active_minutes_are_measured_minutes_of_its_own_gpus_since_then() -> Non
 def test_a_window_shorter_than_a_minute_is_a_minute() -> None:
     assert judge([gpu(*[0.0] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.QUIET
     assert judge([gpu(*[NOT_MEASURED] * 9)], ["GPU-0"], THRESHOLDS, MINUTE / 2, NOW, HOUR).use is Use.UNKNOWN
+
+
+def claims(since: int, until: int, *minutes: float) -> Series:
+    """Buckets up to now, and a span in minutes ago that the series claims to be without a gap."""
+    return msgspec.structs.replace(gpu(*minutes), since=NOW - since * MINUTE, until=NOW - until * MINUTE)
+
+
+def quiet_since(one: Series) -> object:
+    """In minutes ago; else the verdict."""
+    found = judge([one], ["GPU-0"], THRESHOLDS, HOUR / 2, NOW, 2 * HOUR)
+    return found.use if found.since is None else (NOW - found.since) // MINUTE
+
+
+def test_a_span_without_a_gap_counts_only_as_far_as_the_buckets_bear_it_out() -> None:
+    """A store that says "measured for 90 minutes" and has no values for an hour of them is wrong about one of both."""
+    gap, bridged = [NOT_MEASURED] * 20, [NOT_MEASURED] * 2
+    assert quiet_since(claims(90, 0, *[0.0] * 91)) == 90
+    assert quiet_since(claims(90, 0, *[0.0] * 20, *gap, *[0.0] * 51)) == 50
+    # One reading speaks for two minutes, and is in the bucket of its end.
+    assert quiet_since(claims(90, 0, *[0.0] * 40, *bridged, *[0.0] * 49)) == 90
+    # The window may begin after the span did.
+    assert quiet_since(claims(500, 0, *[0.0] * 91)) == 90
+    assert quiet_since(claims(90, 0, *[NOT_MEASURED] * 40, *[0.0] * 51)) == 50
+
+
+def test_a_span_that_no_bucket_bears_out_is_not_measured() -> None:
+    assert quiet_since(claims(90, 0, *[NOT_MEASURED] * 91)) is Use.UNKNOWN
+    assert quiet_since(claims(90, 0)) is Use.UNKNOWN
+    # Its newest reading is older than it says.
+    assert quiet_since(claims(90, 0, *[0.0] * 80, *[NOT_MEASURED] * 11)) is Use.UNKNOWN

@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.lifecycle.budget import Fleet, backlog_sentence, hourly_budget, make_plan, open_breaker, room_left
 from gpukeeper.model.decision import Action, Decision, Plan
 from gpukeeper.model.policy import Amount, Breaker, Budget, Policy, Schedule
-from tests.unit.lifecycle.examples import NOW, decision
+from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, decision
 
 
 def fleet(**more: Any) -> Fleet:
@@ -245,3 +245,20 @@ def test_a_backlog_of_trees_has_its_own_number() -> None:
     words = backlog_sentence(trees, Policy(), seen=10)
     assert "about 2h30m" in words
     assert words.endswith("or raise budget.trees.")
+
+
+def test_kind_rule_and_outcome_do_not_change_the_order() -> None:
+    """C6.6, ADR 41: the longest due first; work before trees, trees before images. No kind keeps another waiting."""
+    made = plan(
+        [
+            decision(1, rule="unused_image", due=NOW - 90 * DAY),
+            decision(2, rule="temporary_tree", due=NOW - 30 * DAY),
+            *(decision(number, reason="succeeded 2h ago", due=NOW - HOUR) for number in range(10, 15)),
+            decision(3, reason="failed 8d ago", due=NOW - 2 * HOUR),
+            decision(4, rule="never_started", due=NOW - 3 * HOUR),
+            decision(5, rule="own_ttl", due=NOW - 90 * MINUTE),
+        ],
+        policy(Amount(count=4)),
+    )
+    assert names(step.decision for step in made.steps) == ["job-4", "job-3", "job-5", "job-10", "job-2"]
+    assert names(made.deferred) == ["job-11", "job-12", "job-13", "job-14", "job-1"]

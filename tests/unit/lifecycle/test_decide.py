@@ -8,16 +8,29 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.lifecycle import decide as decide_module
 from gpukeeper.lifecycle.decide import REQUEST, RULES, answers, decide, still_holds
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.decision import Action, Decision, Step, Verdict, View
+from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Decision, Step, Verdict, View
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.policy import ClassSettings, Exemption
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Shape, State
+from gpukeeper.model.subject import Marks, Shape, State
 from gpukeeper.model.unknown import Unknown
-from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended_view, idle_view, quiet, subject
+from tests.unit.lifecycle.examples import (
+    BOOK,
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW,
+    POLICY,
+    ended,
+    ended_view,
+    idle_view,
+    quiet,
+    subject,
+)
 
 LOST = Unknown("inspect timed out")
 
@@ -156,3 +169,31 @@ def test_the_latest_known_hold_ends_by_the_class_limit() -> None:
     """The words tell how long it is still held, which is not what was written."""
     memory = Memory(holds=(Hold("ann", NOW - 23 * HOUR, NOW + 9 * DAY),))
     assert decide(View(subject(), quiet(), memory), BOOK, NOW).reason == "held by ann for 1h more"
+
+
+def test_of_two_rules_that_each_spare_some_only_what_both_spare_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second used to replace the first: a rule that the first had suspended could act."""
+
+    def says(name: str, verdict: Verdict = Verdict.PROTECT, **more: Any) -> tuple[str, Any]:
+        return name, lambda view, settings, now: Answer(name, verdict, name, **more)
+
+    rules = (
+        says("removing", suspends=EVERY_RULE, spares=frozenset({"hold", "stuck"})),
+        says("hold", suspends=EVERY_RULE, spares=frozenset({"stuck", "runtime"})),
+        says("runtime", Verdict.DUE, action=Action.STOP),
+        says("stuck", Verdict.WAIT),
+    )
+    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules)
+    assert decide(idle_view(), BOOK, NOW).action is Action.KEEP
+    monkeypatch.setitem(decide_module._ASK, (Shape.WORKLOAD, State.RUNNING), rules[1:])
+    assert decide(idle_view(), BOOK, NOW).action is Action.STOP
+
+
+def test_what_ends_again_and_again_is_promised_no_date() -> None:
+    for marks in (Marks(), Marks(ttl=HOUR)):
+        thing = ended(MINUTE, ends_for_good=True, marks=marks)
+        once = decide(View(thing, (), Memory(ends_seen=1)), BOOK, NOW)
+        assert once.due is not None
+        again = decide(View(thing, (), Memory(ends_seen=2)), BOOK, NOW)
+        assert (again.verdict, again.due) == (Verdict.WAIT, None)
+        assert again.reason.endswith("Remove it: gpukeeper workload remove docker/node-3/eval")

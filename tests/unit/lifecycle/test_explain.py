@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.explain import ahead, amount, idle_window, remedies, signals, threshold_in_words
+from gpukeeper.lifecycle.explain import ahead, amount, idle_window, in_spite_of, remedies, signals, threshold_in_words
 from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
-from gpukeeper.model.memory import EMPTY, Hold, Memory, Warned
-from gpukeeper.model.policy import ClassSettings
+from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
+from gpukeeper.model.policy import ClassSettings, Exemption
 from gpukeeper.model.series import NOT_MEASURED, Series, Signal
 from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
@@ -256,3 +256,52 @@ def test_what_is_not_ours_to_act_on_needs_nothing(facts: dict[str, Any]) -> None
 def test_what_no_rule_is_about_needs_nothing() -> None:
     patient = Rulebook(msgspec.structs.replace(POLICY, classes={}))
     assert would_change(View(subject(state=State.RUNNING, devices=())), patient) == ""
+
+
+def exempted(*rules: str) -> Rulebook:
+    one = Exemption(reason="thesis", owner="ann", rules=rules, until=NOW + DAY)
+    return Rulebook(msgspec.structs.replace(POLICY, exemptions=(one,)))
+
+
+def test_what_is_exempt_names_its_exemption_and_suggests_no_other() -> None:
+    words = would_change(idle_view(), exempted())
+    assert words == (
+        f"an admin ends its exemption, in the policy; now it is exempt until {NOW + DAY:%Y-%m-%d %H:%M} UTC: thesis"
+    )
+
+
+def test_what_an_exemption_does_not_suspend_is_still_answered() -> None:
+    words = would_change(View(subject(class_="api", started=NOW - 20 * HOUR)), exempted("idle"))
+    assert "now it is exempt until" in words
+    assert "workload hold docker/node-3/eval --suspends max_runtime" in words
+    assert "an admin exempts it" not in words
+
+
+def test_what_gpukeeper_stopped_can_be_brought_back_until_it_is_removed() -> None:
+    view = ended_view()
+    stopped = Stopped("gpukeeper", "max_runtime", NOW - MINUTE, view.subject.seen.incarnation)
+    ours = with_(view, memory=Memory(stopped=stopped))
+    assert "bring it back: gpukeeper restore docker/node-3/eval. It is removed " in would_change(ours)
+    for other in (
+        msgspec.structs.replace(stopped, by="ann"),
+        msgspec.structs.replace(stopped, incarnation="another run"),
+    ):
+        assert "restore" not in would_change(with_(view, memory=Memory(stopped=other)))
+
+
+def test_a_hold_does_not_prevent_the_end_of_the_maximum_runtime_within_it() -> None:
+    running = View(subject(class_="api", started=NOW - 20 * HOUR))
+    act = in_spite_of(running, BOOK, Hold("ann", NOW, NOW + 12 * HOUR), NOW, EVERY)
+    assert act is not None
+    assert (act.action, act.rule, act.at) == (Action.STOP, "max_runtime", NOW + 4 * HOUR)
+    assert in_spite_of(running, BOOK, Hold("ann", NOW, NOW + HOUR), NOW, EVERY) is None
+    granted = Hold("root", NOW, NOW + 12 * HOUR, suspends=("max_runtime",), admin=True)
+    assert in_spite_of(running, BOOK, granted, NOW, EVERY) is None
+
+
+def test_the_time_of_the_next_thing_is_that_of_the_first_warning() -> None:
+    """Not that of the stop: somebody who reads "due in 30m" is warned after 24."""
+    used = with_(idle_view(), series=(Series(Signal.GPU, "GPU-0", NOW - 89 * MINUTE, (90.0,) * 90), *quiet()[1:]))
+    decision = decide(used, BOOK, NOW)
+    assert decision.due == NOW + 24 * MINUTE
+    assert told(used)[0][1:] == ("warn idle", 1)

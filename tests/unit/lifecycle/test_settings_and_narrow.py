@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.settings import NO_LIMITS, Rulebook, class_of, has_label, limits_for
+from gpukeeper.lifecycle.settings import NO_LIMITS, Rulebook, class_of, has_label, idle_times, limits_for
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import ClassSettings, Group, Match, Retention
-from gpukeeper.model.subject import Outcome, State
+from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
 
@@ -83,6 +83,27 @@ def test_the_most_generous_group_wins() -> None:
     }
     limits = limits_for(with_(groups=groups), "managed", "ann")
     assert (limits.idle, limits.max_runtime, limits.hold_after_stop) == (2 * HOUR, 30 * HOUR, HOUR)
+
+
+def test_a_group_may_be_stricter_than_its_class_and_the_most_generous_of_several_holds() -> None:
+    student = Group(members=("ann", "ben"), idle=20 * MINUTE, max_runtime=12 * HOUR, hold_after_stop=5 * MINUTE)
+    groups = {"student": student, "night": Group(members=("ann",), max_runtime=18 * HOUR)}
+    ben, ann = (limits_for(with_(groups=groups), "managed", owner) for owner in ("ben", "ann"))
+    assert (ben.idle, ben.max_runtime, ben.hold_after_stop) == (20 * MINUTE, 12 * HOUR, 5 * MINUTE)
+    assert (ann.idle, ann.max_runtime, ann.hold_after_stop) == (20 * MINUTE, 18 * HOUR, 5 * MINUTE)
+
+
+def test_a_factor_is_of_the_classs_own_value() -> None:
+    groups = {
+        "slow": Group(members=("ann",), idle=2.0, max_runtime=0.5),
+        "strict": Group(members=("ann",), idle=HOUR / 4),
+    }
+    own, limits = POLICY.classes["managed"], limits_for(with_(groups=groups), "managed", "ann")
+    assert own.idle is not None
+    assert own.max_runtime is not None
+    assert (limits.idle, limits.max_runtime) == (own.idle * 2, own.max_runtime / 2)
+    assert limits_for(with_(groups=groups), "api", "ann").idle is None
+    assert max(idle_times(with_(groups=groups))) == own.idle * 2
 
 
 def test_a_class_without_idle_time_stays_without() -> None:
@@ -185,3 +206,30 @@ def test_age_counts_from_the_end_else_the_start_else_the_creation() -> None:
 def test_an_unknown_end_is_not_older_than_anything() -> None:
     """`--older-than 1d` asks for what ended a day ago; when this one ended is not known."""
     assert not Narrow(older_than=2 * HOUR).fits(ended(ended=LOST, outcome=Outcome.SUCCEEDED), NOW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ("registry.lab/train", True),
+        ("registry.lab/train:2.1", True),
+        ("registry.lab/train:2.*", True),
+        ("registry.lab/train:latest", False),
+        ("registry.lab/train:2.10", False),
+        ("registry.lab/tra", False),
+        ("train", False),
+        ("*/train", True),
+        ("sha256:0123456789abcdef", True),
+        ("0123456789ab", True),
+        ("0123456789", False),
+        ("ffffffffffff", False),
+        ("", False),
+    ],
+)
+def test_work_is_found_by_the_image_it_was_made_from(wanted: str, fits: bool) -> None:
+    """C6.4: a name without a tag means every tag; an engine's own filter would mean `latest`."""
+    labels = {"image": "registry.lab/train:2.1", "image_id": "sha256:0123456789abcdef" + "0" * 48}
+    assert Narrow(image=wanted).fits(ended(ref=RUN, labels=labels), NOW) is fits
+    assert not Narrow(image=wanted).fits(ended(ref=RUN, labels={}), NOW), "not known fits nothing"
+    image = ended(ref=RUN, labels=labels, shape=Shape.IMAGE)
+    assert not Narrow(image=wanted).fits(image, NOW), "the image itself is not work made from it"

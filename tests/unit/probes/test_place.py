@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.probes.ranks import BadSetting, Place, read_place
+from gpukeeper.probes.ranks import GROUP_TIMEOUT_S, BadSetting, Place, read_place
 
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
 
@@ -94,3 +94,8 @@ def test_all_problems_are_told_at_once() -> None:
         read_place({"RANK": "9", "WORLD_SIZE": "2", "BACKEND": "mpi"}, "cuda")
     said = str(error.value)
     assert ("ranks go from 0 to 1" in said, "without MASTER_ADDR" in said, "BACKEND=mpi" in said) == (True, True, True)
+
+
+def test_a_group_waits_for_ten_minutes_unless_said() -> None:
+    """C1.4: a constant of "five minutes" held 600 s."""
+    assert GROUP_TIMEOUT_S == 600

@@ -178,6 +178,19 @@ def test_more_than_the_most_are_removed_oldest_first(folder: ReportFolder) -> No
     assert folder.prune(NEW, most=3).removed == ("day-0",)
 
 
+def test_beyond_a_quota_of_bytes_the_oldest_are_removed(folder: ReportFolder) -> None:
+    """C4.6: a report with a long timeline is large; a number of days says nothing about the disk."""
+    for day in range(4):
+        write(folder, f"day-{day}", days=day, keep=day == 1)
+    sizes = [sum(file.stat().st_size for file in (folder.path / f"day-{day}").iterdir()) for day in range(4)]
+    assert folder.prune(NEW, quota=sum(sizes)).removed == ()
+    done = folder.prune(NEW, quota=sum(sizes) - 1)
+    assert (done.removed, done.spared) == (("day-0",), {})
+    done = folder.prune(NEW, quota=sizes[3] + 1)
+    assert (done.removed, done.spared) == (("day-2",), {"day-1": "it is kept"})
+    assert folder.prune(NEW, quota=1).removed == ()  # the newest stays, and what is kept
+
+
 def test_retention_leaves_everything_that_is_not_surely_ours(folder: ReportFolder, tmp_path: Path) -> None:
     with_notes = write(folder, "with-notes")
     (with_notes / "notes.txt").write_text("mine")

@@ -18,6 +18,7 @@ from gpukeeper.interfaces.cli.accept_variables import Told, read_variables
 from gpukeeper.interfaces.terminal.session import say
 from gpukeeper.ledger.paths import ledger_path, reports_folder
 from gpukeeper.model.acceptance import Grade, Report
+from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
+MOST_BYTES = 2 * 1024**3  # of all reports together; the newest one stays, however large
 LEASE = "acceptance"
 
 
@@ -278,11 +280,16 @@ def _pruned(asked: Asked, report: Report) -> list[str]:
     if asked.folder is not None:
         return []
     try:
-        removal = ReportFolder(folder_of(asked)).prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
+        folder = ReportFolder(folder_of(asked))
+        old = folder.prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
+        large = folder.prune(report.ended, older_than=timedelta.max, quota=MOST_BYTES)
     except (KeeperError, OSError) as problem:
         return [f"Old reports were not removed: {problem}"]
-    if removal.removed:
-        say(f"Removed {len(removal.removed)} reports that were older than 90 days; --keep keeps one.")
+    if old.removed:
+        say(f"Removed {len(old.removed)} reports that were older than 90 days; --keep keeps one.")
+    if large.removed:
+        many = f"Removed the {len(large.removed)} oldest reports"
+        say(f"{many}: together they were above {size_in_words(MOST_BYTES)}; --keep keeps one.")
     return []
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, GpuChecked, WarningSent
+    from gpukeeper.model.event import Closed, GpuChecked
     from gpukeeper.wiring import Session
 
 
@@ -30,6 +35,8 @@ def apply(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
+    class_: o.Class = None,
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
@@ -39,19 +46,24 @@ def apply(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred or failed; 12: the breaker refuses."""
-    from gpukeeper.interfaces.cli.plan import check_textfile, write_textfile
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
+    """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
+    some places; 11: at all of them; 12: the breaker refuses."""
+    from gpukeeper.interfaces.cli.plan import check_textfile
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, own_only
 
     with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
         owner = _whose(session, owner)
-        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
+        narrow = own_only(session, narrow)
         check_textfile(textfile, narrow)
-        done = asyncio.run(_apply(session, narrow, budget, ask=not yes, quiet=quiet or json))
+        run = Progress(session.keeper, quiet=quiet)
+        done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes, again=textfile is not None))
         reports = [one.report for one in done]
         _print(session, done, json=json, quiet=quiet)
-        write_textfile(textfile, session, reports)
+        if run.interrupted:
+            raise typer.Exit(INTERRUPTED)
+        _write_textfile(textfile, session, [one.after for one in done])
         out_of_reach = platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
@@ -61,6 +73,7 @@ class Done(NamedTuple):
 
     report: PassReport
     nodes: list[Change]
+    after: PassReport  # with what is there now, where that was asked for
 
 
 def _may_act(session: Session, *, yes: bool, json: bool) -> None:
@@ -74,6 +87,15 @@ def _may_act(session: Session, *, yes: bool, json: bool) -> None:
         )
     if not yes and (json or not sys.stdin.isatty()):
         raise UsageError("apply asks before it acts, and nobody can answer here. Nothing was done. For scripts: --yes")
+
+
+async def _not_paused(session: Session) -> None:
+    """Nobody is asked about a plan that would be refused after the answer. A pass of --yes looks and records."""
+    from gpukeeper.model.errors import UsageError
+
+    paused = await session.keeper.ledger.paused()
+    if paused is not None:
+        raise UsageError(f"everything is paused: {paused}. Nothing was done. Go on with: gpukeeper resume")
 
 
 def _whose(session: Session, owner: str | None) -> str | None:
@@ -91,26 +113,57 @@ def _whose(session: Session, owner: str | None) -> str | None:
     return me
 
 
-async def _apply(session: Session, narrow: Narrow, allow: int | None, *, ask: bool, quiet: bool) -> list[Done]:
-    from gpukeeper.engine.reclaim import reclaim
-    from gpukeeper.interfaces.terminal import show
+async def _apply(
+    session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool, again: bool
+) -> list[Done]:
+    """`again`: everything is looked at once more afterwards."""
+    from gpukeeper.model.errors import LeaseHeld
 
-    done = 0
+    async def confirm(plan: Plan) -> bool:
+        return run.begin(plan) if not ask or await _confirm(plan) else False
 
-    def progress(line: Closed | WarningSent | GpuChecked) -> None:
-        nonlocal done
-        done += 1
-        if not quiet and line.ref is not None:
-            show.progress_line(f"{done} done: {line.ref.path}")
-
-    confirm = _confirm if ask else None
-    reports = [
-        await reclaim(session.keeper, p, session.book, narrow=narrow, allow=allow, confirm=confirm, progress=progress)
-        for p in session.keeper.platforms
-    ]
+    if ask:
+        await _not_paused(session)
+    how = partial(_reclaim, session, narrow=narrow, allow=allow, confirm=confirm, progress=run.add)
+    with run.interruptible():
+        reports = [await how(platform) for platform in session.keeper.platforms if not run.interrupted]
+    if reports and all(report.leased for report in reports):
+        raise LeaseHeld("\n".join(str(report.leased) for report in reports))
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
-    return [Done(report, await _changes(report, look=acted)) for report in reports]
+    return [
+        Done(
+            report,
+            await _changes(report, look=acted),
+            await _afterwards(session, report) if acted and again else report,
+        )
+        for report in reports
+    ]
+
+
+async def _afterwards(session: Session, report: PassReport) -> PassReport:
+    """The same pass with what is there now: a gauge that shows what went is an alert about nothing."""
+    from dataclasses import replace
+
+    from gpukeeper.engine.reclaim import look_and_plan
+
+    found = await look_and_plan(session.keeper, report.survey.platform, session.book)
+    if found.stopped is not None or report.stopped is not None:
+        return report
+    return replace(report, survey=replace(found.survey, at=report.survey.at))
+
+
+async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassReport:
+    """Another pass at one place is no reason to hide what was done at the others."""
+    from gpukeeper.engine.reclaim import empty_report, reclaim
+    from gpukeeper.model.errors import LeaseHeld
+
+    try:
+        return await reclaim(session.keeper, platform, session.book, **how)
+    except LeaseHeld as held:
+        report = empty_report(session.keeper, platform, session.book, acted=False)
+        report.leased = str(held)
+        return report
 
 
 async def _changes(report: PassReport, *, look: bool) -> list[Change]:
@@ -142,13 +195,18 @@ async def _confirm(plan: Plan) -> bool:
         typer.echo(f"{len(plan.deferred)} more are deferred by the budget.", err=True)
     # While the event loop runs, Ctrl-C would only cancel it after the answer; here it must end the question.
     question = "Do this step?" if len(plan.steps) == 1 else f"Do these {len(plan.steps)} steps?"
+    # Nor may the loop hear of it afterwards: it would cancel what tidies up after the question.
+    loop_hears = signal.set_wakeup_fd(-1)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ended = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
         raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, ended)
+        signal.set_wakeup_fd(loop_hears)
 
 
 def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
@@ -157,7 +215,9 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     from gpukeeper.interfaces.terminal.session import say
 
     if json:
-        show.as_json("apply", {"policy": policy_head(session), "places": [_place(*one) for one in done]})
+        show.as_json(
+            "apply", {"policy": policy_head(session), "places": [_place(one.report, one.nodes) for one in done]}
+        )
         return
     reports = [one.report for one in done]
     outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
@@ -166,7 +226,7 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
     checks = [_check_row(c) for r in reports for c in r.checks]
     show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
     for one in done:
-        _print_nodes(*one)
+        _print_nodes(one.report, one.nodes)
     if not quiet:
         say_the_rest(session, reports)
         reclaimed = sum(len(r.reclaimed) for r in reports)
@@ -218,6 +278,7 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
         "breaker": report.plan.breaker,
         "paused": report.paused,
         "stopped": report.stopped,
+        "leased": report.leased,
         "settled": report.settled,
         "outcomes": report.outcomes,
         "warnings": report.warnings,
@@ -229,10 +290,21 @@ def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
     }
 
 
+def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
+    """Not without a place: its gauges would be missing, as if nothing were there."""
+    from gpukeeper.interfaces.cli.plan import write_textfile
+    from gpukeeper.interfaces.terminal.session import say
+
+    if textfile is not None and any(report.leased for report in reports):
+        say(f"--textfile {textfile} was not written: not every place was looked at.")
+        return
+    write_textfile(textfile, session, reports)
+
+
 def _exit_code(reports: list[PassReport], *, out_of_reach: bool) -> int:
     if any(report.stopped for report in reports):
         return 1
     if any(report.plan.breaker for report in reports):
         return 12
-    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.survey.unseen for r in reports)
+    partly = out_of_reach or any(r.failed or r.deferred or r.paused or r.leased or r.survey.unseen for r in reports)
     return 3 if partly else 0

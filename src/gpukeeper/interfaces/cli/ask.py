@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,11 +13,10 @@ import msgspec
 import typer
 
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, ledger_path, socket_path
-from gpukeeper.model import reading
-from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.interfaces.terminal.daemon import exchange, failed, read_reply
+from gpukeeper.ledger.paths import ledger_path
+from gpukeeper.model.errors import UsageError
 
-SECONDS = 180.0  # a stop may take its grace and the looks afterwards
 Agreed: TypeAlias = Callable[[str], bool]  # gets what would be done
 _GONE = Reply(done=False, words="the daemon ended before it was done; nothing was done. Ask again", exit_code=1)
 
@@ -37,7 +33,7 @@ def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = N
     finally:
         show.progress_line("")
     if not reply.done:
-        raise UsageError(reply.words) if reply.exit_code == UsageError.exit_code else _failed(reply)
+        raise failed(reply)
     if json:
         show.as_json("request", {"verb": verb, "reply": reply})
     else:
@@ -67,39 +63,8 @@ def _answered(request: Request, reply: Reply, agreed: Agreed | None) -> Request:
 
 def _through_daemon(request: Request) -> Reply | None:
     """None when no daemon listens."""
-    if len(os.fsencode(socket_path())) > LONGEST_SOCKET_PATH:
-        return None  # nobody can listen there
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            # Blocking until there is room in its queue; a socket with a timeout of Python's would be refused at once.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SECONDS), 0))
-            connection.connect(str(socket_path()))
-            connection.settimeout(SECONDS)
-            answer = _exchanged(connection, msgspec.json.encode(request) + b"\n")
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-        return None
-    except PermissionError as error:
-        raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error
-    except OSError as error:
-        raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
-    try:
-        return reading.decode(answer, type=Reply)
-    except msgspec.MsgspecError as error:
-        raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
-
-
-def _exchanged(connection: socket.socket, words: bytes) -> bytes:
-    """A daemon that has too much to do answers and closes before it reads; that answer counts."""
-    answer = b""
-    try:
-        with suppress(BrokenPipeError):
-            connection.sendall(words)
-        while part := connection.recv(65536):
-            answer += part
-    except ConnectionResetError:
-        if not answer:
-            raise
-    return answer
+    answer = exchange(request)
+    return None if answer is None else read_reply(answer, Reply)
 
 
 def _directly(request: Request, policy: Path | None, agreed: Agreed | None = None) -> Reply:
@@ -119,9 +84,3 @@ def _directly(request: Request, policy: Path | None, agreed: Agreed | None = Non
         if not reply.done and reply.exit_code == UsageError.exit_code:  # what was asked for may be out of reach
             say_out_of_reach(session)
         return reply
-
-
-def _failed(reply: Reply) -> KeeperError:
-    error = KeeperError(reply.words)
-    error.exit_code = reply.exit_code
-    return error

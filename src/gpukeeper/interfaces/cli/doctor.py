@@ -124,6 +124,30 @@ def _files(policy: Path | None) -> list[tuple[str, ...]]:
     return rows
 
 
+def _ray(policy: Path | None) -> list[tuple[str, ...]]:
+    """Whether the clusters of the nodes here can be asked: where one cannot, its nodes count as busy."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.model.unknown import Unknown
+    from gpukeeper.platforms.ray.asking import Asking, Dashboard
+    from gpukeeper.platforms.ray.processes import raylet_of, read_all
+
+    loaded = load_policy(policy).policy
+    here = read_all() if "ray" in loaded.scope else ()
+    raylets = [raylet for one in here if (raylet := raylet_of(one)) is not None]
+
+    async def asked() -> list[tuple[str, ...]]:
+        asking = Asking(loaded.ray.dashboard, os.environ)
+        await asking.find(raylets)
+        return [_of_node(raylet.node_id[:8], await asking.dashboard(raylet)) for raylet in raylets]
+
+    def _of_node(node: str, found: Dashboard | Unknown) -> tuple[str, ...]:
+        if isinstance(found, Unknown):
+            return ("problem", "ray", f"node {node} cannot be asked whether it is idle, so it is kept: {found.why}")
+        return ("ok", "ray", f"node {node}: Ray {found.version} at {found.api.address} answers")
+
+    return asyncio.run(asked()) if raylets else []
+
+
 def _session_folders() -> list[str]:
     """Where clusters of this machine itself keep their sessions: as usual, and as those say that run."""
     from gpukeeper.platforms.ray.connect import RAY, temporary_folders
@@ -169,5 +193,6 @@ _EXAMINED: dict[str, Callable[[Path | None], list[tuple[str, ...]]]] = {
     "platforms": _platforms,
     "gpus": _gpus,
     "files": _files,
+    "ray": _ray,
     "ledger": _ledger,
 }

@@ -6,8 +6,8 @@ Every signal against its threshold, what comes when if nothing changes, and what
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,9 +17,9 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpukeeper.lifecycle.claims import Finding
+    from gpukeeper.engine.explain import Explained
     from gpukeeper.lifecycle.explain import Ahead, Measured
-    from gpukeeper.model.decision import Answer, Decision, View
+    from gpukeeper.model.decision import Answer
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.memory import Warned
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import Session
 
-HISTORY = 8
+LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of each
 
 
 def explain(
@@ -35,78 +35,72 @@ def explain(
     policy: o.PolicyFile = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
+    manifest: Annotated[
+        list[Path] | None,
+        typer.Option("--manifest", help="Ask no cluster: a TrainJob's init containers, merged from these YAML files."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Say what every rule thinks of a workload, by which signals, what comes next, and what would change that."""
-    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.engine.explain import Explained
+    from gpukeeper.interfaces.terminal.daemon import from_daemon
     from gpukeeper.interfaces.terminal.session import opened, span
 
+    if manifest:
+        from gpukeeper.interfaces.cli.manifest import explain_files
+
+        return explain_files(workload, manifest, json=json)
     pause = span(every, "--every")
     assert pause is not None
+
+    while (found := from_daemon(Explained, "explain", policy, workload=workload)) is not None:
+        _show(found, json=json, watch=watch)
+        if not watch:
+            return None
+        asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
     with opened(policy, write=False) as session:
         while True:
-            found = asyncio.run(_look(session, workload))
-            if json:
-                _print_json(found)
-            else:
-                show.clear(when=watch)
-                _print(found)
+            _show(asyncio.run(_look(session, workload)), json=json, watch=watch)
             if not watch:
-                return
+                return None
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
 
 
-@dataclass(frozen=True)
-class Explained:
-    """All that is said of one workload, as of `now`."""
+def _show(found: Explained, *, json: bool, watch: bool) -> None:
+    from gpukeeper.interfaces.terminal import show
 
-    now: datetime
-    view: View
-    decision: Decision
-    answers: tuple[Answer, ...]
-    signals: tuple[Measured, ...]
-    ahead: tuple[Ahead, ...]
-    remedies: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    history: Sequence[Event]
-    diagnosis: Diagnosis | Unknown  # its platform's own view of why it is still there
+    if json:
+        _print_json(found)
+    else:
+        show.clear(when=watch)
+        _print(found)
 
 
 async def _look(session: Session, words: str) -> Explained:
-    import msgspec
-
+    from gpukeeper.engine.explain import explained
+    from gpukeeper.engine.removed import not_there
     from gpukeeper.engine.requests import find
     from gpukeeper.interfaces.cli.observe import look
     from gpukeeper.lifecycle.claims import findings
-    from gpukeeper.lifecycle.decide import answers, decide
-    from gpukeeper.lifecycle.explain import ahead, remedies, signals
-    from gpukeeper.model.subject import Subject
+    from gpukeeper.model.errors import UsageError
 
-    book = session.book
-    found = await find(session.keeper, book, words)
-    view, ref = found.view, found.view.subject.ref
-    closer = await found.platform.look(ref)
-    if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
-        view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
-    diagnosis = await found.platform.diagnose(ref)
+    book, keeper = session.book, session.keeper
+    try:
+        found = await find(keeper, book, words)
+    except UsageError as problem:
+        lines = await keeper.ledger.about(words)
+        raise UsageError(not_there(str(problem), lines, book, keeper.clock.now())) from problem
+    history = await keeper.ledger.about(found.view.subject.ref.uid)
     others = await look(session)
-    now = session.keeper.clock.now()
-    said = answers(view, book, now)
     strange = findings(
-        others.views, book, now, recorded=others.recorded, absent=others.absent, doubtful=others.doubtful
+        others.views,
+        book,
+        keeper.clock.now(),
+        recorded=others.recorded,
+        absent=others.absent,
+        doubtful=others.doubtful,
     )
-    return Explained(
-        now=now,
-        view=view,
-        decision=decide(view, book, now),
-        answers=said,
-        signals=signals(view, book, now),
-        ahead=ahead(view, book, now, found.platform.guards),
-        remedies=remedies(view, book, said, now),
-        findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
-        history=list(await session.keeper.ledger.about(ref.uid))[-HISTORY:],
-        diagnosis=diagnosis,
-    )
+    return await explained(keeper, book, found, history, strange)
 
 
 def _print_json(found: Explained) -> None:
@@ -115,14 +109,15 @@ def _print_json(found: Explained) -> None:
     body = {
         "decision": found.decision,
         "answers": found.answers,
-        "subject": found.view.subject,
-        "memory": found.view.memory,
+        "subject": found.subject,
+        "memory": found.memory,
         "history": found.history,
         "signals": found.signals,
         "ahead": found.ahead,
         "would_change_it": found.remedies,
         "findings": [{"kind": one.kind, "words": one.words} for one in found.findings],
-        "diagnosis": found.diagnosis,
+        "diagnosis": found.diagnosis or found.undiagnosed,
+        "whole": found.whole,
     }
     show.as_json("explain", body)
 
@@ -131,11 +126,11 @@ def _print(found: Explained) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.notify.terminals import plain
 
-    subject, decision, now = found.view.subject, found.decision, found.now
+    subject, decision, now = found.subject, found.decision, found.now
     typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
     typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
-    show.table(_facts(found.view, now), head=("fact", "as seen"))
+    show.table(_facts(found), head=("fact", "as seen"))
     typer.echo("")
     suspended = _suspended(found.answers)
     rows = [
@@ -146,11 +141,11 @@ def _print(found: Explained) -> None:
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
     _section("Findings:", [(one.words,) for one in found.findings])
-    _print_diagnosis(found.diagnosis)
+    _print_diagnosis(found.diagnosis or found.undiagnosed)
     _section("From the ledger:", [_line(one) for one in found.history])
 
 
-def _print_diagnosis(said: Diagnosis | Unknown) -> None:
+def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.notify.terminals import plain
@@ -158,6 +153,8 @@ def _print_diagnosis(said: Diagnosis | Unknown) -> None:
     if isinstance(said, Unknown):
         typer.echo(plain(f"\nWhy it is still there could not be looked into: {said.why}"))
         return
+    if said is None:
+        return  # not for who asks
     if said.tree:
         typer.echo("\nWhat it is part of and made of:")
         for line in said.tree:
@@ -215,13 +212,13 @@ def _ahead_row(one: Ahead, now: datetime) -> tuple[str, ...]:
     return (f"{one.action}{stage}", at, f"by {one.rule}")
 
 
-def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
+def _facts(found: Explained) -> list[tuple[str, str]]:
     """What the rules had to go by; a fact that does not exist is left out, one that is not known says why."""
-    subject, memory = view.subject, view.memory
+    subject, memory, now = found.subject, found.memory, found.now
     told: list[tuple[str, object]] = [
         ("state", subject.state),
         ("part of", subject.root),
-        ("class", subject.class_),
+        ("class", _class(found)),
         ("owner", subject.owner if subject.owner is not None else "nobody known"),
         ("owner because", subject.evidence or None),
         ("environment", subject.environment),
@@ -238,6 +235,7 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
         *_of_a_tree(subject),
         ("keep-alive file", subject.marks.keep_alive),
         ("asks for exemption", subject.marks.asks_exemption),
+        *_labels(subject),
         ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
         ("first start", memory.first_start),
         ("ran before", memory.ran if memory.ran else None),
@@ -247,6 +245,24 @@ def _facts(view: View, now: datetime) -> list[tuple[str, str]]:
     told += (("warned", f"{w.rule}, stage {w.stage}, {_heard(w)}, {_when(w.at, now)}") for w in memory.warnings)
     told += (("held by", f"{h.by}, until {_when(h.until, now)}") for h in memory.holds if h.until > now)
     return [(name, _said(value, now)) for name, value in told if value is not None]
+
+
+def _class(found: Explained) -> object:
+    """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
+    given, seen = found.decision.class_, found.subject.class_
+    return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen
+
+
+def _labels(subject: Subject) -> list[tuple[str, object]]:
+    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    from gpukeeper.model.subject import Shape
+
+    if subject.shape is not Shape.WORKLOAD:
+        return []
+    written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]
+    cut = [one if len(one) <= LABEL_MAX else f"{one[:LABEL_MAX]}…" for one in written]
+    more = [f"and {len(cut) - LABELS_MAX} more (all of them: --json)"] if len(cut) > LABELS_MAX else []
+    return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
 
 
 def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:

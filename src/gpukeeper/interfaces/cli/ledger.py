@@ -1,15 +1,16 @@
-"""`gpukeeper ledger`: what happened: list, show, totals, export. Changes nothing, except rotate."""
+"""`gpukeeper ledger`: what happened: list, show, totals, export, status, verify. Changes nothing, except rotate."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.cli import ledger_status
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -36,20 +37,53 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """The newest lines, oldest first."""
+    types = tuple(type_ or ())
+    if not follow and _through_daemon(last, types, owner, workload, errors, since, json=json):
+        return
+    with opened_for_reading() as ledger:
+        found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since))
+        _print_lines(found, json=json, follow=follow)
+        if follow:
+            asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
+
+
+def _through_daemon(
+    last: int,
+    types: tuple[str, ...],
+    owner: str | None,
+    workload: str | None,
+    errors: bool,
+    since: str | None,
+    *,
+    json: bool,
+) -> bool:
+    """Whether a daemon of somebody else answered: of its ledger one is told what concerns one's own work."""
+    from gpukeeper.interfaces.terminal.daemon import from_daemon
+    from gpukeeper.interfaces.terminal.session import say, span
+    from gpukeeper.ledger.lines import Numbered
+
+    length = span(since, "--since")
+    seconds = None if length is None else length.total_seconds()
+    asked = {"last": last, "types": types, "owner": owner, "workload": workload or "", "errors": errors}
+    found = from_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
+    if found is None:
+        return False
+    say("From the daemon's ledger: lines about your own work (all of them for an admin).")
+    _print_lines(found.lines, json=json, follow=False)
+    return True
+
+
+def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
-    with _opened() as ledger:
-        found = asyncio.run(_lines(ledger, last, tuple(type_ or ()), owner, workload, errors, since))
-        if json and not follow:
-            show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
-            return
-        if not found and not follow:
-            say("No such lines.")
-        for seq, line in found:
-            _print(seq, line, json=json)
-        if follow:
-            asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
+    if json and not follow:
+        show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
+        return
+    if not found and not follow:
+        say("No such lines.")
+    for seq, line in found:
+        _print(seq, line, json=json)
 
 
 @app.command()
@@ -58,7 +92,7 @@ def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.model.errors import UsageError
 
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(_one(ledger, seq))
     if found is None:
         raise UsageError(f"the ledger has no line {seq}. See: gpukeeper ledger list")
@@ -74,7 +108,7 @@ def totals(since: Since = None, json: o.Json = False) -> None:
     from gpukeeper.interfaces.terminal import show
 
     begin = _begin(since) or datetime.fromtimestamp(0, UTC)
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(ledger.totals(begin))
     if json:
         show.as_json("ledger-totals", {"since": begin, "totals": found})
@@ -100,7 +134,7 @@ def export(
     writers = {"json": json_lines, "csv": csv_lines}
     if format_ not in writers:
         raise UsageError(f'--format "{format_}" is neither json nor csv')
-    with _opened() as ledger:
+    with opened_for_reading() as ledger:
         found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since))
         for row in writers[format_](found):
             typer.echo(row, nl=False)
@@ -123,8 +157,12 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
 
 
+app.command("status")(ledger_status.status)
+app.command("verify")(ledger_status.verify)
+
+
 @contextmanager
-def _opened() -> Iterator[SqliteLedger]:
+def opened_for_reading() -> Iterator[SqliteLedger]:
     from gpukeeper.ledger.journal import open_ledger
     from gpukeeper.ledger.paths import ledger_path
 
@@ -194,9 +232,12 @@ def line_row(seq: int, line: Event) -> tuple[str, ...]:
 
 def _words(line: Event) -> str:
     """Who and why, as far as the line says."""
-    from gpukeeper.model.event import Held, Passed, Paused, Released, Resumed, WarningSent
+    from gpukeeper.model.event import Held, Noticed, Passed, Paused, Released, Resumed, WarningSent
 
     match line:
+        case Noticed():
+            how = f" with {line.ended_with}" if line.ended_with else ""
+            return f"{line.state}, {line.outcome}{how}" if line.outcome is not None else str(line.state)
         case Held():
             reason = f": {line.hold.reason}" if line.hold.reason else ""
             return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M}{reason}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -91,15 +93,45 @@ def run_app() -> int:
         say(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched.")
         return 1
     except KeyboardInterrupt:
-        say("Interrupted. What was under way is looked at first by the next pass.")
-        return 130
+        return _interrupted()
     except SystemExit as end:
+        if _came_from(end, KeyboardInterrupt):
+            return _interrupted()
         # The reader of our output went away (| head); nothing is wrong, though Click ends with 1 then.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as problem:
+        if not _in_output(problem):
+            raise
+        _discard_output()
+        with suppress(OSError):
+            say(f"The output could not be written: {problem.strerror}. What was done: gpukeeper ledger list")
+        return 1
     return 0
+
+
+def _interrupted() -> int:
+    from gpukeeper.interfaces.terminal.session import say
+
+    say("Interrupted. If a step was under way, the next pass looks at it first.")
+    return 130
+
+
+def _came_from(end: SystemExit, kind: type[BaseException]) -> bool:
+    """Typer makes an exit of Ctrl-C, and says nothing."""
+    return end.__context__ is not None and isinstance(end.__context__.__cause__, kind)
+
+
+def _in_output(problem: OSError) -> bool:
+    """It came from printing: a full disk behind `>`, a terminal that is gone."""
+    return any(frame.f_code.co_name == "echo" for frame, _ in traceback.walk_tb(problem.__traceback__))
+
+
+def _discard_output() -> None:
+    """So that Python does not try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:

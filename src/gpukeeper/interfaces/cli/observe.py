@@ -1,4 +1,5 @@
-"""`gpukeeper observe`: look, change nothing; with --gpus, who has which. With --watch, look again and again.
+"""`gpukeeper observe`: look, change nothing; with --gpus, who has which; with --waste, who does not use what they have.
+With --watch, look again and again.
 
 What does not fit together is said as a finding. Nothing is repaired here: that is `apply`, or a person.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpukeeper.engine.ports import Platform
     from gpukeeper.lifecycle.claims import Claim, Finding
     from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.lifecycle.waste import Waste
     from gpukeeper.model.decision import Action, Unseen, View
     from gpukeeper.model.identity import Ref
     from gpukeeper.model.memory import Memory
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 HEAD = ("state", "what", "owner", "class", "gpus", "size", "since")
+WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
 GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
 
@@ -39,8 +42,13 @@ def observe(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
     gpus: Annotated[
         bool, typer.Option("--gpus", help="Who has which GPU or slice, since when, and what happens next.")
+    ] = False,
+    waste: Annotated[
+        bool,
+        typer.Option("--waste", help="Running workloads whose GPUs were below 5 % for 30m. Nothing follows from it."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", help="How often, with --watch.")] = "5s",
@@ -50,18 +58,21 @@ def observe(
     """Show what is there: workloads, leftovers and GPUs, what does not fit together, and what could not be seen."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, span
+    from gpukeeper.model.errors import UsageError
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    if gpus and waste:
+        raise UsageError("--gpus and --waste are two reports. Nothing was looked at. Choose one.")
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
     pause = span(every, "--every")
     assert pause is not None
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         while True:
             found = asyncio.run(look(session))
             if json:
-                _print_json(session, found, narrow, gpus=gpus)
+                _print_json(session, found, narrow, gpus=gpus, waste=waste)
             else:
                 show.clear(when=watch)
-                _print(session, found, narrow, gpus=gpus, quiet=quiet)
+                _print(session, found, narrow, gpus=gpus, waste=waste, quiet=quiet)
             if not watch:
                 return
             asyncio.run(asyncio.sleep(max(1.0, pause.total_seconds())))
@@ -123,7 +134,7 @@ async def _look_at(session: Session, platform: Platform, found: Looked) -> None:
         found.absent += [r for key, r in before.items() if key not in listed and in_scope(book.policy, r)]
 
 
-def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool) -> None:
+def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, waste: bool = False) -> None:
     from gpukeeper.interfaces.terminal import show
 
     now = session.keeper.clock.now()
@@ -137,12 +148,14 @@ def _print_json(session: Session, found: Looked, narrow: Narrow, *, gpus: bool) 
     }
     if gpus:
         show.as_json("observe-gpus", {**about, "gpus": _claims(session, found, narrow, now)})
+    elif waste:
+        show.as_json("observe-waste", {**about, "waste": _wasted(session, found, narrow, now)})
     else:
         subjects = [view.subject for view in found.views if narrow.fits(view.subject, now)]
         show.as_json("observe", {**about, "subjects": subjects})
 
 
-def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet: bool) -> None:
+def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet: bool, waste: bool = False) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
@@ -150,6 +163,9 @@ def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet
     if gpus:
         rows = [show.claim_row(claim, now) for claim in _claims(session, found, narrow, now)]
         show.table(rows, head=GPUS_HEAD)
+    elif waste:
+        rows = [_waste_row(one, now) for one in _wasted(session, found, narrow, now)]
+        show.table(rows, head=WASTE_HEAD)
     else:
         rows = _print_subjects([view.subject for view in found.views if narrow.fits(view.subject, now)])
     if quiet:
@@ -159,7 +175,7 @@ def _print(session: Session, found: Looked, narrow: Narrow, *, gpus: bool, quiet
     for platform in session.keeper.platforms:
         for words in show.unseen_words(platform, [one for where, one in found.unseen if where is platform]):
             say(words)
-    what = "line" if gpus else "thing"
+    what = "line" if gpus or waste else "thing"
     say(
         f"{len(rows)} {what if len(rows) == 1 else f'{what}s'} at {now:%Y-%m-%d %H:%M:%S} UTC"
         + (", and some were not seen" if found.unseen else "")
@@ -189,6 +205,23 @@ def _claims(session: Session, found: Looked, narrow: Narrow, now: datetime) -> l
     fitting = _fitting(found, narrow, now)
     alone = narrow == Narrow()
     return [one for one in everything if (one.holder.key in fitting if one.holder is not None else alone)]
+
+
+def _wasted(session: Session, found: Looked, narrow: Narrow, now: datetime) -> list[Waste]:
+    """The longest unused first."""
+    from gpukeeper.lifecycle.waste import wasted
+
+    fitting = [view for view in found.views if narrow.fits(view.subject, now)]
+    told = [one for view in fitting if (one := wasted(view, session.book, now)) is not None]
+    return sorted(told, key=lambda one: (one.since, one.ref.path))
+
+
+def _waste_row(one: Waste, now: datetime) -> tuple[str, ...]:
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.model.durations import in_words
+
+    span = ("at least " if one.at_least else "") + in_words(now - one.since)
+    return (span, one.ref.path, show.fact(one.owner), show.fact(one.class_), ", ".join(one.devices))
 
 
 def _findings(session: Session, found: Looked, narrow: Narrow, now: datetime) -> list[Finding]:

@@ -29,6 +29,8 @@ def plan(
     outcome: o.OutcomeIs = None,
     older_than: o.OlderThan = None,
     name: o.Name = None,
+    image: o.Image = None,
+    class_: o.Class = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
@@ -38,10 +40,19 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
+    from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name)
+    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
     check_textfile(textfile, narrow)
+    told = outlook.told(policy, platform, narrow) if textfile is None else None
+    if told is not None:
+        outlook.show_plan(told, json=json, verbose=verbose, quiet=quiet)
+        if exit_code and any(place.due for place in told.places):
+            raise typer.Exit(4)
+        if exit_code and any(place.unseen for place in told.places):
+            raise typer.Exit(3)
+        return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
         write_textfile(textfile, session, reports)
@@ -50,12 +61,21 @@ def plan(
         else:
             print_plans(session, reports, verbose=verbose, quiet=quiet, again=_again(policy, platform, narrow))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
-    if any(report.stopped for report in reports):
+    covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
+    if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
+    if covered and all(report.survey.unseen and not report.survey.seen for report in covered):
+        raise typer.Exit(3)
     if exit_code and any(report.survey.due for report in reports):
         raise typer.Exit(4)
     if exit_code and unseen:
         raise typer.Exit(3)
+
+
+def _nothing_answered(reports: list[PassReport]) -> bool:
+    """No place at all could be looked at."""
+    places = [(f"{r.survey.platform.name}/{r.survey.platform.place}", r.survey.unseen) for r in reports]
+    return bool(places) and all(any(one.what == place for one in unseen) for place, unseen in places)
 
 
 async def plans(session: Session, narrow: Narrow) -> list[PassReport]:
@@ -100,7 +120,7 @@ def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, q
     due = [d for report in reports for d in report.survey.due]
     others = [d for report in reports for d in report.survey.decisions if d.action.value == "keep"]
     told = [d for d in others if verbose or d.verdict.value == "report"]
-    show.table([show.decision_row(d) for d in [*due, *told]])
+    show.table([show.plan_row(d, verbose=verbose) for d in [*due, *told]])
     _print_trees(reports)
     if not quiet:
         say_the_rest(session, reports)
@@ -144,13 +164,14 @@ def _pile_in_words(pile: Pile) -> str:
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     """What a reader must know about a plan besides its lines."""
+    from gpukeeper.engine.reclaim import STOPPING
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
     from gpukeeper.lifecycle.budget import backlog_sentence
 
     for report in reports:
-        if report.stopped is not None:
-            say(report.stopped)
+        for words in filter(None, (report.stopped, report.leased)):
+            say(words)
         for words in show.unseen_lines(report):
             say(words)
         if report.plan.breaker:
@@ -162,7 +183,10 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             say(f"needs an admin: {path}: {complaint}")
     for reason in sorted({report.paused for report in reports if report.paused}):  # said once, not for each place
-        say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
+        if reason == STOPPING:
+            say("Ended by a signal before everything was done; the next pass goes on.")
+        else:
+            say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
 
 
 def _sentence(

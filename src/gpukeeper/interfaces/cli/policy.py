@@ -19,6 +19,8 @@ PolicyOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
+GROUPS_REPLACE = " A group's value replaces the class's, shorter or longer; of several groups the most generous holds."
+
 
 @app.command()
 def check(
@@ -98,7 +100,7 @@ def _show_owner(loaded: Loaded, view: OwnerView, as_json: bool) -> None:
         who = {"owner": view.owner, "groups": view.groups}
         _print_json("policy-show", {**_head(loaded), **who, "classes": classes, **applies})
         return
-    typer.echo(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.\n")
+    typer.echo(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.{GROUPS_REPLACE if view.groups else ''}\n")
     table = [(name, row.setting, row.text, row.origin) for name, found in view.classes.items() for row in found]
     _print_table(("class", "limit", "value", "from"), table)
     typer.echo()
@@ -115,7 +117,7 @@ def _head(loaded: Loaded) -> dict[str, Any]:
         "source": loaded.source,
         "digest": loaded.policy.digest,
         "sentence": in_words(loaded.policy),
-        "warnings": list(loaded.warnings),
+        "warnings": _warnings(loaded),
     }
 
 
@@ -123,8 +125,14 @@ def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{"setting": row.setting, "value": row.value, "origin": row.origin} for row in rows]
 
 
+def _warnings(loaded: Loaded) -> list[str]:
+    from datetime import UTC, datetime
+
+    return [*loaded.warnings, *loaded.expired(datetime.now(UTC))]
+
+
 def _warn(loaded: Loaded) -> None:
-    for warning in loaded.warnings:
+    for warning in _warnings(loaded):
         typer.echo(f"warning: {warning}", err=True)
 
 

@@ -78,10 +78,10 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
 
 async def _look(session: Session, owner: str | None) -> Found:
     from gpukeeper.interfaces.cli.observe import look
-    from gpukeeper.interfaces.terminal.session import narrowed
+    from gpukeeper.interfaces.terminal.session import narrowed, own_only
     from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
 
-    narrow, now = narrowed(owner=owner), session.keeper.clock.now()
+    narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
     looked = await look(session)
     found = Found(unseen=[f"{p.name}/{p.place}: not seen: {one.what} ({one.why})" for p, one in looked.unseen])
     for view in looked.views:

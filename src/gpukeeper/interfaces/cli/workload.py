@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from gpukeeper.model.decision import Decision
 
 DEVICES = ("gpu", "slice")
 app = typer.Typer(no_args_is_help=True, help="List, hold, release, stop or remove workloads. Yours; an admin's: any.")
@@ -19,27 +25,51 @@ def list_(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
+    image: o.Image = None,
+    class_: o.Class = None,
     json: o.Json = False,
 ) -> None:
     """Every workload with what will happen to it next."""
+    from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.cli.plan import plans
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
 
+    narrow = narrowed(owner=owner, image=image, class_=class_)
+    told = outlook.told(policy, platform, narrow)
+    if told is not None:
+        _print_list([d for place in told.places for d in place.decisions], told.now, json=json)
+        outlook.say_the_rest(told, quiet=json)
+        return
     with opened(policy, write=False, only=platform) as session:
-        reports = asyncio.run(plans(session, narrowed(owner=owner)))
-        decisions = [d for r in reports for d in r.survey.decisions if d.seen.ref.kind not in DEVICES]
-        if json:
-            show.as_json("workload-list", {"decisions": decisions})
-            return
-        now = session.keeper.clock.now()
-        rows = [(*show.decision_row(d)[:4], show.when(d.due, now), d.reason) for d in decisions]
-        show.table(rows, head=("next", "workload", "owner", "holds", "due", "because"))
-        if not rows:
+        reports = asyncio.run(plans(session, narrow))
+        if not _print_list([d for r in reports for d in r.survey.decisions], session.keeper.clock.now(), json=json):
             say_out_of_reach(session, platform)
-            say("No workload is known here that the policy covers.")
-        for words in (words for report in reports for words in show.unseen_lines(report)):
+        for words in (words for report in reports for words in show.unseen_lines(report) if not json):
             say(words)
+
+
+def _print_list(decisions: Sequence[Decision], now: datetime, *, json: bool) -> bool:
+    """Whether there was something to print."""
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    decisions = [d for d in decisions if d.seen.ref.kind not in DEVICES]
+    if json:
+        show.as_json("workload-list", {"decisions": decisions})
+        return True
+    rows = [_row(d, now) for d in decisions]
+    show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "because"))
+    if not rows:
+        say("No workload is known here that the policy covers.")
+    return bool(rows)
+
+
+def _row(d: Decision, now: datetime) -> tuple[str, ...]:
+    from gpukeeper.interfaces.terminal import show
+
+    word, path, owner, holds, reason = show.decision_row(d)
+    return (word, path, owner, d.class_ or "-", holds, show.when(d.due, now), reason)
 
 
 @app.command()

@@ -27,10 +27,11 @@ def serve(
     """Run the daemon: watch, measure and, in mode enforce, reclaim. One line for every outcome and warning."""
     from gpukeeper.interfaces.daemon.metrics import told
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.log import log
+    from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.interfaces.terminal.watching import Lines
 
-    with opened(policy, write=True, only=platform, quiet=quiet) as session:
-        tell = Lines(say, json=json, quiet=quiet).tell
-        telling = told(metrics, session, tell, (lambda words: None) if quiet else say)
-        asyncio.run(serve_until_stopped(session, policy, telling, say, quiet=quiet))
+    with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
+        lines = Lines(log, json=json, quiet=quiet)
+        telling = told(metrics, session, lines, (lambda words: None) if quiet else log)
+        asyncio.run(serve_until_stopped(session, policy, telling, log, quiet=quiet))

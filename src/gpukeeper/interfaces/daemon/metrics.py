@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.interfaces.terminal.watching import Lines
 from gpukeeper.wiring import Session
 
 if TYPE_CHECKING:
@@ -22,14 +23,13 @@ class Telling:
     """Who hears of a pass, and what must be open meanwhile."""
 
     passed: Callable[[PassReport], None]
+    under_way: Callable[[PassReport], None]
     opened: AbstractAsyncContextManager[None]
 
 
-def told(
-    words: str | None, session: Session, tell: Callable[[PassReport], None], say: Callable[[str], None]
-) -> Telling:
+def told(words: str | None, session: Session, lines: Lines, say: Callable[[str], None]) -> Telling:
     if words is None:
-        return Telling(tell, nullcontext())
+        return Telling(lines.tell, lines.under_way, nullcontext())
     from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics
     from gpukeeper.interfaces.telemetry.pages import read_where
 
@@ -39,9 +39,13 @@ def told(
 
     def passed(report: PassReport) -> None:
         metrics.passed(report)
-        tell(report)
+        lines.tell(report)
 
-    return Telling(passed, _page(where, metrics, say))
+    def under_way(report: PassReport) -> None:
+        metrics.under_way(report)
+        lines.under_way(report)
+
+    return Telling(passed, under_way, _page(where, metrics, say))
 
 
 @asynccontextmanager

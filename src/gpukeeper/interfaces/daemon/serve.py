@@ -37,6 +37,7 @@ async def serve_until_stopped(
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = PolicyNow(session, policy, say)
-            group.create_task(watch(Watch(session.keeper, book, stop, telling.passed, say)))
+            made = Watch(session.keeper, book, stop, telling.passed, say, book.refresh, telling.under_way)
+            group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, say))
         tell_systemd("STOPPING=1")

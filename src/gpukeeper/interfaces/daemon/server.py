@@ -22,6 +22,7 @@ import msgspec
 
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
+from gpukeeper.interfaces.daemon.answers import VERBS, Answers
 from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
@@ -70,6 +71,7 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
 class Server:
     def __init__(self, session: Session, crowd: Crowd, say: Say) -> None:
         self._session, self._crowd, self._say = session, crowd, say
+        self._answers = Answers(session)
         self._tasks: set[asyncio.Task[None]] = set()
         self._admins: Sequence[str] = ()
         self._complained = float("-inf")
@@ -102,6 +104,7 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._answers.close()
 
     async def _serve(self, connection: socket.socket, uid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -127,6 +130,8 @@ class Server:
             except TimeoutError:
                 return Reply(done=False, words=f"uid {uid} could not be looked up in time; try again", exit_code=1)
             try:
+                if request.verb in VERBS:
+                    return await self._answers.answer(who, request)
                 return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
             except Exception as bug:  # of one request: passes go on, and the same request again fills no log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")

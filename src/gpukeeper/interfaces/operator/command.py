@@ -32,10 +32,11 @@ def operator(
 ) -> None:
     """Run inside a cluster: watch it and, in mode enforce, reclaim while leading. Looks at Kubernetes only."""
     from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.log import log
+    from gpukeeper.interfaces.terminal.session import opened
     from gpukeeper.interfaces.terminal.watching import Lines
 
-    with opened(policy, write=True, only="kubernetes", quiet=quiet) as session:
-        tell = Lines(say, json=json, quiet=quiet).tell
+    with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
+        tell = Lines(log, json=json, quiet=quiet).tell
         held = None if no_leader_election else Election(lease_namespace, lease_name)
-        asyncio.run(operate_until_stopped(session, policy, held, health, tell, say))
+        asyncio.run(operate_until_stopped(session, policy, held, health, tell, log))

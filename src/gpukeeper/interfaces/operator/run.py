@@ -48,6 +48,7 @@ class Book(Protocol):
     @property
     def last(self) -> Rulebook: ...
     def __call__(self) -> Rulebook: ...
+    async def refresh(self) -> None: ...
 
 
 @dataclass
@@ -95,7 +96,10 @@ class Operator:
         self.turned = asyncio.get_running_loop().time()
         self.metrics.lead(True)
         try:
-            await watch(Watch(self.keeper, self.book, over, self._passed, self.say))
+            made = Watch(
+                self.keeper, self.book, over, self._passed, self.say, self.book.refresh, self.metrics.under_way
+            )
+            await watch(made)
         finally:
             self.metrics.lead(False)
             self.turned = None
@@ -134,7 +138,7 @@ class Operator:
 
     async def _why_not_ready(self) -> str | None:
         if self.turned is None:
-            self.book()  # nobody else reads it while we stand by
+            await self.book.refresh()  # nobody else reads it while we stand by
         if self.book.problem is not None:
             return f"the policy cannot be used: {self.book.problem}"
         missing = [p.name for p in self.keeper.platforms if p.name not in self.book.last.policy.scope]

@@ -21,6 +21,8 @@ from gpukeeper.engine.ports import Clock, EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
+from gpukeeper.interfaces.terminal.heard import Heard
+from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
@@ -53,6 +55,7 @@ class Metrics(Collector):
         self._counted: dict[str, dict[tuple[str, ...], float]] = {
             name: {} if COUNTED_BY[name] else {(): 0.0} for name in COUNTERS
         }
+        self._heard = Heard()
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
@@ -67,11 +70,16 @@ class Metrics(Collector):
         if not leads:
             self._last, self._overdue = {}, {}
 
+    def under_way(self, report: PassReport) -> None:
+        """After the look of a pass, which counts from here on, and after each of its steps."""
+        self._hear(report, over=False)
+        found = report.survey
+        place = found.platform.name, found.platform.place
+        if found.whole and (place not in self._last or self._last[place].report is not report):
+            self._last[place] = Looked(report, self._clock.now())
+
     def passed(self, report: PassReport) -> None:
-        for line in (*report.settled, *report.outcomes):
-            self._count(line)
-        for warning in report.warnings:
-            self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+        self._hear(report, over=True)
         found = report.survey
         if report.stopped is not None:  # what it saw of the place is not the whole of it
             self.add("gpukeeper_passes_failed_total", found.platform.name, found.platform.place)
@@ -81,6 +89,15 @@ class Metrics(Collector):
         self._overdue = overdue(report, elsewhere if found.whole else self._overdue)
         if found.whole:
             self._last[found.platform.name, found.platform.place] = Looked(report, self._clock.now())
+
+    def _hear(self, report: PassReport, *, over: bool) -> None:
+        outcomes, warnings = self._heard.new(report, over=over)
+        for line in outcomes:
+            self._count(line)
+        for warning in warnings:
+            self.add("gpukeeper_warnings_total", str(warning.delivered).lower())
+            if warning.rule == idle.NAME:
+                self.add("gpukeeper_idle_warned_total")
 
     def captured(self, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
@@ -104,9 +121,14 @@ class Metrics(Collector):
 
     def _of_workloads(self, now: datetime) -> Iterator[Metric]:
         counts: Tally[tuple[str, str, str, str]] = Tally()
+        unused: Tally[tuple[str, ...]] = Tally()
+        watched: Tally[tuple[str, ...]] = Tally()
         oldest: dict[str, datetime] = {}
         for one in self._last.values():
             counts += one.report.survey.counts
+            watched.update(one.report.survey.idle)
+            for found in one.report.survey.wasted:
+                unused["" if isinstance(found.class_, Unknown) else found.class_,] += len(found.devices)
             for kind, end in one.report.survey.oldest.items():
                 oldest[kind] = min(end, oldest.get(kind, end))
         yield gauge("gpukeeper_workloads", _by(counts, 0, 1, 2), "kind", "state", "outcome")
@@ -114,6 +136,9 @@ class Metrics(Collector):
         yield gauge("gpukeeper_finished", _by(over, 0, 3), "kind", "age")
         ages: dict[tuple[str, ...], float] = {(kind,): (now - end).total_seconds() for kind, end in oldest.items()}
         yield gauge("gpukeeper_finished_age_seconds", ages, "kind")
+        yield gauge("gpukeeper_wasted_gpus", {key: float(number) for key, number in unused.items()}, "class")
+        by_rule = {key: float(number) for key, number in watched.items()}
+        yield gauge("gpukeeper_idle_workloads", by_rule, "result", "class")
         yield gauge("gpukeeper_overdue", {(): len(self._overdue)})
         longest = max(((now - due).total_seconds() for due in self._overdue.values()), default=0.0)
         yield gauge("gpukeeper_oldest_overdue_seconds", {(): max(longest, 0.0)})
@@ -135,6 +160,8 @@ class Metrics(Collector):
         kind = line.ref.kind if line.ref is not None else ""
         if line.result is Result.RECLAIMED:
             self.add("gpukeeper_reclaimed_total", kind, line.rule, line.action.value)
+            if (line.rule, line.action) == (idle.NAME, Action.STOP):
+                self.add("gpukeeper_idle_stopped_total")
             if not isinstance(line.gpu_hours, Unknown):
                 self.add("gpukeeper_gpu_hours_returned_total", by=max(line.gpu_hours, 0.0))
             if not isinstance(line.bytes_back, Unknown):

@@ -45,7 +45,8 @@ def change_in_words(change: Change, came_back: int) -> str:
         parts.append(f"disk {before.disk.name}: {_then(before, after, _used)}")
     if came_back:
         parts.append(f"{size_in_words(came_back)} came back")
-    name = f"{before.ref.platform}/{before.ref.place}" if before.ref.kind == DISK else before.ref.path
+    where = (before.ref.platform, before.ref.place, before.ref.namespace)
+    name = "/".join(part for part in where if part) if before.ref.kind == DISK else before.ref.path
     return f"{name}: {'; '.join(parts)}"
 
 

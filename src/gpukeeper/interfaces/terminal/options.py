@@ -21,12 +21,23 @@ Yes: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do not ask. Acts on
 Namespace: TypeAlias = Annotated[str | None, typer.Option("--namespace", help="Only this namespace; patterns allowed.")]
 Label: TypeAlias = Annotated[str | None, typer.Option("--label", help="Only with this label: key or key=value.")]
 Kind: TypeAlias = Annotated[str | None, typer.Option("--kind", help="Only this kind: container, trainjob, tree, …")]
-Owner: TypeAlias = Annotated[str | None, typer.Option("--owner", help="Only this person's.")]
+Owner: TypeAlias = Annotated[
+    str | None, typer.Option("--owner", help="Only this person's; nobody: what has no known owner.")
+]
+Class: TypeAlias = Annotated[
+    str | None, typer.Option("--class", help="Only this class, as the policy assigns it; patterns allowed.")
+]
 OutcomeIs: TypeAlias = Annotated[str | None, typer.Option("--outcome", help="Only succeeded, failed or stopped ones.")]
 OlderThan: TypeAlias = Annotated[
     str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
 ]
 Name: TypeAlias = Annotated[str | None, typer.Option("--name", help="Only this name; patterns allowed.")]
+Image: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--image", help="Only work made from this image: name (any tag), name:tag, or the beginning of its id."
+    ),
+]
 Textfile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
 from gpukeeper.ledger.paths import socket_path, state_folder
@@ -20,20 +21,33 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 OUTCOMES = ("succeeded", "failed", "stopped")
+NOBODY = "nobody"  # --owner: what has no known owner
 
 
 @contextmanager
-def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: bool = True) -> Iterator[Session]:
+def opened(
+    policy: Path | None,
+    *,
+    write: bool,
+    only: str | None = None,
+    quiet: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Session]:
+    """`tell`: how warnings are said, where it is not `say`."""
+    from gpukeeper.interfaces.terminal.daemon import ask_standing
     from gpukeeper.wiring import open_session
 
     session = open_session(policy, write=write, only=only)
+    tell = tell or say
     try:
-        for warning in session.loaded.warnings:
-            say(f"policy: {warning}")
-        if os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder():
-            say("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
+        for warning in (*session.loaded.warnings, *session.loaded.expired(session.keeper.clock.now())):
+            tell(f"policy: {warning}")
+        if not write and not _is_another_daemon():
+            ask_standing(session.keeper)
+        elif _is_another_daemon():
+            tell("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
         if not quiet:
-            say_out_of_reach(session, only)
+            say_out_of_reach(session, only, tell)
         try:
             yield session
         except UsageError:
@@ -44,12 +58,16 @@ def opened(policy: Path | None, *, write: bool, only: str | None = None, quiet: 
         session.close()
 
 
-def say_out_of_reach(session: Session, only: str | None = None) -> None:
+def _is_another_daemon() -> bool:
+    return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
+
+
+def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
     """What the policy covers and cannot be looked at from here."""
     asked = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
         if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
-            say(f"{reach.platform}: {reach.why}")
+            (tell or say)(f"{reach.platform}: {reach.why}")
 
 
 def blind(session: Session) -> bool:
@@ -81,6 +99,8 @@ def narrowed(
     outcome: str | None = None,
     older_than: str | None = None,
     name: str | None = None,
+    image: str | None = None,
+    class_: str | None = None,
 ) -> Narrow:
     from gpukeeper.lifecycle.narrow import Narrow
 
@@ -92,10 +112,20 @@ def narrowed(
         label=label,
         kind=kind.lower() if kind else None,
         owner=owner,
+        nobodys=owner == NOBODY,
+        class_=class_,
         outcome=outcome,
         older_than=span(older_than, "--older-than"),
         name=name,
+        image=image,
     )
+
+
+def own_only(session: Session, narrow: Narrow) -> Narrow:
+    """Somebody may really be called nobody; what has no owner is an admin's all the same."""
+    from gpukeeper.lifecycle.holds import is_admin
+
+    return narrow if is_admin(session.book, session.user) else msgspec.structs.replace(narrow, nobodys=False)
 
 
 def span(words: str | None, flag: str) -> timedelta | None:

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import typer
@@ -20,13 +21,14 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
     from gpukeeper.model.decision import Unseen
     from gpukeeper.model.event import Closed, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
+SELDOM = 10.0  # seconds between two lines about progress where nobody watches a terminal
+_told: dict[str, float] = {}
 OLD = timedelta(minutes=2)  # a measurement older than this says so
 COLOURS = {
     "remove": typer.colors.RED,
@@ -63,8 +65,9 @@ def as_json(schema: str, body: dict[str, object]) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut."""
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
+    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut. `stamps`: what
+    each line begins with."""
     lines = [[plain(cell) for cell in row] for row in rows]
     if head and lines:
         lines.insert(0, [cell.upper() for cell in head])
@@ -72,19 +75,37 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
     for number, line in enumerate(lines):
         cells = [cell.ljust(widths[i]) for i, cell in enumerate(line[:-1])]
         first = _coloured(cells[0], dim=bool(head) and number == 0) if cells else ""
-        typer.echo("  ".join([first, *cells[1:], line[-1]]).rstrip())
+        typer.echo((stamps[number] if stamps else "") + "  ".join([first, *cells[1:], line[-1]]).rstrip())
 
 
 def progress_line(words: str) -> None:
-    """One line on stderr that the next one overwrites; nothing when nobody watches."""
+    """One line on stderr that the next one overwrites; into a file one line now and then, so that it does not grow with
+    the number of steps."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         typer.echo("\r" + plain(words)[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
+    elif words and _seldom():
+        typer.echo(plain(words), err=True)
+
+
+def _seldom() -> bool:
+    """Every so many seconds, beginning with the first call."""
+    now = time.monotonic()
+    if now - _told.setdefault("at", now) < SELDOM:
+        return False
+    _told["at"] = now
+    return True
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
     word = d.action.value if d.action is not Action.KEEP else _kept_word(d)
     return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+
+
+def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
+    """With --verbose also the class, whose limits apply."""
+    word, path, owner, holds_, reason = decision_row(d)
+    return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
 
 
 def _kept_word(d: Decision) -> str:
@@ -151,7 +172,16 @@ def unseen_lines(report: PassReport) -> list[str]:
     return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
 
 
-def unseen_words(platform: Platform, unseen: Iterable[Unseen]) -> list[str]:
+class Place(Protocol):
+    """A platform, or what was told of one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+
+
+def unseen_words(platform: Place, unseen: Iterable[Unseen]) -> list[str]:
     """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
     place = f"{platform.name}/{platform.place}"
     alike: dict[str, list[Unseen]] = {}

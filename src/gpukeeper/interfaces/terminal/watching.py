@@ -4,6 +4,7 @@ the ledger, and the lines they print."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,24 +12,36 @@ from pathlib import Path
 import msgspec
 import typer
 
+from gpukeeper.config.unix_groups import UsersNotListed
+from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.heard import Heard
+from gpukeeper.interfaces.terminal.log import stamped
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.notify.terminals import plain
-from gpukeeper.wiring import Session, reload_policy
+from gpukeeper.wiring import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
+READ_WITHIN = timedelta(seconds=60)  # a policy; its folder may be on a mount that hangs
+GROUPS_FRESH = 600.0  # seconds: who is in a Unix group may change while the file does not
 
 
 class PolicyNow:
-    """The policy file, read again before every pass. While it is broken, the last good one looks but does not act."""
+    """The policy file, read again in a thread when it changed. While it is broken, the last good one looks but does not
+    act."""
 
     def __init__(self, session: Session, policy: Path | None, say: Callable[[str], None]) -> None:
         self._session, self._policy, self._say = session, policy, say
+        self._read: PolicyRead | None = None
+        self._groups_at = 0.0  # steady time at which Unix groups were last read
+        self._silent = False  # they could not be read the last time
+        self._lock = asyncio.Lock()  # places ask at the same time
         self.problem: str | None = None
+        self._expired = self._expired_now()  # said when the session was opened
 
     @property
     def last(self) -> Rulebook:
@@ -36,18 +49,56 @@ class PolicyNow:
         return self._session.book
 
     def __call__(self) -> Rulebook:
-        before = self.problem
+        return self.last if self.problem is None else self._session.looking_only()
+
+    async def refresh(self) -> None:
+        """Before each pass."""
+        async with self._lock:
+            before = self.problem
+            try:
+                self._read = await self._read_now()
+                follow_policy(self._session, self._read.loaded)
+                self.problem = None
+            except PolicyError as problem:
+                self.problem = str(problem)
+            except TimeoutError:
+                self.problem = (
+                    f"The policy could not be read within {READ_WITHIN.total_seconds():g} s. Is its disk slow?"
+                )
+            if self.problem not in (None, before):
+                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{self.problem}")
+            elif self.problem is None and before is not None:
+                self._say(f"the policy can be used again: mode {self.last.policy.mode}")
+            if self.problem is None:
+                self._say_expired()
+
+    async def _read_now(self) -> PolicyRead:
+        last, steady = self._read, asyncio.get_running_loop().time()
+        grouped = last is not None and any(one.unix_group for one in last.loaded.policy.groups.values())
+        if last is not None and not (grouped and steady - self._groups_at >= GROUPS_FRESH):
+            return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
+        self._groups_at = steady
         try:
-            reload_policy(self._session, self._policy)
-        except PolicyError as problem:
-            self.problem = str(problem)
-            if self.problem != before:
-                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{problem}")
-            return self._session.looking_only()
-        self.problem = None
-        if before is not None:
-            self._say(f"the policy can be used again: mode {self.last.policy.mode}")
-        return self.last
+            found = await in_thread(lambda: read_policy(self._policy), READ_WITHIN)
+            self._silent = False
+        except (UsersNotListed, TimeoutError) as problem:
+            if last is None:
+                raise
+            if not self._silent:
+                self._say(f"the members of Unix groups are those of the last reading: {problem}")
+            self._silent = True
+            return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
+        return found
+
+    def _expired_now(self) -> tuple[str, ...]:
+        return self._session.loaded.expired(self._session.keeper.clock.now())
+
+    def _say_expired(self) -> None:
+        """Once, when it happens: whom it protected is due from now on."""
+        before, self._expired = self._expired, self._expired_now()
+        for words in self._expired:
+            if words not in before:
+                self._say(f"policy: {words}")
 
 
 async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -72,21 +123,28 @@ class Lines:
     def __init__(self, say: Callable[[str], None], *, json: bool, quiet: bool) -> None:
         self._say, self._json, self._quiet = say, json, quiet
         self._unseen: dict[str, list[str]] = {}
+        self._heard = Heard()
+
+    def under_way(self, report: PassReport) -> None:
+        self._print(report, over=False)
 
     def tell(self, report: PassReport) -> None:
-        self._print(report)
+        self._print(report, over=True)
+        if report.plan.breaker and not self._json:
+            typer.echo(stamped(sys.stdout, report.survey.at) + plain(f"breaker: {report.plan.breaker}"))
         if not self._quiet:
+            for words in report.relief:
+                self._say(words)
             self._say_unseen(report)
 
-    def _print(self, report: PassReport) -> None:
+    def _print(self, report: PassReport, *, over: bool) -> None:
+        outcomes, warnings = self._heard.new(report, over=over)
         if self._json:
-            for line in (*report.settled, *report.outcomes, *report.warnings):
+            for line in (*outcomes, *warnings):
                 typer.echo(msgspec.json.encode(line))
             return
-        outcomes = map(show.outcome_row, [*report.settled, *report.outcomes])
-        show.table([*outcomes, *map(show.warning_row, report.warnings)])
-        if report.plan.breaker:
-            typer.echo(plain(f"breaker: {report.plan.breaker}"))
+        stamps = [stamped(sys.stdout, line.at) for line in (*outcomes, *warnings)]
+        show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, warnings)], stamps=stamps)
 
     def _say_unseen(self, report: PassReport) -> None:
         """When it begins and when it is over: whoever reads these lines must not take silence for rest."""

@@ -60,7 +60,7 @@ def _why(broken: Exemption) -> str:
 
 
 def _in_words(one: Exemption) -> str:
-    until = f" until {one.until:%Y-%m-%d %H:%M}" if isinstance(one.until, datetime) else ""
+    until = f" until {one.until:%Y-%m-%d %H:%M} UTC" if isinstance(one.until, datetime) else ""
     return f"exempt{until}: {one.reason}"
 
 

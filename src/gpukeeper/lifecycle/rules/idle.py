@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, judge
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.lifecycle.warnings import staged
+from gpukeeper.lifecycle.warnings import keep_it, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import AfterIdle, ClassSettings, OnIdle
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -51,6 +51,21 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, "when it started is not known")
     window = allowed * settings.policy.demand.idle_factor if view.pressure else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
+
+
+def watched(view: View, settings: Settings, now: datetime) -> str:
+    """What becomes of running work under this rule, in a word for the metrics: `monitored`, or why it is skipped."""
+    subject, limits = view.subject, settings.limits
+    if subject.devices == () or settings.class_name == WITHOUT_GPU:
+        return "no_gpu"
+    if settings.untouchable is True:
+        return "never_touched"  # monitoring, infrastructure
+    if isinstance(limits, Unknown) or isinstance(subject.devices, Unknown) or not isinstance(subject.started, datetime):
+        return "unknown"
+    if limits.idle is None and (limits.idle_when_large is None or not is_large(subject)):
+        return "no_idle_time"  # dev containers
+    graced = (view.memory.first_start or subject.started) + limits.start_grace
+    return "grace" if now < graced else "monitored"
 
 
 def is_large(subject: Subject) -> bool:
@@ -97,14 +112,14 @@ def _judge(
     graced = (view.memory.first_start or started) + limits.start_grace
     if now < graced:
         words = f"started {in_words(now - started)} ago, in its start grace"
-        return Answer(NAME, Verdict.WAIT, words, due=graced + window)
+        return Answer(NAME, Verdict.WAIT, words, due=graced + _next(settings, limits, window))
     warnings = settings.policy.warnings
     horizon = window + warnings.lead + warnings.undelivered + HORIZON_SLACK
     judged = judge(view.series, devices, settings.policy.activity, window, now, horizon)
     if judged.use is Use.UNKNOWN:
         return Answer(NAME, Verdict.UNKNOWN, judged.reason)
     if judged.use is Use.ACTIVE:
-        return Answer(NAME, Verdict.WAIT, judged.reason, due=now + window)
+        return Answer(NAME, Verdict.WAIT, judged.reason, due=now + _next(settings, limits, window))
     since = max(judged.since or now, graced, started)
     words = f"idle for {in_words(now - since)}, allowed {in_words(window)}"
     if view.pressure:
@@ -126,10 +141,15 @@ def _judge(
         action=Action.STOP,
         condition=words,
         since=since,
-        remedy=f"Use it, or keep it: gpukeeper workload hold {view.subject.ref.path}",
+        remedy=f"Use it, or keep it: {keep_it(view, settings, now)}",
         # A warning belongs to this quiet time if neither use nor a gap came after it.
         only_after=max(judged.since or now, started),
     )
+
+
+def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:
+    """How much idle time passes until something happens: the first warning, or the report."""
+    return window if limits.on_idle is OnIdle.REPORT else window * next(iter(settings.policy.warnings.idle), 1.0)
 
 
 def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:

@@ -39,7 +39,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.REPORT, condition + "; they go when it is removed", since=ended)
     due = ended + SETTLE
     if now < due:
-        return Answer(NAME, Verdict.WAIT, condition, due=due)
+        # They are ended first. A removal announced meanwhile would name a later time than that.
+        return Answer(NAME, Verdict.WAIT, condition, due=due, suspends=frozenset({"own_ttl", "retention"}))
     return Answer(NAME, Verdict.DUE, condition, Action.TRIM, due, ended)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -41,12 +41,14 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     ended = finish_of(view, now)
     allowed = min(ttl, settings.retention.max)
     capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
-    reason = f"ended {in_words(now - ended)} ago, its own TTL is {in_words(allowed)}{capped}"
+    word = "failed" if view.subject.ended_with else "ended"
+    reason = f"{ended_in_words(view.subject, word, ended, now)}, its own TTL is {in_words(allowed)}{capped}"
     due = ended + allowed
     if view.subject.marks.ttl_elsewhere:
         due += MARGIN
         reason += "; the platform itself has not removed it" if now >= due else "; the platform removes it itself then"
     if now < due:
-        return Answer(NAME, Verdict.WAIT, reason, due=due, suspends=_OUTRANKS)
+        again = comes_back(view)
+        return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due, suspends=_OUTRANKS)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)
-    return remove_with_children(NAME, view, settings.policy.warnings, now, answer)
+    return remove_with_children(NAME, view, settings, now, answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.lifecycle.warnings import AT_ONCE, HOLD, staged
+from gpukeeper.lifecycle.warnings import AT_ONCE, keep_it, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
 
@@ -39,6 +39,6 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         stages=AT_ONCE,
         action=Action.REMOVE,
         condition=condition,
-        remedy=f"{HOLD} {subject.ref.path}",
+        remedy=f"Keep it: {keep_it(view, settings, now)}",
         since=subject.started if isinstance(subject.started, datetime) else now,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpukeeper.lifecycle.finish import finish_of
+from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -35,8 +35,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.PROTECT, f"{outcome}; kept until somebody removes it (retention: manual)")
     ended = finish_of(view, now)
     due = ended + keep
-    reason = f"{outcome} {in_words(now - ended)} ago, kept for {in_words(keep)}"
+    reason = f"{ended_in_words(subject, outcome, ended, now)}, kept for {in_words(keep)}"
     if now < due:
-        return Answer(NAME, Verdict.WAIT, reason, due=due)
+        again = comes_back(view)
+        return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended)
-    return remove_with_children(NAME, view, settings.policy.warnings, now, answer)
+    return remove_with_children(NAME, view, settings, now, answer)

@@ -30,10 +30,11 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if named is None:
         return _NOT_NAMED
     together = subject.size if subject.together is None else subject.together
+    where = f"on {subject.ref.namespace}" if subject.ref.namespace else f"below {named.root}"
     if isinstance(together, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees below {named.root} is not known ({together.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees {where} is not known ({together.why})")
     if together < named.above and not view.pressure:
-        held = f"{size_in_words(together)} of such trees below {named.root}"
+        held = f"{size_in_words(together)} of such trees {where}"
         return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
     return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
 
@@ -59,15 +60,20 @@ def not_free(rule: str, subject: Subject) -> Answer | None:
     """Why it must stay however old it is: used itself, or beside work that may use it. None: it is free."""
     if subject.kept is not None:
         return Answer(rule, Verdict.PROTECT, f"it stays: {subject.kept}")
-    if isinstance(subject.busy, Unknown):
-        return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is not known ({subject.busy.why})")
-    if subject.busy is not None:
-        return Answer(rule, Verdict.PROTECT, f"work runs beside it: {subject.busy}")
+    work = work_beside(subject, rule)
+    if work is not None:
+        return work
     if isinstance(subject.in_use, Unknown):
         return Answer(rule, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
     if subject.in_use:
         return Answer(rule, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
     return None
+
+
+def work_beside(subject: Subject, rule: str = NAME) -> Answer | None:
+    if isinstance(subject.busy, Unknown):
+        return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is not known ({subject.busy.why})")
+    return None if subject.busy is None else Answer(rule, Verdict.PROTECT, f"work runs beside it: {subject.busy}")
 
 
 def unused(last_used: datetime, now: datetime) -> str:

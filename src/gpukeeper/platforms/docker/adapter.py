@@ -37,6 +37,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -123,6 +124,9 @@ class DockerPlatform:
         """Of a policy that changed: a label that is no longer trusted is believed no longer."""
         self._around.follow(trusted_labels, keep_alive)
         self._leftovers.cache = cache
+
+    def at_once(self, kind: str) -> int:
+        return 1
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
@@ -230,6 +234,12 @@ class DockerPlatform:
                 return await self._acts.bring_back(ref, evidence)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
 
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()

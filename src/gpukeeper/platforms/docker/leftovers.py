@@ -17,20 +17,22 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import At, cache_subject, image_subject
-from gpukeeper.platforms.docker.wire import DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
+from gpukeeper.platforms.docker.translate import WHOLE_CACHE, At, cache_subject, image_subject, whole_cache_subject
+from gpukeeper.platforms.docker.wire import CacheEntry, DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
 
 MEASURING = timedelta(minutes=3)  # the engine adds up its layers anew each time
-A_MINUTE, A_SECOND = timedelta(minutes=1), timedelta(seconds=1)
+AN_HOUR, A_MINUTE, A_SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 FILTERED = (1, 39)  # before this version the engine ignores the filters and removes all of its cache
 
 
 class Leftovers:
-    """`cache`: whether the policy wants to know of the builder's cache; listing it makes the engine walk its disk."""
+    """`cache`: whether the policy removes pieces of the builder's cache. If not, it is reported as one thing, and
+    listed at most once an hour: older engines walk their whole disk for that."""
 
     def __init__(self, records: Records, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
         self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
+        self._listed: tuple[datetime, list[CacheEntry] | Unknown] | None = None
 
     async def observe(self, used: Counter[str] | Unknown) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
         subjects: list[Subject] = []
@@ -46,10 +48,23 @@ class Leftovers:
             unseen.append(Unseen("images", str(problem)))
         if self.cache:
             try:
-                subjects += [cache_subject(entry, self._at()) for entry in (await self._usage()).build_cache or ()]
+                subjects += [cache_subject(entry, self._at()) for entry in await self._entries()]
             except (EngineError, EngineSilent) as problem:
                 unseen.append(Unseen("the builder's cache", str(problem)))
+        else:
+            subjects += await self._whole_cache()
         return tuple(subjects), tuple(unseen)
+
+    async def _whole_cache(self) -> tuple[Subject, ...]:
+        """One thing, or none where there is no cache. What is only reported must not make a whole look incomplete, so
+        that a list that fails is a fact that is not known."""
+        now = self._clock.now()
+        if self._listed is None or not now - AN_HOUR < self._listed[0] <= now:
+            try:
+                self._listed = now, await self._entries()
+            except (EngineError, EngineSilent) as problem:
+                self._listed = now, Unknown(str(problem))
+        return whole_cache_subject(self._listed[1], self._at())
 
     async def look_at_image(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
@@ -73,8 +88,10 @@ class Leftovers:
         return image_subject(image, used_by, tagged, heard, self._at())
 
     async def look_at_cache(self, ref: Ref) -> Subject | Gone | Unknown:
+        if ref.uid == WHOLE_CACHE:
+            return next(iter(await self._whole_cache()), Gone(ref, self._clock.now()))
         try:
-            entries = (await self._usage()).build_cache or ()
+            entries = await self._entries()
         except (EngineError, EngineSilent) as problem:
             return Unknown(str(problem))
         found = next((entry for entry in entries if entry.id == ref.uid), None)
@@ -102,6 +119,8 @@ class Leftovers:
 
     async def remove_cache(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         """One entry, and only if the engine itself finds that it was not used since we looked."""
+        if fresh.ref.uid == WHOLE_CACHE:
+            return Refused("build cache is removed piece by piece, by the setting build_cache.unused")
         if not isinstance(fresh.last_used, datetime):
             return Refused("when it was last used is not known")
         if self._engine.version < FILTERED:
@@ -131,6 +150,11 @@ class Leftovers:
         except (EngineError, EngineSilent) as problem:
             return Unknown(str(problem))
         return max(0, before - after) if before is not None else Unknown("not measured before")
+
+    async def _entries(self) -> list[CacheEntry]:
+        """An engine of version 1.42 looks at nothing else then; an older one ignores the word."""
+        found = await self._engine.get("/system/df", DiskUsage, deadline=MEASURING, type="build-cache")
+        return found.build_cache or []
 
     async def _usage(self) -> DiskUsage:
         return await self._engine.get("/system/df", DiskUsage, deadline=MEASURING)

@@ -67,6 +67,7 @@ class Records:
                 self._known.pop(id_, None)
                 unseen.append(Unseen(_name(listed[id_]), answer.why))
         self._listed = listed
+        self._forget_images()
         return [self._known[id_] for id_ in listed if id_ in self._known], unseen
 
     async def inspect(self, id_: str) -> Inspected | Unknown | None:
@@ -185,6 +186,13 @@ class Records:
             else:
                 self._missing[id_] = gone
                 _at_most(self._missing, REMEMBERED)
+
+    def _forget_images(self) -> None:
+        """Of images that no container has any more. And of stops: the removal of one may not have been heard."""
+        used = {one.image for one in self._known.values()}
+        self._labels = {image: labels for image, labels in self._labels.items() if image in used}
+        for id_ in [one for one in self._stops if one not in self._listed][:-REMEMBERED]:
+            del self._stops[id_]
 
     def _remember_gone(self, id_: str, gone: Inspected) -> None:
         self.once_had[id_] = gone

@@ -17,9 +17,10 @@ from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker.asks import Asked
 from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected, Listed, when
+from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ImageListed, Inspected, Listed, when
 
 PLATFORM = "docker"
+WHOLE_CACHE = "build-cache"  # its uid, too: no piece of it is called so
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
 WITHOUT_GPU = "without-gpu"
 NOT_MEASURED = Unknown("not measured")
@@ -61,6 +62,7 @@ class Facts(msgspec.Struct, frozen=True):
 def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
     state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
     over = state is State.ENDED
+    outcome = outcome_of(container, facts.stopped_at) if over else None
     created = when(container.created)
     return Subject(
         seen=Seen(
@@ -74,7 +76,8 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
         started=started,
         ended=ended if over else None,
         previous_end=None if over else ended,
-        outcome=outcome_of(container, facts.stopped_at) if over else None,
+        outcome=outcome,
+        ended_with=_ended_with(container.state) if outcome is Outcome.FAILED else "",
         devices=facts.devices,
         slices=facts.slices,
         size=container.size_rw if container.size_rw is not None else NOT_MEASURED,
@@ -128,6 +131,10 @@ def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
         if asked_to:
             return Outcome.STOPPED
     return Outcome.SUCCEEDED if container.state.exit_code == 0 and not container.state.error else Outcome.FAILED
+
+
+def _ended_with(said: ContainerState) -> str:
+    return f"exit code {said.exit_code}{', out of memory' if said.oom_killed else ''}"
 
 
 def class_of(container: Inspected, facts: Facts) -> str | Unknown:
@@ -302,4 +309,30 @@ def cache_subject(entry: CacheEntry, at: At) -> Subject:
         last_used=used if used is not None else Unknown("the engine gives no time of its last use"),
         size=entry.size,
         labels={"type": entry.type, "description": entry.description[:200]},
+    )
+
+
+def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: At) -> tuple[Subject, ...]:
+    """All that no build uses now, as one thing to report; none where there is nothing. It can not be removed."""
+    if isinstance(entries, Unknown):
+        return (_whole_cache(entries, entries, {}, at),)
+    idle = [cache_subject(entry, at) for entry in entries if not entry.in_use]
+    if not idle:
+        return ()
+    used = [one.last_used for one in idle if isinstance(one.last_used, datetime)]
+    last: datetime | Unknown = max(used) if used else Unknown("the engine gives no time of its last use")
+    size = sum(entry.size for entry in entries if not entry.in_use)
+    return (_whole_cache(size, last, {"pieces": str(len(idle))}, at),)
+
+
+def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: At) -> Subject:
+    return Subject(
+        seen=Seen(at.ref(CACHE, WHOLE_CACHE, WHOLE_CACHE), "", "", at.now),
+        shape=Shape.CACHE,
+        state=State.ENDED,
+        class_="cache",
+        created=Unknown("it is many things", by_design=True),
+        last_used=used,
+        size=size,
+        labels=labels,
     )

@@ -8,7 +8,7 @@ is said; the list of open files says that already. A process with more words tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -46,11 +46,17 @@ class Mentions(dict[str, str]):
 
     anything: str | None = None
 
+    def and_also(self, whys: Mapping[str, str]) -> Mentions:
+        """With what else is needed, each with a clause that says by whom."""
+        both = Mentions({**whys, **self})
+        both.anything = self.anything
+        return both
+
     def who(self, name: str) -> str | None:
         return self.get(name, self.anything)
 
 
-Mentioned: TypeAlias = Callable[[Iterable[str]], Mentions]
+Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
 
 
 def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:

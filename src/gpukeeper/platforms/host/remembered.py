@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 
 import msgspec
@@ -45,8 +45,9 @@ class Remembered:
     def total(self, folder: Folder) -> int:
         return self._totals.get(folder.path, (0, None))[0]
 
-    def forget_all_but(self, uids: set[str]) -> None:
+    def forget_all_but(self, uids: set[str], folders: Collection[str]) -> None:
         self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
+        self._totals = {path: total for path, total in self._totals.items() if path in folders}
 
     def is_far_below(self, folder: Folder, now: datetime) -> bool:
         """All of its trees together, by a look that is not too long ago, and its disk is not too full."""

@@ -169,7 +169,8 @@ def is_still(folder: int, entry: os.DirEntry[str], device: int, inode: int) -> b
         if error.errno in {errno.ENOENT, errno.EXDEV}:
             return False
         raise
-    return (found.st_dev, found.st_ino) == (device, inode)
+    ours = trash.is_trash(entry.name) or trash.holds_a_name(found)  # what removals under way make for themselves
+    return (found.st_dev, found.st_ino) == (device, inode) and not ours
 
 
 def nearest(folder: str) -> str:

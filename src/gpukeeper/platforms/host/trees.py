@@ -101,7 +101,9 @@ class Trees:
                 yield trees[start : start + PAGE], ()
             if missed:
                 yield (), missed
-        self._remembered.forget_all_but(there)
+        self._remembered.forget_all_but(there, listed.keys())
+        self._together = {path: size for path, size in self._together.items() if path in listed}
+        self._ranked = {path: ranked for path, ranked in self._ranked.items() if path in listed}
         self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
@@ -316,10 +318,8 @@ class Trees:
         found = self._scan()
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
         named = self._mentioned(folders.spellings(self.named, folder))
-        for path, why in needed.items():
-            if (name := _entry_of(folder, path)) is not None:
-                named.setdefault(name, why)
-        return Used(open_files.below(folder, found), named, reads)
+        entries = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
+        return Used(open_files.below(folder, found), named.and_also(entries), reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
         """By an estimate, which takes half the time of a walk and is good for nothing else."""

@@ -31,12 +31,14 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
 from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
+from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
 from gpukeeper.platforms.kubernetes.capture import Captures
@@ -95,6 +97,7 @@ class KubernetesPlatform:
             Captures(cluster, served),
             Archive(cluster, served),
         )
+        self._annotations = Annotations(cluster, served)
         self._bulk = Bulk(cluster, served)
         self._controllers = Controllers(cluster)
         self._notes = Notes(cluster, clock)
@@ -123,6 +126,9 @@ class KubernetesPlatform:
     @property
     def place(self) -> str:
         return self._cluster.place
+
+    def at_once(self, kind: str) -> int:
+        return 8
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self.place, pattern) for pattern in scope.places):
@@ -299,9 +305,16 @@ class KubernetesPlatform:
         return found if same else Changed("somebody changed what it wishes for")
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        """An Event on the object. Nobody is known to read it, so it does not count as told."""
+        return False  # nobody is known to read an Event
+
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
         await self._write(subject.ref, "WillBeReclaimed", message, warning=True)
-        return False
+        async with self._cluster.opened():
+            await self._annotations.warn(subject.ref, subject.marks.warned, warned)
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown:
+        async with self._cluster.opened():
+            return await self._annotations.hold(subject.ref, until)
 
     async def parts(self, words: str) -> Sequence[Ref]:
         """By kind and name, as in jobset/run-7, in the namespaces of the policy."""

@@ -102,7 +102,8 @@ class Archive:
         except ClusterSilent as silent:
             return Unknown(str(silent))
         if found.metadata.uid == ref.uid or _made_from(found) == ref.uid:
-            return await self.restore_stopped(kind, path, found, evidence)
+            answer = await self.restore_stopped(kind, path, found, evidence)
+            return Accepted(resumed=True) if isinstance(answer, Accepted) else answer
         return Refused(f"something of that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
 
     async def restore_stopped(self, kind: Kind, path: str, root: Root, evidence: Evidence | None) -> Answer:

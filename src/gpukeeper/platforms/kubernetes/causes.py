@@ -26,7 +26,7 @@ from gpukeeper.platforms.kubernetes.controllers import (
 )
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
 from gpukeeper.platforms.kubernetes.finish import Ending, of_pod, of_root
-from gpukeeper.platforms.kubernetes.gpus import asked
+from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
 from gpukeeper.platforms.kubernetes.kinds import (
     JOB,
     JOBSET,
@@ -39,12 +39,14 @@ from gpukeeper.platforms.kubernetes.kinds import (
 )
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, Node
 from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.wire import Pod, Root, Spec, when
+from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Spec, when
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
 QUEUE = "kueue.x-k8s.io/queue-name"
 SIBLINGS = 12  # children shown below one owner
 BLOCKED_BELOW = 3
+UNPLACED = 3  # pods without a node that are named
+SNAPSHOTS = "2.3"  # the release of Kubeflow Trainer that keeps a copy of the runtime
 LATER = timedelta(minutes=1)  # a JobSet made so long after its TrainJob is not its first
 LONGEST = 240  # characters of somebody else's words
 
@@ -56,6 +58,13 @@ class RuntimeTtl(msgspec.Struct, frozen=True):
     seconds: int
 
 
+class NoRuntime(msgspec.Struct, frozen=True):
+    """A TrainJob names a runtime that does not exist."""
+
+    kind: str
+    name: str
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All that was learned of one object."""
 
@@ -65,7 +74,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     below: Descendants  # of the top
     reports: Mapping[str, Report]  # of controllers, by their name
     now: datetime
-    runtime: RuntimeTtl | Unknown | None = None
+    runtime: RuntimeTtl | NoRuntime | Unknown | None = None
     events: tuple[str, ...] | Unknown = ()
     clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
 
@@ -125,6 +134,8 @@ def _state(node: Node, now: datetime) -> str:
         gpus = asked(node.seen.spec)
         count = gpus.whole + gpus.slices
         holds = f", {_count(count, 'GPU')}" if count else ""
+        if gpus.written:
+            holds = f", {gpus.written} GPUs asked for, counted as {MOST_GPUS}: no node has more"
         where = f" on {node.seen.spec.node_name}" if node.seen.spec.node_name else ", no node yet"
         return f"{node.seen.status.phase or 'no phase'}{where}{holds}"
     ending = of_root(node.kind, node.seen, now)
@@ -374,7 +385,25 @@ def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
         f"ttlSecondsAfterFinished: {seconds} stands in {where}: it removes the JobSet only, never the TrainJob;"
         f" once the JobSet is removed, {_recreation(facts, ending)}"
     )
-    yield Cause(words, f"Take it out of {where}, and give the TrainJob the annotation {marked.TTL}: {seconds}s")
+    yield Cause(words, _against_the_ttl(facts, ending, where, seconds))
+
+
+def _against_the_ttl(facts: Facts, ending: Ending, where: str, seconds: int) -> str:
+    """Where its controller makes it anew, that comes before any TTL of the TrainJob is over."""
+    if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(facts.trainer) != "always":
+        return f"Take it out of {where}, and give the TrainJob the annotation {marked.TTL}: {seconds}s"
+    return f"{_remove_it(facts)}. A TTL on the TrainJob comes too late"
+
+
+def _remove_it(facts: Facts) -> str:
+    """What ends the loop. Trainer v2.3 makes the JobSet anew from its own copy of the runtime."""
+    meta = facts.top.meta
+    now = f"gpukeeper workload remove {meta.namespace}/{facts.top.words}"
+    remedy = f"Remove the TrainJob: {now}, or kubectl -n {meta.namespace} delete trainjob {meta.name}"
+    if (facts.trainer or SNAPSHOTS).removeprefix("v").startswith(SNAPSHOTS):
+        copy = f"this one is made anew from the ConfigMap {meta.name}-runtime-snapshot"
+        return f"{remedy}. Taking ttlSecondsAfterFinished out of its runtime helps the next TrainJob only: {copy}"
+    return f"{remedy}, and take ttlSecondsAfterFinished out of its runtime"
 
 
 def _ray_ttl(spec: Spec, ending: Ending) -> Iterator[Cause]:
@@ -400,11 +429,15 @@ def _going_on(facts: Facts) -> Iterator[Cause]:
         return
     if isinstance(top.seen, Pod):
         yield Cause(f"it has not ended: its phase is {top.seen.status.phase or 'not written yet'}")
+        yield from _not_placed(facts)
         return
     if _suspended(top.kind, top.seen.spec):
         yield Cause("it is suspended, so that it neither runs nor ends", "Resume it, or remove it if nobody needs it")
         return
     yield Cause(f"it has not ended: {_no_end(top.kind, top.seen)}; {_waits_for(facts)}")
+    yield from _not_placed(facts)
+    if isinstance(facts.runtime, NoRuntime):
+        yield _no_runtime(facts.runtime, top.meta.namespace)
     for one in top.seen.status.conditions or ():
         if one.type in ANNOUNCED and one.status == "True":
             at = when(one.last_transition_time)
@@ -417,6 +450,27 @@ def _going_on(facts: Facts) -> Iterator[Cause]:
     if done is not None:
         words = f"{done.words} has ended, and {of_kind(top.kind.name).name} has not taken that over"
         yield Cause(words, "See that its controller runs")
+
+
+def _not_placed(facts: Facts) -> Iterator[Cause]:
+    """In the scheduler's own words, which `FailedScheduling` repeats; the first pods are enough."""
+    pods = [facts.top.seen] if isinstance(facts.top.seen, Pod) else list(facts.below.pods())
+    said = [(pod, one) for pod in pods for one in pod.status.conditions or () if _is_refused(one)]
+    for pod, one in said[:UNPLACED]:
+        words = f"pod {pod.metadata.name} cannot be scheduled: {cut(one.message) or one.reason}"
+        yield Cause(words, "Ask for what a node has, add such a node, or remove it")
+    if len(said) > UNPLACED:
+        yield Cause(f"and {len(said) - UNPLACED} more pods cannot be scheduled")
+
+
+def _is_refused(one: Condition) -> bool:
+    return one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable"
+
+
+def _no_runtime(missing: NoRuntime, namespace: str) -> Cause:
+    where = f" in namespace {namespace}" if missing.kind == "TrainingRuntime" else ""
+    words = f"its runtime, {missing.kind} {missing.name}, does not exist{where}, so that it cannot begin"
+    return Cause(words, f"Create a {missing.kind} called {missing.name}{where}, or remove the TrainJob")
 
 
 def _no_end(kind: Kind, root: Root) -> str:
@@ -457,13 +511,13 @@ def _made_anew(facts: Facts, ending: Ending) -> Iterator[Cause]:
                 f" ended: Kubeflow Trainer ({release}) made it anew when the one before was removed, and its pods take"
                 " GPUs again"
             )
-            yield Cause(words, "Remove the TrainJob, never its JobSet; take ttlSecondsAfterFinished out of its runtime")
+            yield Cause(words, f"{_remove_it(facts)}; its JobSet alone would be made anew")
         elif ending.over is False and made - begun > LATER:
             words = (
                 f"{child.words} is {in_words(made - begun)} younger than the TrainJob: it was made anew, so that the"
                 f" TrainJob runs again after it ended (Kubeflow Trainer {release} drops the end it had written)"
             )
-            yield Cause(words, "Remove the TrainJob, or take ttlSecondsAfterFinished out of its runtime")
+            yield Cause(words, _remove_it(facts))
 
 
 def _controllers(facts: Facts) -> Iterator[Cause]:
@@ -473,7 +527,7 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
         if isinstance(standing, Gone):
             yield Cause(f"{name} is gone: {standing.words}", "Start it again: without it nothing below it is tidied up")
         elif isinstance(standing, Unknown) and report.controller is not BUILT_IN:
-            yield Cause(standing.why, "See that it runs: kubectl get deployments,leases --all-namespaces")
+            yield Cause(standing.why, _ask_about(report))
         lines = facts.clashes.get(name, ())
         if isinstance(lines, Unknown):
             if report.installed:
@@ -484,6 +538,13 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
                     f"{name} logs: {cut(line)}",
                     "One conflict is no cause, it tries again; the same over and over is one",
                 )
+
+
+def _ask_about(report: Report) -> str:
+    """Who may not see other namespaces is not sent there."""
+    if any("forbidden" in one.lower() for one in report.unseen):
+        return f"Ask who runs the cluster whether {report.controller.name} runs; you may not see where it does"
+    return "See that it runs: kubectl get deployments,leases --all-namespaces"
 
 
 def _unread(facts: Facts) -> Iterator[Cause]:

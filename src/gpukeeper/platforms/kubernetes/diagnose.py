@@ -12,7 +12,7 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.causes import Facts, RuntimeTtl, ago, causes, cut, tree
+from gpukeeper.platforms.kubernetes.causes import Facts, NoRuntime, RuntimeTtl, ago, causes, cut, tree
 from gpukeeper.platforms.kubernetes.controllers import Controllers, of_kind
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
@@ -126,7 +126,7 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
     )
 
 
-async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | Unknown | None:
+async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | NoRuntime | Unknown | None:
     if top.kind is not TRAINJOB:
         return None
     version = await served(TRAINJOB)
@@ -138,11 +138,23 @@ async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTt
         named = found.spec.runtime_ref
         where = f"/namespaces/{top.meta.namespace}/trainingruntimes"
         plural = where if named.kind == "TrainingRuntime" else "/clustertrainingruntimes"
-        runtime = await cluster.get(f"{root}{plural}/{named.name}", _Runtime)
+        runtime = await _read_runtime(cluster, f"{root}{plural}/{named.name}")
     except PlatformError as error:
         return Unknown(f"its runtime could not be read: {error}")
+    if runtime is None:
+        return NoRuntime(named.kind, named.name)
     seconds = runtime.spec.template.spec.ttl_seconds_after_finished
     return None if seconds is None else RuntimeTtl(f"{named.kind} {named.name}", seconds)
+
+
+async def _read_runtime(cluster: Cluster, path: str) -> _Runtime | None:
+    """None: it provably does not exist."""
+    try:
+        return await cluster.get(path, _Runtime)
+    except ApiError as error:
+        if error.says_gone:
+            return None
+        raise
 
 
 async def _events(cluster: Cluster, meta: Meta, now: datetime) -> tuple[str, ...] | Unknown:

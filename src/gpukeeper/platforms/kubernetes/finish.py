@@ -7,6 +7,7 @@ at is Unknown; then the rules count from when it was first seen ended, which is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -15,11 +16,13 @@ import msgspec
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds import RAYJOB, Kind
-from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Pod, Root, when
+from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Pod, Root, Terminated, when
 
 SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 DISRUPTED = "DisruptionTarget"
+OUT_OF_MEMORY = "OOMKilled"
+REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 # Of a RayJob, by jobDeploymentStatus; its jobStatus stays RUNNING past a deadline.
 RAY_GOES_ON = frozenset({"", "Initializing", "Running", "Suspending", "Suspended", "Retrying", "Waiting"})
 RAY_OUTCOMES = {"SUCCEEDED": Outcome.SUCCEEDED, "FAILED": Outcome.FAILED, "STOPPED": Outcome.STOPPED}
@@ -31,6 +34,7 @@ class Ending(msgspec.Struct, frozen=True):
     over: bool | Unknown = False
     outcome: Outcome | Unknown | None = None
     at: datetime | Unknown | None = None
+    how: str = ""  # of what failed, in a few words
 
 
 GOES_ON = Ending()
@@ -51,6 +55,7 @@ def of_root(kind: Kind, root: Root, now: datetime) -> Ending:
         over=True,
         outcome=Outcome.FAILED if failed else Outcome.SUCCEEDED,
         at=_first_usable((written, when(root.status.completion_time)), root.metadata, now),
+        how=next((_reason(one) for one in over if one.type in kind.failed), ""),
     )
 
 
@@ -61,12 +66,28 @@ def of_pod(pod: Pod, now: datetime) -> Ending:
     if outcome is None:
         return GOES_ON
     ended = [
-        one.state.terminated.finished_at
+        one.state.terminated
         for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
         if one.state is not None and one.state.terminated is not None
     ]
+    at = _latest(one.finished_at for one in ended)
     disrupted = (one.last_transition_time for one in status.conditions or () if _is(one, DISRUPTED))
-    return Ending(True, outcome, _first_usable((_latest(ended), _latest(disrupted)), pod.metadata, now))
+    how = _exit_in_words(ended) if outcome is Outcome.FAILED else ""
+    return Ending(True, outcome, _first_usable((at, _latest(disrupted)), pod.metadata, now), how)
+
+
+def _exit_in_words(ended: Iterable[Terminated]) -> str:
+    """Of the container that ran out of memory, else of the first that failed."""
+    failed = sorted((one for one in ended if one.exit_code), key=lambda one: one.reason != OUT_OF_MEMORY)
+    if not failed:
+        return ""
+    return f"exit code {failed[0].exit_code}{', out of memory' if failed[0].reason == OUT_OF_MEMORY else ''}"
+
+
+def _reason(condition: Condition) -> str:
+    """The word of a controller, such as BackoffLimitExceeded; not one that only says once more that it failed."""
+    word = condition.reason
+    return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""
 
 
 def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime | Unknown | None:

@@ -26,6 +26,7 @@ class Asked(msgspec.Struct, frozen=True):
     whole: int = 0
     slices: int = 0
     unclear: str | None = None  # why that may not be all
+    written: int = 0  # what is asked for, where that is more than is counted
 
     def __bool__(self) -> bool:
         """It surely asks for a GPU, or may."""
@@ -52,10 +53,12 @@ def asked(spec: PodSpec) -> Asked:
         for part, count in wants.items():
             together[part] += count
     counts = {part: max(together[part] + beside[part], largest[part]) for part in together}
-    if sum(counts.values()) > MOST_GPUS:
-        unclear = f"it asks for {sum(counts.values())} GPUs, more than any node has"
-        counts = {part: min(count, MOST_GPUS) for part, count in counts.items()}
-    return Asked(counts["whole"], counts["slices"], unclear)
+    written = sum(counts.values())
+    if written <= MOST_GPUS:
+        return Asked(counts["whole"], counts["slices"], unclear)
+    unclear = f"it asks for {written} GPUs, more than any node has; counted as {MOST_GPUS}"
+    counts = {part: min(count, MOST_GPUS) for part, count in counts.items()}
+    return Asked(counts["whole"], counts["slices"], unclear, written)
 
 
 def templates(spec: Spec) -> Iterator[PodSpec]:

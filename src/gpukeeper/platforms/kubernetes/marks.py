@@ -15,6 +15,7 @@ import msgspec
 
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import Ending
@@ -28,6 +29,7 @@ TTL, HOLD_UNTIL, OWNER, EXEMPT = (
     "gpukeeper.io/exempt",
 )
 INFRASTRUCTURE = "gpukeeper.io/infrastructure"
+WARNED = "gpukeeper.io/warned"  # what gpukeeper announced about this very object
 FIELD_TTL, RUN_POLICY_TTL = "spec.ttlSecondsAfterFinished", "spec.runPolicy.ttlSecondsAfterFinished"
 JANITOR_TTL, JANITOR_EXPIRES = "janitor/ttl", "janitor/expires"
 TWIN_TTL, TWIN_REFRESHED = "k8s-ttl-controller.twin.sh/ttl", "k8s-ttl-controller.twin.sh/refreshed-at"
@@ -58,6 +60,13 @@ class Expiry(msgspec.Struct, frozen=True):
 NEVER = Expiry()
 
 
+class Warnings(msgspec.Struct, frozen=True):
+    """`uid`: of the object they are about. A copy of its manifest takes the annotation along, and was not warned."""
+
+    uid: str
+    warned: tuple[Warned, ...] = ()
+
+
 def read(
     kind: Kind,
     root_meta: Meta,
@@ -85,6 +94,8 @@ def read(
         ttl_elsewhere=elsewhere,
         hold_until=hold,
         unhold=_unhold(kind, root_meta),
+        hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite {kind.plural} {root_meta.name} {HOLD_UNTIL}=",
+        warned=_warned(root_meta, notes),
         asks_exemption=_asks(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
@@ -330,6 +341,19 @@ def _longest(holds: Sequence[datetime | Unknown], now: datetime) -> datetime | U
     broken = next((one for one in holds if isinstance(one, Unknown)), None)
     longest = max((one for one in holds if isinstance(one, datetime)), default=None)
     return longest if broken is None or (longest is not None and longest > now) else broken
+
+
+def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
+    """What cannot be read was not announced: its owner is warned again, and has the whole time."""
+    text = (meta.annotations or {}).get(WARNED)
+    if text is None:
+        return ()
+    try:
+        found = reading.decode(text, type=Warnings)
+    except msgspec.DecodeError:
+        notes.append(f"{WARNED} cannot be read; what was announced there does not count. Remove the annotation")
+        return ()
+    return found.warned if found.uid == meta.uid else ()
 
 
 def _unhold(kind: Kind, meta: Meta) -> str:

@@ -10,7 +10,7 @@ import fnmatch
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.missing import gone_by_looks
 from gpukeeper.engine.ports import Clock
+from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -37,7 +38,8 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Policy
+from gpukeeper.model.memory import Warned
+from gpukeeper.model.policy import Counted, PlaceScope, Policy
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
@@ -48,12 +50,14 @@ from gpukeeper.platforms.ray.idleness import Idleness, Load
 from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
+from gpukeeper.platforms.ray.reach import Door
 from gpukeeper.platforms.ray.survey import Surveyed
 
 PAGE = 500
+AT_ONCE = 100  # removals under way, for which open files and processes are looked at together
 A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
 HELD = 1_000_000_000  # bytes of deleted files that somebody holds open, from which on it is said
-NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
+NOT_SUMMED = Unknown("the other trees of its node were not measured yet")
 LOGS = "logs"  # as the policy names what is captured
 T = TypeVar("T")
 
@@ -82,13 +86,18 @@ class RayPlatform:
         are open, and which processes there are; by default all of `proc`."""
         self._place, self._clock = place, clock
         self._patience = patience or Patience()
-        files, read = scan or (lambda: self._scan(proc)), everyone or (lambda: read_all(proc))
+        # Many steps may be under way at once, and each of them looks several times.
+        files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
             place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience, folders=folders
         )
         self._idleness = Idleness(environ, read, proc, self._patience)
-        self._looks = Looks(self._at, files, read, self._works, proc, limits)
-        self._together: dict[tuple[str, str], int] = {}  # by node and root, of the last observe
+        works = Shared(self._ask_what_works)
+        self._looks = Looks(self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits)
+        self._around: SharedQuestion[Here] = SharedQuestion(self._discovery.look)
+        self._load_of: SharedQuestion[Load] = SharedQuestion(self._ask_load)
+        self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._ask_who_speaks)
+        self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
         self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
 
     @property
@@ -98,6 +107,9 @@ class RayPlatform:
     @property
     def place(self) -> str:
         return self._place
+
+    def at_once(self, kind: str) -> int:
+        return AT_ONCE
 
     def follow(self, policy: Policy) -> None:
         """Of a policy that changed."""
@@ -109,10 +121,12 @@ class RayPlatform:
             return None
         try:
             here = await self._look_around()
+            machine = next((one for one in here.found.nodes if one.is_machine), None)
+            if machine is None or not machine.raylets:
+                return None
+            return (await self._load_of(machine.name, machine.uid)).busy
         except PlatformError as problem:
             return Unknown(str(problem))
-        machine = next((one for one in here.found.nodes if one.is_machine), None)
-        return None if machine is None or not machine.raylets else (await self._load(machine, here)).busy
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Node by node, after one wait for all of them: how busy they are is measured over a while."""
@@ -145,22 +159,26 @@ class RayPlatform:
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
-            here = await self._look_around()
+            return await self._look(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
+
+    async def _look(self, ref: Ref) -> Subject | Gone | Unknown:
+        here = await self._look_around()
         if ref.kind == translate.NODE:
             return await self._look_at_node(ref, here)
+        if ref.kind == translate.DISK:
+            return await self._look_at_disk(ref, here)
         node = here.node(ref.namespace)
         if node is None:
             return await self._look_elsewhere(ref, here)
-        asking = self._idleness.asking(self._policy.ray)
-        spoken_for = await self._spoken_for(here, asking) if ref.kind == translate.SESSION else {}
+        spoken_for = await self._speaking() if ref.kind == translate.SESSION else {}
         found = await self._one(ref, node, here, spoken_for)
         if found is None:
             return Gone(ref, self._clock.now())
         if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
             return found
-        return self._beside(found, node, await self._load(node, here))
+        return self._beside(found, node, await self._load_of(node.name, node.uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
@@ -209,6 +227,12 @@ class RayPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody sits inside a tree
 
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
+
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
 
@@ -229,8 +253,8 @@ class RayPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
 
-    def _works(self, node: Node) -> str | None:
-        now = self._discovery.again(node)
+    def _ask_what_works(self, name: str, uid: str, door: Door) -> str | None:
+        now = self._discovery.again(name, uid, door)
         return None if now is None else self._idleness.works(now)
 
     def _scan(self, proc: str) -> OpenFiles:
@@ -242,7 +266,7 @@ class RayPlatform:
 
     async def _look_around(self) -> Here:
         try:
-            return await self._discovery.look()
+            return await self._around()
         except TimeoutError:
             raise PlatformError(f"the processes of {self._place} could not be listed in time") from None
         except OSError as error:
@@ -268,8 +292,16 @@ class RayPlatform:
             lambda: self._looks.one(ref, node, here.everyone, wants, patience), patience, ref.name
         )
 
-    async def _load(self, node: Node, here: Here) -> Load:
-        """What Ray and its processes say now; processor time as of this pass."""
+    async def _ask_who_speaks(self) -> dict[str, str]:
+        return await self._spoken_for(await self._look_around(), self._idleness.asking(self._policy.ray))
+
+    async def _ask_load(self, name: str, uid: str) -> Load:
+        """What Ray and the processes of that node say now; processor time as of this pass."""
+        here = await self._look_around()
+        node = here.node(name)
+        if node is None or node.uid != uid:
+            gone = Unknown(f"{name} is not here any more")
+            return Load(gone, gone)
         settings = self._policy.ray
         self._idleness.begin(here.everyone, settings.window)
         await self._idleness.measure(settings.window)
@@ -284,7 +316,18 @@ class RayPlatform:
         found = await self._survey(node, here, await self._spoken_for(here, asking))
         if isinstance(found, Unseen):
             return Unknown(found.why)
-        return self._node(node, found, await self._load(node, here), asking)
+        return self._node(node, found, await self._load_of(node.name, node.uid), asking)
+
+    async def _look_at_disk(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+        node = here.node(ref.namespace)
+        if node is None:
+            return Unknown(f"{ref.namespace} is not here now")
+        found = await self._survey(node, here, {})
+        if isinstance(found, Unseen):
+            return Unknown(found.why)
+        return next(
+            (one for one in self._disks(node, found[0]) if one.ref.uid == ref.uid), Gone(ref, self._clock.now())
+        )
 
     async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
         """Its node is not here under that name. Gone only if every node was looked at, and it is on none; a node that
@@ -309,19 +352,25 @@ class RayPlatform:
         surveyed = found[0]
         mine = [one for one in surveyed.subjects if one.ref.uid not in known]
         known.update(one.ref.uid for one in mine)
-        for root in {one.labels.get("root", "") for one in mine}:
-            here = (one for one in mine if one.category is Category.TEMPORARY and one.labels.get("root") == root)
-            self._together[node.name, root] = translate.together(here)
+        named = translate.together(one for one in mine if one.category is Category.TEMPORARY)
+        self._together[node.name] = found[1] if self._policy.ray.above_counts is Counted.ALL else named
         subjects = [self._beside(one, node, load) for one in mine]
-        yield self._page([self._node(node, found, load, asking)], surveyed.unseen)
+        yield self._page([self._node(node, found, load, asking), *self._disks(node, surveyed)], surveyed.unseen)
         for start in range(0, len(subjects), PAGE):
             yield self._page(subjects[start : start + PAGE])
+
+    def _disks(self, node: Node, surveyed: Surveyed) -> list[Subject]:
+        """Of the other roots: the first one's is told with the node."""
+        at = translate.At(self._place, self._clock.now(), node.name)
+        others = list(surveyed.disks.items())[1:]
+        facts = (translate.NodeDisk(f"{node.uid}:{device}", one.disk, one.size, one.free) for device, one in others)
+        return [translate.disk_subject(one, at) for one in facts]
 
     def _beside(self, subject: Subject, node: Node, load: Load) -> Subject:
         """A temporary tree may be needed by whatever runs on its node; what is proven to be over is not."""
         if subject.category is not Category.TEMPORARY:
             return subject
-        together = self._together.get((node.name, subject.labels.get("root", "")), NOT_SUMMED)
+        together = self._together.get(node.name, NOT_SUMMED)
         return msgspec.structs.replace(subject, busy=load.busy, together=together)
 
     def _node(

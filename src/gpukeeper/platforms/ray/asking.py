@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import Answers, busy, without
 from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
-from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token
+from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token, why_out_of_reach
 
 AT_ONCE = 16  # questions
 OWN_JOB = "GPUKEEPER_RAY_JOB"  # set by a task that runs gpukeeper: the job it is part of is no work
@@ -108,6 +108,9 @@ class Asking:
                 return Dashboard(raylet.session_name, version.ray, api)
         if not whys:
             return Unknown("nothing says where its dashboard is; name it in the policy: ray.dashboard")
+        advice = why_out_of_reach(raylet.process.argv)
+        if advice is not None and not self._setting:
+            return Unknown(advice)
         return Unknown("; ".join(dict.fromkeys(whys)))
 
     def _apis(self, raylet: Raylet, network: str | None) -> Iterable[StateApi]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import Policy, Temporary
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import nodes, reach, translate
+from gpukeeper.platforms.ray import nodes, reach, sessions, translate
 from gpukeeper.platforms.ray.connect import (
     DEFAULT_TMP,
     RAY,
@@ -23,6 +24,7 @@ from gpukeeper.platforms.ray.connect import (
 )
 from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
 from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
+from gpukeeper.platforms.ray.reach import Door
 from gpukeeper.platforms.ray.survey import Wants
 from gpukeeper.platforms.ray.visit import Needed
 
@@ -91,18 +93,18 @@ class Discovery:
         asked = self._containers is not no_containers
         return Here(everyone, msgspec.structs.replace(found, nodes=ours), asked)
 
-    def again(self, node: Node) -> Node | None:
+    def again(self, name: str, uid: str, door: Door) -> Node | None:
         """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""
-        inside = () if node.door.pid is None else (Inside(node.name, node.door.pid, node.uid),)
-        now = self.find(inside).node(node.name)
-        return now if now is not None and now.door == node.door else None
+        inside = () if door.pid is None else (Inside(name, door.pid, uid),)
+        now = self.find(inside).node(name)
+        return now if now is not None and now.door == door else None
 
     def _counts(self, machine: Node) -> bool:
         """This machine is a node if a raylet runs here, or one left a root behind."""
         if machine.raylets:
             return True
         with reach.opened(machine.door, self._proc) as root:
-            return any(_is_there(root, one.path) for one in self._ray_roots(machine))
+            return any(_is_there(root, one) for one in self._ray_roots(machine))
 
     def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
         folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
@@ -111,7 +113,10 @@ class Discovery:
         for path, uids in nodes.told_roots(node).items():
             told[path] = told.get(path, frozenset()) | uids
         by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
-        return (*(RayRoot(path) for path in usual), *by_word)
+        known = {*usual, *told}
+        named = (os.path.normpath(path) for path in self.policy.ray.roots)
+        itself = tuple(RayRoot(path, maybe=True) for path in dict.fromkeys(named) if path not in known)
+        return (*(RayRoot(path) for path in usual), *by_word, *itself)
 
     def _temporary(self) -> tuple[Temporary, ...]:
         return tuple(one for one in self.policy.temporary if one.platform == translate.PLATFORM)
@@ -133,9 +138,12 @@ def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> t
     return tuple(node.name for node in here.find(()).found.nodes)
 
 
-def _is_there(root: int, path: str) -> bool:
+def _is_there(root: int, one: RayRoot) -> bool:
     try:
-        reach.identity(root, path)
+        if not one.maybe:
+            reach.identity(root, one.path)
+            return True
+        with reach.folder(root, one.path) as (fd, _, _):
+            return sessions.is_temp_dir(fd)
     except OSError:
         return False
-    return True

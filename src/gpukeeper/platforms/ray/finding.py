@@ -76,9 +76,6 @@ def _in_folder(
     known = [] if root is None else list(sessions.listed(folder, root))
     if (spot := _in_logs(folder, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
         return spot
-    taken = taken_in(folder, wanted)
-    if taken is not None:
-        return Spot(folder, taken.name, translate.TREE, taken)
     session = next((one for one in known if one.identity == wanted), None)
     if session is not None:
         return Spot(folder, session.name, translate.SESSION, session=session)
@@ -86,7 +83,8 @@ def _in_folder(
         if trees.named_by(name, folder.path, temporary):
             return Spot(folder, name, translate.TREE)
         return Unknown(f"it is called {printable(str(Path(folder.path, name)))} now, which the policy does not name")
-    return None
+    taken = taken_in(folder, wanted)
+    return None if taken is None else Spot(folder, taken.name, translate.TREE, taken)
 
 
 def _in_logs(

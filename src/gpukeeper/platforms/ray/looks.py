@@ -43,7 +43,7 @@ class Looks:
         self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> tuple[Surveyed, int | Unknown, OpenFiles]:
         """Of one node; and how much it all takes."""
-        around = Around(everyone, self._scan(), self._proc)
+        around = self._around(everyone)
         with self._visiting(node, around, wants, patience) as visit:
             found = survey.survey(visit, wants)
         found.subjects = list(filesystems.identified(found.subjects))
@@ -55,7 +55,7 @@ class Looks:
     ) -> Subject | Unknown | None:
         """None: it is not there any more."""
         with (
-            self._visit(node, everyone, wants, patience) as visit,
+            self._visit(ref, node, everyone, wants, patience) as visit,
             finding.found(visit, ref, wants) as spot,
         ):
             found = self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
@@ -65,7 +65,7 @@ class Looks:
         self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> Evidence | NothingToCapture | Unknown:
         with (
-            self._visit(node, everyone, wants, patience) as visit,
+            self._visit(subject.ref, node, everyone, wants, patience) as visit,
             finding.found(visit, subject.ref, wants) as spot,
         ):
             if not isinstance(spot, Spot):
@@ -84,7 +84,7 @@ class Looks:
     ) -> Accepted | Changed | Refused | Unknown:
         """`uid`: of the person who asks for it, if that is not an admin."""
         with (
-            self._visit(node, everyone, wants, patience) as visit,
+            self._visit(fresh.ref, node, everyone, wants, patience) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
         ):
             if spot is None:
@@ -95,15 +95,24 @@ class Looks:
             return act.remove(spot, fresh, wants, uid)
 
     def _visit(
-        self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> AbstractContextManager[Visit]:
-        return self._visiting(node, Around(everyone, self._scan(), self._proc), wants, patience)
+        """Open files are looked at before anything of a session is opened; of a temporary tree nothing is opened while
+        it is searched for, and one that is about to be moved is looked at after that."""
+        around = self._around(everyone)
+        if ref.kind != translate.TREE:
+            _ = around.used
+        return self._visiting(node, around, wants, patience)
+
+    def _around(self, everyone: tuple[Process, ...]) -> Around:
+        return Around(everyone, self._scan, self._proc)
 
     def _visiting(self, node: Node, around: Around, wants: Wants, patience: timedelta) -> AbstractContextManager[Visit]:
         until = time.monotonic() + patience.total_seconds()
         return visiting(node, around, self._at(), until, self._limits, wants.needed)
 
     def _subject(self, spot: Spot, visit: Visit, wants: Wants) -> Subject | Unknown | None:
+        _ = visit.around.used  # before anything of it is opened
         if spot.taken is not None:
             return visit.unfinished_one(spot.folder, spot.taken)
         if spot.session is None:

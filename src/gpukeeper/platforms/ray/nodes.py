@@ -109,6 +109,9 @@ class RayRoot(msgspec.Struct, frozen=True):
 
     path: str
     uids: frozenset[int] | None = None
+    maybe: bool = (
+        False  # a root of the policy, which is one only if it looks as Ray leaves it: see sessions.is_temp_dir
+    )
 
     def holds(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids or 0 in self.uids

@@ -27,6 +27,7 @@ from gpukeeper.platforms.ray.reach import Door
 from gpukeeper.platforms.ray.visit import Folder, Visit
 
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
+LATEST = "session_latest"
 # What people made, by their own doing or by a framework on their behalf.
 PEOPLES = ("artifacts", "logs/nsight", "logs/rocprof_sys", "logs/profiles")
 LONG = 4096  # characters; no path is longer
@@ -55,6 +56,8 @@ class Standing(msgspec.Struct, frozen=True):
 
 def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
     """Folders only, named as Ray names them: `session_latest` is a link, and anything else is somebody's own."""
+    if root.maybe and not is_temp_dir(folder.fd):
+        return
     with os.scandir(folder.fd) as entries:
         names = sorted(entry.name for entry in entries if NAME.fullmatch(entry.name))
     for name in names:
@@ -64,6 +67,15 @@ def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
             continue
         if stat.S_ISDIR(found.st_mode) and root.holds(found.st_uid) and folder.counts(found.st_uid):
             yield Session(name, str(Path(folder.path, name)), (found.st_dev, found.st_ino), found.st_uid)
+
+
+def is_temp_dir(folder: int) -> bool:
+    """Whether Ray keeps its sessions in that folder itself (`--temp-dir`): it makes a link to the latest one there. A
+    folder that is only called like a session is no proof."""
+    try:
+        return NAME.fullmatch(Path(os.readlink(LATEST, dir_fd=folder)).name) is not None
+    except OSError:
+        return False
 
 
 def standing(session: Session, folder: Folder, visit: Visit, spoken_for: Mapping[str, str]) -> Standing:

@@ -38,10 +38,12 @@ from gpukeeper.platforms.ray.busy import (
     Task,
     Worker,
 )
+from gpukeeper.platforms.ray.processes import flags_of
 
 DEADLINE: Final = timedelta(seconds=10)
 LIMIT: Final = 10_000  # more is refused
 SIZE_MAX: Final = 64 * 1024 * 1024
+LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "[::1]", "::1"))
 PORT: Final = 8265  # the dashboard's, unless told otherwise
 TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # Ray's own names
 _CHUNK, _REASON_MAX = 256 * 1024, 64 * 1024
@@ -210,6 +212,23 @@ def addresses(raylet: Sequence[str]) -> list[str]:
     known = [one for one in said if re.fullmatch(r"\S+:\d+", one)]
     guesses = [f"{host}:{PORT}" for host in (*hosts, "127.0.0.1") if host]
     return list(dict.fromkeys(_url(one) for one in known + guesses))
+
+
+def why_out_of_reach(raylet: Sequence[str]) -> str | None:
+    """Of a node on another machine than the head, whose dashboard listens where only the head's machine reaches it, as
+    a plain `ray start --head` makes it: what to change."""
+    said = next((match[1] for part in raylet if (match := _WEBUI.search(part))), "")
+    flags = flags_of(raylet)
+    head, own = flags.get("gcs_address", "").rpartition(":")[0], flags.get("node_ip_address", "")
+    host = said.rpartition(":")[0]
+    if not head or not own or head == own or host not in LOOPBACK:
+        return None
+    return (
+        f"the dashboard of its cluster listens on {host} of the head ({head}) only, where no other machine reaches it. "
+        "Start the head with ray start --head --dashboard-host=0.0.0.0 (whoever reaches that port can run programs on "
+        "the cluster, so keep it behind a firewall), or name an address that this machine reaches in the policy: "
+        "ray.dashboard"
+    )
 
 
 def read_token(environ: Mapping[str, str], home: Path) -> str | Unknown | None:

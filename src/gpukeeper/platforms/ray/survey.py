@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,18 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import kernel, measure
+from gpukeeper.disk import kernel, measure, mounts, trash
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DAY, Temporary
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, logs, sessions, translate, trees
+from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.sessions import Session
 from gpukeeper.platforms.ray.translate import LogFile
 from gpukeeper.platforms.ray.visit import Folder, Needed, Visit
 
 ESTIMATE = timedelta(minutes=2)
+AT_ONCE = 1_000  # paths of one estimate
 TRIES = 3  # files come and go while a live session is counted
 
 
@@ -45,8 +48,12 @@ class Surveyed:
     findings: list[str] = field(default_factory=list)
     live: int = 0  # sessions
     dead: int = 0
+    sessions: list[str] = field(default_factory=list)  # paths of all of them
+    others: list[str] = field(default_factory=list)  # paths of what is in temporary folders and has another name
+    disks: dict[int, Folder] = field(default_factory=dict)  # by device: one folder on each, the node's own first
     living: list[str] = field(default_factory=list)  # paths of those that live
     folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
+    there: set[str] = field(default_factory=set)  # of the folders that were looked for, those that are there
     visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
 
     def size(self, living: int | Unknown) -> int | Unknown:
@@ -57,11 +64,22 @@ class Surveyed:
 def survey(visit: Visit, wants: Wants) -> Surveyed:
     found = Surveyed()
     for path, some in by_root(wants.temporary).items():
-        within(visit, path, found, partial(_add_trees, temporary=some, visit=visit, found=found))
+        within(visit, path, found, partial(_add_trees, temporary=some, visit=visit, wants=wants, found=found))
     for root in wants.ray_roots:
         work = partial(_add_sessions, root=root, visit=visit, wants=wants, found=found)
         within(visit, root.path, found, work, of_ray=True)
+    found.findings += _not_found(wants, found)
     return found
+
+
+def _not_found(wants: Wants, found: Surveyed) -> Iterator[str]:
+    """Of what the policy names; whoever wonders that nothing of it goes is told where it was looked for."""
+    for root in (one.path for one in wants.ray_roots if one.maybe and one.path != DEFAULT_TMP):
+        usual = str(Path(root, RAY))
+        if root not in found.there:
+            yield f"{root}, which ray.roots names, is not there"
+        elif usual not in found.there and not any(Path(one).parent == Path(root) for one in found.sessions):
+            yield f"no Ray session was found for ray.roots {root}: there is no {usual}, and no session in {root} itself"
 
 
 def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], None], *, of_ray: bool = False) -> None:
@@ -70,8 +88,10 @@ def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], No
     try:
         with visit.folder(path) as folder:
             entered = True
+            found.there.add(path)
             found.folder = found.folder or folder
             about = os.fstat(folder.fd)
+            found.disks.setdefault(about.st_dev, folder)
             if (about.st_dev, about.st_ino, of_ray) not in found.visited:
                 found.visited.add((about.st_dev, about.st_ino, of_ray))
                 found.findings += _limits(folder, visit)
@@ -116,16 +136,16 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
 
 def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:
     """By the full hour: else each look would find one more that has just grown old, so never the same set twice."""
-    age = logs_age(folder, wants)
+    age = logs_age(folder, visit, wants)
     if age is None:
         return ()
     before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
-    return tuple(one for one in logs.removable(fd, visit, folder.reads, before) if folder.counts(one.uid))
+    return tuple(one for one in logs.removable(fd, visit, visit.reads(folder), before) if folder.counts(one.uid))
 
 
-def logs_age(folder: Folder, wants: Wants) -> timedelta | None:
+def logs_age(folder: Folder, visit: Visit, wants: Wants) -> timedelta | None:
     """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
-    if wants.logs is None or folder.unseen is not None:
+    if wants.logs is None or visit.unseen(folder) is not None:
         return None
     return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
 
@@ -145,21 +165,28 @@ def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
 
 
 def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
-    """What the live sessions take, quickly. `door`: the path of the node's root folder from here."""
-    if not found.living:
-        return 0
-    size: int | Unknown = 0
-    for _ in range(TRIES):
-        size = measure.estimate([door + path for path in found.living], deadline)
-        if not isinstance(size, Unknown):
-            break
-    return size
+    """What live sessions and entries of other names take, quickly. `door`: the path of the node's root folder here."""
+    paths, until = [door + path for path in (*found.living, *found.others)], time.monotonic() + deadline.total_seconds()
+    total = 0
+    for start in range(0, len(paths), AT_ONCE):
+        size: int | Unknown = 0
+        for _ in range(TRIES):
+            left = timedelta(seconds=max(until - time.monotonic(), 0.0))
+            size = measure.estimate(paths[start : start + AT_ONCE], left)
+            if not isinstance(size, Unknown):
+                break
+        if isinstance(size, Unknown):
+            return size
+        total += size
+    return total
 
 
-def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, found: Surveyed) -> None:
-    if visit.is_hosts(folder):
+def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, wants: Wants, found: Surveyed) -> None:
+    hosts = visit.is_hosts(folder)
+    names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one)) if not hosts else {}
+    found.others += _others(folder, names, visit, wants)
+    if hosts:
         return
-    names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one))
     below = visit.below(folder)
     for name in names:
         try:
@@ -172,8 +199,22 @@ def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, fou
     found.subjects += [subject for _, subject in visit.unfinished(folder)]
 
 
+def _others(folder: Folder, named: Mapping[str, None], visit: Visit, wants: Wants) -> Iterator[str]:
+    """Nothing that is mounted, which may hang, and no folder of sessions: those are counted one by one."""
+    roots = {os.path.normpath(one.path) for one in wants.ray_roots if not one.maybe}
+    with os.scandir(folder.fd) as listing:
+        names = [entry.name for entry in listing if entry.name not in named and not trash.is_trash(entry.name)]
+    for name in names:
+        path = str(Path(folder.real, name))
+        if sessions.NAME.fullmatch(name) or str(Path(folder.path, name)) in roots:
+            continue
+        if not mounts.has_mount_inside(path, visit.mounts):
+            yield path
+
+
 def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, found: Surveyed) -> None:
     for session in sessions.listed(folder, root):
+        found.sessions.append(session.path)
         state = sessions.standing(session, folder, visit, wants.spoken_for)
         subject = sessions.subject_of(session, state, folder, visit)
         if isinstance(subject, Unknown):

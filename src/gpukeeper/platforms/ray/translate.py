@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "ray"
-NODE, SESSION, LOGS, TREE = "node", "session", "logs", "tree"
+NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"
 NOT_MEASURED = "not measured"
 NOT_RECORDED = Unknown("when a tree was made is not recorded everywhere", by_design=True)
 LIVES = Unknown("a session that lives is not measured file by file", by_design=True)
@@ -48,6 +48,13 @@ class LogFile(msgspec.Struct, frozen=True):
     newest: datetime
     uid: int
     read: datetime | None = None  # after its last change, as far as that is recorded
+
+
+class NodeDisk(msgspec.Struct, frozen=True):
+    uid: str
+    disk: Disk
+    size: int  # bytes
+    free: int
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +214,22 @@ def node_subject(facts: NodeFacts, at: At) -> Subject:
         disk=facts.disk,
         findings=facts.findings,
         labels=labels,
+    )
+
+
+def disk_subject(facts: NodeDisk, at: At) -> Subject:
+    """A disk of a node beside its first one."""
+    fixed = Unknown("a disk neither begins nor ends", by_design=True)
+    return Subject(
+        seen=at.seen(DISK, printable(facts.disk.name), facts.uid, facts.uid),
+        shape=Shape.NODE,
+        state=fixed,
+        owner=None,
+        class_=DISK,
+        created=fixed,
+        size=facts.size - facts.free,
+        disk=facts.disk,
+        labels={"disk_size": str(facts.size), "disk_free": str(facts.free)},
     )
 
 

@@ -11,6 +11,7 @@ from gpukeeper.disk.open_files import Below
 from gpukeeper.model.policy import Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray import translate
+from gpukeeper.platforms.ray.sessions import NAME
 from gpukeeper.platforms.ray.visit import Folder, Visit
 
 KEEP = ".keep"  # a file of this name at the top of a tree keeps it
@@ -18,9 +19,9 @@ KEPT = f"it holds a file called {KEEP}"
 
 
 def names(folder: Folder, temporary: Temporary) -> list[str]:
-    """What is kept by name is listed, too: the rule says so."""
+    """What is kept by name is listed, too: the rule says so. A session is never a mere temporary tree."""
     with os.scandir(folder.fd) as listing:
-        named = [entry for entry in listing if is_named(entry.name, temporary.names)]
+        named = [entry for entry in listing if is_named(entry.name, temporary.names) and not NAME.fullmatch(entry.name)]
         return sorted(entry.name for entry in named if _counts(folder, entry))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
-from gpukeeper.disk.access_times import LastUse, Reads, Recorded
+from gpukeeper.disk.access_times import LastUse, Reads
 from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.disk.mounts import Mount
@@ -27,12 +27,20 @@ from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process
 
 
-class Around(msgspec.Struct, frozen=True):
-    """What holds for all nodes at one moment."""
+class Around:
+    """What holds for all nodes at one moment. Open files are looked at when they are first asked for: of what is gone
+    they need not be. Whoever is about to open anything that may be asked about asks before."""
 
-    everyone: tuple[Process, ...]
-    used: OpenFiles
-    proc: str = "/proc"
+    def __init__(self, everyone: tuple[Process, ...], scan: Callable[[], OpenFiles], proc: str = "/proc") -> None:
+        self.everyone, self._scan, self.proc = everyone, scan, proc
+        self._used: OpenFiles | None = None
+
+    @property
+    def used(self) -> OpenFiles:
+        # No cached_property: that of Python 3.11 lets only one thread of all look at a time.
+        if self._used is None:
+            self._used = self._scan()
+        return self._used
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -44,10 +52,8 @@ class Folder(msgspec.Struct, frozen=True):
     disk: Disk
     size: int  # of its filesystem, bytes
     free: int
-    unseen: Unknown | None  # why other machines may use it, too
     private: bool  # on the layer of one container, which nobody outside it has mounted
     uids: frozenset[int] | None = None  # whose entries count; None: anybody's
-    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
 
     def counts(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids
@@ -77,8 +83,25 @@ class Visit:
         self.limits = limits or Limits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
         self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
-        self.used = _as_node_sees(node, around.used, self.mounts)
+        self._used: OpenFiles | None = None
+        self._reads: dict[str, Reads] = {}
         self._holding, self._hosts = _identities(root, needed or Needed())
+
+    @property
+    def used(self) -> OpenFiles:
+        if self._used is None:
+            self._used = _as_node_sees(self.node, self.around.used, self.mounts)
+        return self._used
+
+    def unseen(self, folder: Folder) -> Unknown | None:
+        """Why other machines may use it, too."""
+        return why_unseen(folder.real, self.mounts, self.around.used.exports)
+
+    def reads(self, folder: Folder) -> Reads:
+        """How reads of its entries are recorded."""
+        if folder.real not in self._reads:
+            self._reads[folder.real] = access_times.reads_of(folder.real, self.mounts, self.around.used.tables)
+        return self._reads[folder.real]
 
     @contextmanager
     def folder(self, path: str) -> Iterator[Folder]:
@@ -86,12 +109,10 @@ class Visit:
             found = usage(fd)
             mount = mounts.covering(real, self.mounts)
             disk = Disk(mount.point if mount else real, found.used, found.inodes_used)
-            unseen = why_unseen(real, self.mounts, self.around.used.exports)
             private = mount is not None and mount.point == "/" and mount.kind == "overlay"
             uids = whose(self.node.uids, linkers)
-            reads = access_times.reads_of(real, self.mounts, self.around.used.tables)
             named = os.path.normpath(path)
-            yield Folder(fd, named, real, disk, found.size, found.free, unseen, private, uids, reads)
+            yield Folder(fd, named, real, disk, found.size, found.free, private, uids)
 
     def is_hosts(self, folder: Folder) -> bool:
         """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
@@ -110,7 +131,7 @@ class Visit:
         return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
 
     def last_use(self, folder: Folder, found: Measured) -> LastUse:
-        return access_times.last_use(found, folder.reads, None, self.at.now)
+        return access_times.last_use(found, self.reads(folder), None, self.at.now)
 
     def below(self, folder: Folder) -> Below:
         return open_files.below(folder.real, seen_from_here(folder, self.used))
@@ -141,8 +162,9 @@ class Visit:
 
     def why_unseen(self, folder: Folder, name: str) -> Unknown | None:
         """Of one entry: something inside of it may be exported, too."""
-        if folder.unseen is not None:
-            return folder.unseen
+        unseen = self.unseen(folder)
+        if unseen is not None:
+            return unseen
         return why_unseen(str(Path(folder.real, name)), self.mounts, self.around.used.exports)
 
     def about(self, pid: int) -> str:
@@ -220,7 +242,8 @@ def expected(fresh: Subject, uid: int | None) -> Expected | None:
 
 
 def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
-    """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not."""
+    """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not.
+    Not what removals under way make for themselves, which may get the inode of a tree that went a moment ago."""
     names = []
     with os.scandir(folder.fd) as listing:
         for entry in listing:
@@ -230,7 +253,8 @@ def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if (found.st_dev, found.st_ino) == wanted and folder.counts(found.st_uid):
+            ours = trash.is_trash(entry.name) or trash.holds_a_name(found)
+            if (found.st_dev, found.st_ino) == wanted and folder.counts(found.st_uid) and not ours:
                 names.append(entry.name)
     return names
 

@@ -26,6 +26,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
@@ -71,6 +72,9 @@ class SimulatedPlatform:
     def precise(self) -> bool:
         """A cluster says what changed; the others only that something did."""
         return self._place.platform == "kubernetes"
+
+    def at_once(self, kind: str) -> int:
+        return 8 if self.precise else 1
 
     @property
     def local(self) -> bool:
@@ -200,6 +204,12 @@ class SimulatedPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
+
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
 
@@ -232,7 +242,7 @@ class SimulatedPlatform:
     @staticmethod
     def is_free(thing: Thing) -> bool:
         """Opening a file changes no time and no version: it is looked for once more after a tree was moved away."""
-        return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy)
+        return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy is not None)
 
     def _leave_half(self, thing: Thing) -> Unknown:
         """Moved away, under the same inode; the rest of it is found there."""

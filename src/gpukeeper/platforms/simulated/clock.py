@@ -54,6 +54,10 @@ def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
     """Run to the end in virtual time and close the loop."""
     try:
         return loop.run_until_complete(main)
+    except KeyboardInterrupt:
+        # Each task that it broke off would be reported with a traceback when it is collected.
+        loop.set_exception_handler(lambda loop, about: None)
+        raise
     finally:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -48,6 +50,7 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     started: datetime | None = None
     ended: datetime | None = None
     outcome: Outcome | None = None
+    ended_with: str = ""
     devices: tuple[str, ...] = ()
     size: int = 0
     labels: dict[str, str] = {}
@@ -65,6 +68,9 @@ class FolderPlatform:
     @property
     def place(self) -> str:
         return self._folder.name
+
+    def at_once(self, kind: str) -> int:
+        return 1
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         now = datetime.now(UTC)
@@ -116,6 +122,12 @@ class FolderPlatform:
     async def tell(self, subject: Subject, message: str) -> bool:
         return False
 
+    async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
+        """It is in the ledger."""
+
+    async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
+        return None
+
     async def parts(self, words: str) -> Sequence[Ref]:
         return ()
 
@@ -129,6 +141,8 @@ class FolderPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
             return Refused("nothing was captured of it")
+        if _inode(self._path(ref)) == ref.uid:
+            return self._start(self._path(ref))
         try:
             with self._path(ref).open("xb") as file:
                 file.write(evidence.files["workload.json"])
@@ -153,9 +167,18 @@ class FolderPlatform:
                 return Changed("its file is not the one that was looked at")
             workload = msgspec.json.decode(file.read(), type=Workload)
             workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
-            file.seek(0)
-            file.truncate()
-            file.write(msgspec.json.encode(workload))
+            _write(file, workload)
+        return Accepted()
+
+    def _start(self, path: Path) -> Accepted | Refused:
+        """What was stopped runs again: a new run of the same workload."""
+        with path.open("r+b") as file:
+            workload = msgspec.json.decode(file.read(), type=Workload)
+            if workload.state is not State.ENDED:
+                return Refused(f"it is {workload.state} already")
+            workload.state, workload.started = State.RUNNING, datetime.now(UTC)
+            workload.ended = workload.outcome = None
+            _write(file, workload)
         return Accepted()
 
     def _read(self, path: Path, now: datetime) -> Subject | Unknown | None:
@@ -173,6 +196,13 @@ class FolderPlatform:
 
     def _path(self, ref: Ref) -> Path:
         return self._folder / (ref.name + SUFFIX)
+
+
+def _write(file: BufferedRandom, workload: Workload) -> None:
+    """Over what is there: the inode is the uid."""
+    file.seek(0)
+    file.truncate()
+    file.write(msgspec.json.encode(workload))
 
 
 def _name(path: Path) -> str:

@@ -169,7 +169,7 @@ class World:
             entry.state, entry.root, entry.in_use = thing.state.value, thing.root is None, thing.in_use
             entry.children, entry.gone, entry.needed = thing.children, thing.gone, thing.needed is not None
             if thing.node is not None:
-                entry.busy, entry.last_used, entry.full = bool(thing.busy), thing.last_used, thing.node.disk.full
+                entry.busy, entry.last_used, entry.full = thing.busy is not None, thing.last_used, thing.node.disk.full
         for name, value in facts.items():
             setattr(entry, name, value)
         self.log.append(entry)

@@ -202,3 +202,17 @@ def test_jobs_carry_sizes_of_the_serving_and_small_ones_for_a_cpu() -> None:
     told = CHECK.ask(CHECK.servings[0], results.node(wish=wish)) if CHECK.ask else None
     assert told is not None
     assert (told.params["inject"], told.params["dtype"], told.params["rounds"]) == ({"wrong_rank": 1}, "bf16", None)
+
+
+@pytest.mark.parametrize("ranks", [(3,), tuple(range(8))], ids=["one rank", "all ranks"])
+def test_an_nccl_error_is_never_a_pass_and_is_quoted(ranks: tuple[int, ...]) -> None:
+    """C2.4: no NCCL errors. The others' figures do not make up for it."""
+    words = "DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error"
+    said = results.collectives()
+    answers = {
+        rank: results.broken("nccl", words) if rank in ranks else results.done(**said[rank]) for rank in range(8)
+    }
+    found = CHECK.read(trial(answers), results.node())
+    assert {one.verdict for one in found} == {Grade.INCONCLUSIVE}
+    assert {one.code for one in found} == {"nccl"}
+    assert any("unhandled system error" in one.message + str(one.evidence) for one in found)

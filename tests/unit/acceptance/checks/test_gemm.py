@@ -53,6 +53,13 @@ def test_a_broken_probe_is_told_of_its_gpu_and_the_others_are_judged() -> None:
     assert [one.code for one in findings if one.gpu == "GPU-1"] == ["out-of-memory"]
 
 
+def test_the_default_products_are_those_of_the_old_kit() -> None:
+    """C1.4: 2048×10 in a quick run, 3072×20 as well in longer ones."""
+    quick, *longer = (serving.params["matmul"] for serving in CHECK.servings)
+    assert quick == [[2048, 10]]
+    assert longer == [[[2048, 10], [3072, 20]]] * len(longer)
+
+
 def test_the_best_size_and_the_old_kits_products_are_told_beside_the_figure() -> None:
     """C1.4: matmul 2048×10 and 3072×20."""
     matmul = {"2048": {"tflops": [40.0], "n": 2048, "rounds": 10}}

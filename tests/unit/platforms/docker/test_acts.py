@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -316,6 +317,44 @@ def leftovers(fake: FakeEngine, what: Callable[[Leftovers], Awaitable[T]]) -> T:
 def cache(unused: timedelta) -> Subject:
     used = (NOW - unused).isoformat()
     return cache_subject(CacheEntry("abc", created_at=used, last_used_at=used), AT)
+
+
+def whole(fake: FakeEngine, times: int = 1) -> tuple[Subject, ...]:
+    """What a look shows of the cache when the policy does not remove it; the last of several."""
+
+    async def looks(one: Leftovers) -> tuple[Subject, ...]:
+        one.cache = False
+        for _ in range(times):
+            found, unseen = await one.observe(Counter())
+        assert unseen == ()
+        return tuple(subject for subject in found if subject.ref.kind == "build cache")
+
+    return leftovers(fake, looks)
+
+
+def test_cache_that_is_only_reported_is_one_thing_listed_once_an_hour() -> None:
+    fake = FakeEngine()
+    used = NOW.isoformat()
+    pieces = [{"ID": name, "Size": 5, "CreatedAt": used, "InUse": name == "c"} for name in "abc"]
+    fake.usage = {"BuildCache": pieces}
+    (found,) = whole(fake, times=3)
+    assert (found.ref.name, found.size, found.labels) == ("build-cache", 10, {"pieces": "2"})
+    asked = [call for call in fake.asked if "/system/df" in call]
+    assert len(asked) == 1
+    assert "type=build-cache" in asked[0]
+    fake.usage = {"BuildCache": []}
+    assert whole(fake) == ()
+
+
+def test_cache_that_cannot_be_listed_is_not_known_and_hides_nothing_else() -> None:
+    fake = FakeEngine()
+    fake.answers["GET /system/df"] = (500, '{"message": "disk is busy"}')
+    (found,) = whole(fake)
+    assert isinstance(found.size, Unknown)
+    assert isinstance(found.last_used, Unknown)
+    answer = leftovers(fake, lambda one: one.remove_cache(found))
+    assert isinstance(answer, Refused)
+    assert fake.acts() == []
 
 
 PRUNE = "POST /build/prune"

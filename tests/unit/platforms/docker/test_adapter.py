@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,28 @@ def test_events_that_are_refused_are_asked_for_less_and_less_often(
     with pytest.raises(Enough):
         asyncio.run(run())
     assert pauses == [1.0, 5.0, 15.0, 60.0, 60.0]
+
+
+def test_the_engine_is_looked_at_every_minute_though_it_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13.1: who has which GPU is reconciled every 60s. Here a hundredth of a second stands for the minute."""
+    assert timedelta(seconds=60) == adapter.RECONCILE
+    monkeypatch.setattr(adapter, "RECONCILE", timedelta(milliseconds=10))
+    hints: list[object] = []
+
+    async def run() -> None:
+        async with served(FakeEngine()) as engine:
+            wake = platform(engine, tmp_path).wake()
+            async with asyncio.timeout(60):
+                async for hint in wake:
+                    hints.append(hint)
+                    if len(hints) == 4:
+                        break
+            await wake.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(run())
+    assert hints == [None] * 4, "a look at everything, each time"
 
 
 BOUND = [{"Type": "bind", "Source": "/tmp/data", "Destination": "/d"}, {"Type": "volume", "Source": "/var/lib/v"}]

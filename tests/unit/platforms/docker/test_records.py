@@ -12,14 +12,14 @@ import pytest
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE
 from gpukeeper.platforms.docker.errors import EngineError
-from gpukeeper.platforms.docker.records import Records
+from gpukeeper.platforms.docker.records import REMEMBERED, Records
 from gpukeeper.platforms.docker.wire import EngineEvent
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 
 T = TypeVar("T")
 INSPECT = f"GET /containers/{ID}/json"
-IMAGE = "sha256:" + "7" * 64
+IMAGE, GONE = "sha256:" + "7" * 64, "sha256:" + "8" * 64
 
 
 def play(fake: FakeEngine, what: Callable[[Records], Awaitable[T]], *, hasty: bool = False) -> T:
@@ -266,3 +266,25 @@ def test_a_container_that_came_and_went_used_its_image(called: str) -> None:
     before, after = play(FakeEngine(), told_of)
     assert before is None
     assert after is not None
+
+
+def test_what_is_remembered_of_images_and_stops_follows_the_containers() -> None:
+    """A host that builds an image for each run has thousands of them in a month."""
+    fake = FakeEngine(told(image=IMAGE), told(id=OTHER_ID, name="/other", image=GONE))
+    for image in (IMAGE, GONE):
+        fake.images[image] = {"Id": image, "Config": {"Labels": {"a": "b"}}}
+
+    async def looks(records: Records) -> tuple[set[str], int, int]:
+        records.hearing = True
+        for image in (IMAGE, GONE):
+            await records.image_labels(image)
+        for number in range(REMEMBERED + 50):
+            hear(records, f"{number:064x}", "stop")
+        hear(records, ID, "kill", signal="15")
+        heard = len(records._stops)
+        fake.containers.pop(OTHER_ID)
+        await records.refresh()
+        assert records.stopped_at(ID) is not None
+        return set(records._labels), heard, len(records._stops)
+
+    assert play(fake, looks) == ({IMAGE}, REMEMBERED + 51, REMEMBERED + 1)

@@ -96,7 +96,10 @@ def test_a_ttl_in_the_runtime_is_at_the_wrong_level(version: str, ended: Told, w
     cause = one_of(said(cluster, one), "stands in its runtime (ClusterTrainingRuntime torch)")
     assert "removes the JobSet only" in cause.words
     assert words in cause.words
-    assert "gpukeeper.io/ttl: 300s" in cause.remedy
+    again = "makes it anew" in words
+    assert ("gpukeeper.io/ttl: 300s" in cause.remedy) is not again
+    assert ("kubectl -n team-a delete trainjob run-7" in cause.remedy) is again
+    assert ("run-7-runtime-snapshot" in cause.remedy) is (again and version == "v2.3.0")
 
 
 def test_a_ttl_in_the_jobset_is_at_the_wrong_level() -> None:

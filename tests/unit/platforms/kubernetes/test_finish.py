@@ -47,7 +47,40 @@ MPI = V1_KINDS[2]
     ],
 )
 def test_what_is_over(kind: Kind, conditions: list[dict[str, Any]], outcome: Outcome) -> None:
-    assert of_root(kind, root(status={"conditions": conditions}), NOW) == Ending(True, outcome, AT_END)
+    found = of_root(kind, root(status={"conditions": conditions}), NOW)
+    assert found == Ending(True, outcome, AT_END, found.how)
+
+
+@pytest.mark.parametrize(
+    ("reason", "how"),
+    [
+        ("BackoffLimitExceeded", "BackoffLimitExceeded"),
+        ("DeadlineExceeded", "DeadlineExceeded"),
+        ("PyTorchJobFailed", ""),  # says nothing more
+        ("", ""),
+        ("words\x1b[2J of anybody", ""),
+    ],
+)
+def test_why_it_failed_is_the_word_of_its_controller(reason: str, how: str) -> None:
+    assert of_root(JOB, root(status={"conditions": [condition("Failed", END, reason=reason)]}), NOW).how == how
+
+
+@pytest.mark.parametrize(
+    ("ended", "how"),
+    [
+        ([{"exitCode": 0}, {"exitCode": 3, "reason": "Error"}], "exit code 3"),
+        (
+            [{"exitCode": 1, "reason": "Error"}, {"exitCode": 137, "reason": "OOMKilled"}],
+            "exit code 137, out of memory",
+        ),
+        ([], ""),
+    ],
+)
+def test_how_a_pod_failed_is_its_exit_code_and_whether_memory_ran_out(ended: list[dict[str, Any]], how: str) -> None:
+    statuses = [{"name": "main", "state": {"terminated": {**one, "finishedAt": END}}} for one in ended]
+    status = {"phase": "Failed", "containerStatuses": statuses}
+    assert of_pod(pod(status=status), NOW).how == how
+    assert of_pod(pod(status={**status, "phase": "Succeeded"}), NOW).how == ""
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending
@@ -24,7 +25,16 @@ from gpukeeper.platforms.kubernetes.kinds import (
     V1_KINDS,
     Kind,
 )
-from gpukeeper.platforms.kubernetes.marks import FAR, excluded, managed_elsewhere, moment, pod_hold, read, span
+from gpukeeper.platforms.kubernetes.marks import (
+    FAR,
+    Warnings,
+    excluded,
+    managed_elsewhere,
+    moment,
+    pod_hold,
+    read,
+    span,
+)
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import NOW, ago, meta, pod, root
@@ -45,8 +55,10 @@ def marks(
     gitops: bool = False,
     **metadata: Any,
 ) -> tuple[Marks, tuple[str, ...]]:
+    """Without the command that holds it, which every object has."""
     told = root(spec=spec, **metadata)
-    return read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops)
+    found, notes = read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops)
+    return msgspec.structs.replace(found, hold_with=""), notes
 
 
 # Its own TTL
@@ -491,3 +503,31 @@ def test_a_hold_that_cannot_be_read_does_not_replace_one_that_can() -> None:
     found, _ = read(JOB, root(annotations=over).metadata, None, running, NOW)
     assert isinstance(found.hold_until, Unknown)
     assert found.unhold == "kubectl -n team-a annotate jobs run-7 gpukeeper.io/hold-until-"
+    assert found.hold_with == "kubectl -n team-a annotate --overwrite jobs run-7 gpukeeper.io/hold-until="
+
+
+# What gpukeeper announced
+
+
+SAID = Warned("idle", 1, NOW, False, "1", timedelta(minutes=30), NOW + timedelta(minutes=20))
+
+
+def said(uid: str) -> str:
+    return msgspec.json.encode(Warnings(uid, (SAID,))).decode()
+
+
+def test_what_was_announced_on_the_object_is_read_by_another_instance() -> None:
+    found, notes = marks(annotations={"gpukeeper.io/warned": said("u-1")}, uid="u-1")
+    assert (found.warned, notes) == ((SAID,), ())
+
+
+def test_a_copied_manifest_was_not_warned() -> None:
+    found, notes = marks(annotations={"gpukeeper.io/warned": said("u-1")}, uid="u-2")
+    assert (found.warned, notes) == ((), ())
+
+
+@pytest.mark.parametrize("text", ["", "yes", "[]", '{"uid": 7}', '{"uid": "u-1", "warned": [{"rule": "idle"}]}'])
+def test_an_announcement_nobody_can_read_does_not_count_and_is_said(text: str) -> None:
+    found, notes = marks(annotations={"gpukeeper.io/warned": text}, uid="u-1")
+    assert found.warned == ()
+    assert any("gpukeeper.io/warned cannot be read" in one for one in notes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 
 from gpukeeper.disk import filesystems, trash
 from gpukeeper.disk.measure import open_directory
+from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Capture, PlaceScope, Policy, RaySettings, Reports, Temporary
+from gpukeeper.model.policy import Capture, Counted, PlaceScope, Policy, RaySettings, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
@@ -22,6 +25,7 @@ from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     Ahead,
     child,
+    everything_seen,
     observed,
     one_of,
     platform,
@@ -352,3 +356,117 @@ def test_a_tree_has_a_uid_that_outlasts_its_device_number(tmp_path: Path, monkey
     again = run(ray.look(found.ref))
     assert isinstance(again, Subject)
     assert again.lasting == found.lasting
+
+
+def test_many_trees_go_for_the_price_of_a_few_looks_at_open_files(tmp_path: Path) -> None:
+    """Each is moved away and looked at after that; those that wait at the same time share the look."""
+    for number in range(60):
+        tree(tmp_path, f"tmp{number}")
+    scans = []
+
+    def scan() -> OpenFiles:
+        scans.append(1)
+        return everything_seen()
+
+    ray = platform(tmp_path, scan=scan)
+    found = [one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE]
+    scans.clear()
+
+    async def all_of_them() -> list[object]:
+        async def one(subject: Subject) -> object:
+            fresh = await ray.look(subject.ref)
+            assert isinstance(fresh, Subject)
+            answer = await ray.act(step(fresh), fresh)
+            # Removals beside it make files of their own, which may get the inode of this one: it is gone all the same.
+            assert isinstance(await ray.look(subject.ref), Gone)
+            return answer
+
+        return await asyncio.gather(*(one(subject) for subject in found))
+
+    answers = run(all_of_them())
+    assert len(answers) == 60
+    assert all(isinstance(one, Accepted) for one in answers)
+    assert list(tmp_path.iterdir()) == [tmp_path / "ray"]
+    assert len(scans) < 60, "two looks for each of 60 trees were not shared"
+
+
+def test_a_tree_that_is_opened_while_others_go_beside_it_stays(tmp_path: Path) -> None:
+    for number in range(20):
+        tree(tmp_path, f"tmp{number}")
+    ray = platform(tmp_path)
+    found = {Path(one.ref.name).name: one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE}
+
+    async def all_of_them() -> dict[str, object]:
+        async def one(subject: Subject) -> object:
+            return await ray.act(step(subject), subject)
+
+        return dict(zip(found, await asyncio.gather(*map(one, found.values())), strict=True))
+
+    held = next((tmp_path / "tmp7").rglob("*"))
+    file = next(path for path in (tmp_path / "tmp7").rglob("*") if path.is_file())
+    with child(OPEN, file):
+        answers = run(all_of_them())
+    assert isinstance(answers.pop("tmp7"), Changed)
+    assert all(isinstance(one, Accepted) for one in answers.values())
+    assert held.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "tmp7"]
+
+
+def node_in(found: list[Subject]) -> Subject:
+    return next(one for one in found if one.ref.kind == "node")
+
+
+async def everything(ray: RayPlatform) -> list[Subject]:
+    return [one async for page in ray.observe(PlaceScope()) for one in page.subjects]
+
+
+def test_what_is_compared_with_above_is_the_sum_over_all_roots_of_a_node(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    sizes = [tree(first, "tmpone"), tree(second, "tmptwo")]
+    ray = platform(first, settings={"roots": (str(first), str(second))})
+    trees = [one for one in run(everything(ray)) if one.shape is Shape.TREE]
+    assert len(trees) == len(sizes)
+    total = sum(one.size for one in trees if isinstance(one.size, int))
+    assert [one.together for one in trees] == [total, total]
+    again = run(ray.look(trees[0].ref))
+    assert isinstance(again, Subject)
+    assert again.together == total
+
+
+def test_a_node_tells_what_lies_there_under_other_names_too(tmp_path: Path) -> None:
+    tree(tmp_path, "tmpone")
+    before = node_in(run(everything(platform(tmp_path)))).size
+    tree(tmp_path, "somebodys")
+    after = node_in(run(everything(platform(tmp_path)))).size
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert after - before >= 50_000
+
+
+def test_above_may_count_everything_that_lies_there(tmp_path: Path) -> None:
+    """All of a temporary folder above so much, then remove what is safe."""
+    tree(tmp_path, "tmpone")
+    tree(tmp_path, "somebodys")
+    for counted, more in ((Counted.NAMED, False), (Counted.ALL, True)):
+        ray = platform(tmp_path, settings={"above_counts": counted})
+        found = run(everything(ray))
+        (one,) = [one for one in found if one.shape is Shape.TREE]
+        assert isinstance(one.together, int)
+        assert isinstance(one.size, int)
+        assert (one.together > one.size) is more
+        assert not more or one.together == node_in(found).size
+
+
+def test_a_second_disk_that_the_policy_names_is_told(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gpukeeper-test-") as made:
+        other = Path(made)
+        tree(other, "tmptwo")
+        ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(other))})
+        found = run(everything(ray))
+        (disk,) = [one for one in found if one.ref.kind == "disk"]
+        assert disk.disk is not None
+        assert (disk.ref.namespace, disk.ref.name, disk.disk.name) == ("here", "/dev/shm", "/dev/shm")
+        assert disk.shape is Shape.NODE
+        again = run(ray.look(disk.ref))
+        assert isinstance(again, Subject)
+        assert again.ref == disk.ref

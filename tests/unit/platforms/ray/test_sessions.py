@@ -13,9 +13,11 @@ import pytest
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
-from gpukeeper.model.subject import Category, Gone, State, Subject
+from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.subject import Category, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import sockets
+from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.sessions import ways_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
@@ -334,3 +336,47 @@ def test_what_outlives_a_crash_is_named_to_whoever_asks(tmp_path: Path, program:
         found = one_of(ray, tmp_path, SESSION)
         (cause,) = run(ray.diagnose(found.ref)).causes
         assert f"pid {pid} (" in cause.words
+
+
+def latest(scratch: Path) -> None:
+    (scratch / "session_latest").symlink_to(scratch / SESSION)
+
+
+def test_a_root_that_is_itself_a_temp_dir_of_ray_is_looked_into(tmp_path: Path) -> None:
+    """As `ray start --temp-dir=ROOT` leaves it, long after its raylet has gone."""
+    session(tmp_path)
+    (tmp_path / "ray" / SESSION).rename(tmp_path / SESSION)
+    latest(tmp_path)
+    ray = platform(tmp_path)
+    (tmp_path / "ray").rmdir()
+    found = one_of(ray, tmp_path, SESSION)
+    assert (found.category, found.in_use) == (Category.DEAD_SESSION, False)
+    assert isinstance(run(ray.act(step(found), found)), Accepted)
+    assert isinstance(run(ray.look(found.ref)), Gone)
+    assert not (tmp_path / SESSION).exists()
+
+
+def test_a_folder_that_is_only_called_like_a_session_is_none(tmp_path: Path) -> None:
+    session(tmp_path)
+    (tmp_path / "ray" / SESSION).rename(tmp_path / SESSION)
+    ray = platform(tmp_path, settings={"names": ("*",)})
+    assert [one for one in run(observed(ray, tmp_path)) if one.shape is Shape.TREE] == []
+
+
+def test_what_was_looked_for_and_not_found_is_said(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(missing))})
+    (node,) = [one for one in run(everything(ray)) if one.shape is Shape.NODE]
+    assert f"{missing}, which ray.roots names, is not there" in node.findings
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(empty))})
+    (node,) = [one for one in run(everything(ray)) if one.shape is Shape.NODE]
+    assert (
+        f"no Ray session was found for ray.roots {empty}: there is no {empty}/ray, and no session in {empty} itself"
+        in node.findings
+    )
+
+
+async def everything(ray: RayPlatform) -> list[Subject]:
+    return [one async for page in ray.observe(PlaceScope()) for one in page.subjects]

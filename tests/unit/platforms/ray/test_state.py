@@ -18,7 +18,7 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import Answers, busy
-from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token
+from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token, why_out_of_reach
 
 SESSION, NODE = "session_2026-11-15_13-26-05_963367_26613", "a" * 56
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
@@ -303,3 +303,28 @@ def test_the_arguments_of_a_real_raylet_say_where_the_dashboard_is(path: Path) -
 
 def test_a_raylet_that_says_nothing_leaves_the_usual_address() -> None:
     assert addresses(["raylet", "--python_worker_command=python x --webui=None y"]) == ["http://127.0.0.1:8265"]
+
+
+HEAD_ONLY = ("raylet", "--gcs-address=10.0.0.1:6379", "--python_worker_command=python w.py --webui=127.0.0.1:8265")
+
+
+@pytest.mark.parametrize("flag", ["--node_ip_address=10.0.0.2", "--node-ip-address=10.0.0.2"])
+def test_a_worker_whose_head_listens_on_loopback_is_told_what_to_set(flag: str) -> None:
+    words = why_out_of_reach((*HEAD_ONLY, flag))
+    assert words is not None
+    assert "127.0.0.1 of the head (10.0.0.1)" in words
+    assert "--dashboard-host=0.0.0.0" in words
+    assert "ray.dashboard" in words
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (*HEAD_ONLY, "--node_ip_address=10.0.0.1"),  # the head itself: its dashboard is down, or starts
+        HEAD_ONLY,
+        ("raylet", "--gcs-address=10.0.0.1:6379", "--node_ip_address=10.0.0.2", "--w=x --webui=10.0.0.1:8265"),
+        (),
+    ],
+)
+def test_no_such_advice_where_that_is_not_the_reason(argv: tuple[str, ...]) -> None:
+    assert why_out_of_reach(argv) is None

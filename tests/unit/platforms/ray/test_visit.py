@@ -167,7 +167,7 @@ def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: 
 
 
 def folder(*, private: bool) -> Folder:
-    return Folder(-1, "/tmp", "/tmp", Disk("/", 0.5, None), 1, 1, None, private)
+    return Folder(-1, "/tmp", "/tmp", Disk("/", 0.5, None), 1, 1, private)
 
 
 def test_inside_a_container_its_own_layer_is_seen_whole_and_a_volume_is_not() -> None:

@@ -1,0 +1,77 @@
+"""What somebody meant who wrote a setting in the wrong place, or a value of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from gpukeeper.config.presets import BUILT_IN
+from gpukeeper.config.problems import Path, did_you_mean
+from gpukeeper.config.sections import PLATFORMS, Class, PolicyFile
+
+MANY = 3  # homes of a word; with more of them it says nothing about what was meant
+# Words that people bring along and whose nearest neighbour by letters is the wrong setting.
+_OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
+
+
+def for_unknown(path: Path, value: Any, known: list[str]) -> str:
+    """For a setting that is not known in its section."""
+    word = str(path[-1])
+    other = _OTHER_WORDS.get(word)
+    if other in known:
+        return f'Did you mean "{other}"?'
+    if len(path) == 1 and word in PLATFORMS:
+        return f"What is covered is written under scope: {_covered(word)}."
+    if len(path) == 1 and _is_class(word, value):
+        return f"A class is written under classes: {{{word}: {{idle: 30m}}}}."
+    homes = [in_words for in_words, section in _sections(PolicyFile, "") if word in _names(section)]
+    if homes and len(homes) <= MANY:
+        return f"It is written under {' or '.join(homes)}."
+    return did_you_mean(word, known)
+
+
+def with_modes(path: Path, sentence: str) -> str:
+    """Where a mode of another tool was written, such as dry-run."""
+    foreign = path == ("mode",) and "Did you mean" not in sentence
+    return f"{sentence} plan only looks, as a dry run does; enforce acts unattended." if foreign else sentence
+
+
+def for_no_mapping(path: Path) -> str:
+    """For a value where settings should be."""
+    if path == ("scope",):
+        return "Write what it covers, like scope: {docker: {}}."
+    if len(path) == 2 and path[0] == "scope":
+        return f"To cover it, write {_covered(str(path[1]))}."
+    return "Write its settings as {name: value}."
+
+
+def _covered(platform: str) -> str:
+    inner = "kubernetes: {namespaces: [research]}" if platform == "kubernetes" else f"{platform}: {{}}"
+    return f"scope: {{{inner}}}"
+
+
+def _is_class(word: str, value: Any) -> bool:
+    return word in BUILT_IN["classes"] or (isinstance(value, dict) and bool(value) and set(value) <= set(_names(Class)))
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    return [info.alias or name for name, info in section.model_fields.items()]
+
+
+def _sections(section: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section below this one, by where it is in a file; NAME stands for a name of one's own."""
+    for name, info in section.model_fields.items():
+        here = f"{at}.{info.alias or name}".lstrip(".")
+        for kind in _inner(info.annotation):
+            place = f"{here}.NAME" if get_origin(info.annotation) is dict else here
+            yield place, kind
+            yield from _sections(kind, place)
+
+
+def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _inner(part)

@@ -1,0 +1,101 @@
+"""Everything that is said of one workload, as one value: `explain` prints it, and a daemon sends it to those who may
+not read its ledger. Looks; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.engine.find import Found
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.lifecycle.claims import Finding
+from gpukeeper.lifecycle.decide import answers, decide
+from gpukeeper.lifecycle.explain import Ahead, Measured, ahead, remedies, signals
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Answer, Decision
+from gpukeeper.model.diagnosis import Diagnosis
+from gpukeeper.model.event import Event
+from gpukeeper.model.memory import EMPTY, Memory
+from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
+
+HISTORY = 8  # lines
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """As of `now`. `whole`: False where who asks is told no more than `observe` shows."""
+
+    now: datetime
+    subject: Subject
+    memory: Memory = EMPTY
+    decision: Decision
+    answers: tuple[Answer, ...] = ()
+    signals: tuple[Measured, ...] = ()
+    ahead: tuple[Ahead, ...] = ()
+    remedies: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    history: tuple[Event, ...] = ()
+    diagnosis: Diagnosis | None = None  # its platform's own view of why it is still there
+    undiagnosed: Unknown | None = None  # why there is none
+    whole: bool = True
+
+
+async def explained(
+    keeper: Keeper, book: Rulebook, found: Found, history: Sequence[Event], strange: Sequence[Finding] = ()
+) -> Explained:
+    view, ref = found.view, found.view.subject.ref
+    closer = await found.platform.look(ref)
+    if isinstance(closer, Subject):  # what its removal would destroy is learned by a closer look only
+        view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, loses=closer.loses))
+    said = await found.platform.diagnose(ref)
+    now = keeper.clock.now()
+    given = answers(view, book, now)
+    return Explained(
+        now=now,
+        subject=view.subject,
+        memory=view.memory,
+        decision=decide(view, book, now),
+        answers=given,
+        signals=signals(view, book, now),
+        ahead=ahead(view, book, now, found.platform.guards),
+        remedies=remedies(view, book, given, now),
+        findings=tuple(one for one in strange if any(about.key == ref.key for about in one.about)),
+        history=tuple(history[-HISTORY:]),
+        diagnosis=None if isinstance(said, Unknown) else said,
+        undiagnosed=said if isinstance(said, Unknown) else None,
+    )
+
+
+def as_others_see(one: Explained, whose: str) -> Explained:
+    """What `observe` shows of it, and what comes next; not why, nor what it is made of."""
+    subject = one.subject
+    shown = Subject(
+        seen=subject.seen,
+        shape=subject.shape,
+        root=subject.root,
+        state=subject.state,
+        owner=subject.owner,
+        owner_verified=subject.owner_verified,
+        class_=subject.class_,
+        created=subject.created,
+        started=subject.started,
+        ended=subject.ended,
+        outcome=subject.outcome,
+        devices=subject.devices,
+        slices=subject.slices,
+        size=subject.size,
+        last_used=subject.last_used,
+    )
+    return Explained(
+        now=one.now,
+        subject=shown,
+        decision=without_reason(one.decision, whose),
+        ahead=tuple(msgspec.structs.replace(step, reason="") for step in one.ahead),
+        whole=False,
+    )
+
+
+def without_reason(decision: Decision, whose: str) -> Decision:
+    return msgspec.structs.replace(decision, reason=whose, complaints=(), begins=None)

@@ -1,0 +1,143 @@
+"""What a daemon tells those who ask what will happen: the decisions of its passes, kept for that. Nothing is looked at
+when somebody asks, so that asking costs the passes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.engine.explain import without_reason
+from gpukeeper.engine.keeper import Keeper, Outlook
+from gpukeeper.engine.observe import Survey
+from gpukeeper.engine.ports import Platform
+from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Plan, Result, Unseen
+from gpukeeper.model.event import Closed
+from gpukeeper.model.policy import Mode
+
+MOST = 5000  # decisions kept for a place, and told in one answer
+UNSEEN = 20  # entries told
+NOT_TOLD = "only its owner and admins are told why"
+
+
+class PolicyHead(msgspec.Struct, frozen=True):
+    """Which policy decided."""
+
+    source: str
+    digest: str
+    preset: str
+    mode: Mode
+
+
+class PlaceOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    platform: str
+    place: str
+    at: datetime  # of the last look
+    seen: int
+    running: int
+    unseen: tuple[Unseen, ...]
+    breaker: str | None
+    decisions: tuple[Decision, ...]
+    left_out: int
+
+    @property
+    def name(self) -> str:
+        return self.platform
+
+    @property
+    def due(self) -> list[Decision]:
+        return [one for one in self.decisions if one.action is not Action.KEEP]
+
+
+class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
+    now: datetime
+    policy: PolicyHead
+    paused: str | None
+    places: tuple[PlaceOutlook, ...]
+    who: str
+    admin: bool  # told everything
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What only a daemon knows: where GPUs are scarce, and since when (steady time) it has watched."""
+
+    scarce: tuple[tuple[str, str], ...]
+    watched_from: float | None
+
+
+def begin(keeper: Keeper, platform: Platform, now: datetime, *, whole: bool) -> Outlook:
+    """For a pass that begins. A narrow one changes what the last whole one found."""
+    known = keeper.outlook.get((platform.name, platform.place))
+    return Outlook(now) if whole or known is None else known
+
+
+def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str]) -> None:
+    """Of trees only those that something happens to: there may be tens of thousands."""
+    for one in decisions:
+        key = one.seen.ref.key
+        if key in trees and one.action is Action.KEEP:
+            outlook.decisions.pop(key, None)
+        elif key in outlook.decisions or len(outlook.decisions) < MOST:
+            outlook.decisions[key] = one
+        else:
+            outlook.left_out += 1
+
+
+def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
+    """From now on this is what people are told. Nothing is kept where nobody can ask."""
+    if not keeper.answering:
+        return
+    for one in found.gone:
+        outlook.decisions.pop(one.ref.key, None)
+    outlook.at, outlook.seen, outlook.running = found.at, found.seen, found.running
+    outlook.breaker = plan.breaker
+    if found.whole:
+        outlook.unseen = tuple(found.unseen)
+    keeper.outlook[found.platform.name, found.platform.place] = outlook
+
+
+def forget(outlook: Outlook, outcomes: Sequence[Closed]) -> None:
+    """What a pass removed is not ahead any more."""
+    for one in outcomes:
+        if one.ref is not None and (one.action, one.result) == (Action.REMOVE, Result.RECLAIMED):
+            outlook.decisions.pop(one.ref.key, None)
+
+
+async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Outlooks:
+    """As of the last pass at each place. Own work first, and in full."""
+    admin = is_admin(book, who)
+    policy = book.policy
+    return Outlooks(
+        now=keeper.clock.now(),
+        policy=PolicyHead(source, policy.digest, policy.preset, policy.mode),
+        paused=await keeper.ledger.paused(),
+        places=tuple(
+            _told(*place, one, who, admin=admin) for place, one in keeper.outlook.items() if place[0] in policy.scope
+        ),
+        who=who,
+        admin=admin,
+    )
+
+
+def _told(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> PlaceOutlook:
+    everything = list(one.decisions.values())
+    mine = [d for d in everything if admin or d.owner == who]
+    others = [] if admin else [without_reason(d, NOT_TOLD) for d in everything if d.owner != who]
+    return PlaceOutlook(
+        platform=platform,
+        place=place,
+        at=one.at,
+        seen=one.seen,
+        running=one.running,
+        unseen=one.unseen[:UNSEEN],
+        breaker=one.breaker,
+        decisions=(*mine, *others),
+        left_out=one.left_out,
+    )
+
+
+def standing(keeper: Keeper) -> Standing:
+    return Standing(tuple(place for place, one in keeper.demand.items() if one.high), keeper.watched_from)

@@ -1,0 +1,53 @@
+"""When a pass may act: the moments of cron words, in the time zone of this machine.
+
+A nominal time that the clocks skip counts at the first minute after the gap; one that comes twice counts the first
+time. So "02:30 every day" happens exactly once a day, also on the days on which the clocks change.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+
+from cronsim import CronSim
+
+from gpukeeper.model.policy import Schedule
+
+CHANGE = timedelta(
+    hours=3
+)  # more than clocks are ever set back; moments are looked for from so much before the last pass
+
+
+class LocalZone(tzinfo):
+    """The zone that TZ or /etc/localtime says, with its changes: what the C library knows. A fixed offset, which
+    `astimezone()` alone gives, is wrong on the other side of a change."""
+
+    def utcoffset(self, dt: datetime | None) -> timedelta | None:
+        return None if dt is None else dt.replace(tzinfo=None).astimezone().utcoffset()
+
+    def dst(self, dt: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, dt: datetime | None) -> str | None:
+        return None if dt is None else dt.replace(tzinfo=None).astimezone().tzname()
+
+    def fromutc(self, dt: datetime) -> datetime:
+        found = dt.replace(tzinfo=UTC).astimezone()
+        local = found.replace(tzinfo=self, fold=0)
+        return local if local.utcoffset() == found.utcoffset() else local.replace(fold=1)
+
+
+LOCAL = LocalZone()
+
+
+def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> bool:
+    """With cron words (in local time) a pass acts only when such a moment lies between the last pass and this one."""
+    if schedule.at is None:
+        return True
+    if last is None:
+        return False
+    # Compared in UTC: Python compares two times of one zone by their wall clocks, which is wrong in a repeated hour.
+    for moment in CronSim(schedule.at, (last - CHANGE).astimezone(LOCAL)):
+        at = moment.astimezone(UTC)
+        if at > last:
+            return at <= now
+    return False

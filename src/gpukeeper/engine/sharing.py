@@ -1,0 +1,92 @@
+"""One look for all who ask at the same time. Whoever asks gets one that began after the question, never an older one.
+
+So many steps may be under way at once for the price of one: while a look runs, those who ask wait for the next, and
+all of them share it. Nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Look(Generic[T]):
+    """One that may not have begun yet; then more may join."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.result: T
+        self.error: BaseException | None = None
+
+    def get(self) -> T:
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Shared(Generic[T]):
+    """A look that blocks, asked for by threads. What it gives is shared, so nobody may change it. Looks with other
+    arguments are other looks."""
+
+    def __init__(self, look: Callable[..., T]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._next: dict[tuple[Hashable, ...], _Look[T]] = {}  # not begun
+        self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
+
+    def __call__(self, *about: Hashable) -> T:
+        with self._lock:
+            look = self._next.get(about)
+            if look is not None:
+                turn = None
+            else:
+                look = self._next[about] = _Look()
+                turn = self._turn.setdefault(about, threading.Lock())
+        if turn is not None:
+            self._run(look, turn, about)
+        return look.get()
+
+    def _run(self, look: _Look[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+        with turn:
+            with self._lock:
+                del self._next[about]  # who comes from now on asked after it began
+            try:
+                look.result = self._look(*about)
+            except BaseException as error:  # everybody who waits for it gets that
+                look.error = error
+            finally:
+                look.done.set()
+
+
+class SharedQuestion(Generic[T]):
+    """The same for questions that are awaited. Who stops waiting takes it from nobody else."""
+
+    def __init__(self, ask: Callable[..., Awaitable[T]]) -> None:
+        self._ask = ask
+        self._next: dict[tuple[Hashable, ...], asyncio.Task[T]] = {}
+        self._under_way: dict[tuple[Hashable, ...], asyncio.Task[T]] = {}
+
+    async def __call__(self, *about: Hashable) -> T:
+        loop = asyncio.get_running_loop()
+        question = self._next.get(about)
+        if question is None or question.done() or question.get_loop() is not loop:  # else of a loop that has ended
+            before = self._under_way.get(about)
+            if before is not None and before.get_loop() is not loop:
+                before = None
+            question = self._next[about] = asyncio.create_task(self._run(before, about))
+        return await asyncio.shield(question)
+
+    async def _run(self, before: asyncio.Task[T] | None, about: tuple[Hashable, ...]) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        mine = self._under_way[about] = self._next.pop(about)
+        try:
+            return await self._ask(*about)
+        finally:
+            if self._under_way.get(about) is mine:
+                del self._under_way[about]

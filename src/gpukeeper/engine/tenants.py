@@ -1,0 +1,76 @@
+"""Who got a GPU between the stop of its workload and its next start. A list gives the hint, a look by uid the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from gpukeeper.engine.keeper import Keeper, Tenancy
+from gpukeeper.engine.ports import Platform
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Tenant
+from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+_LIVE = (State.RUNNING, State.PAUSED)
+Tenancies = dict[str, dict[str, Tenancy]]  # by device, by key
+
+
+def note_tenants(subjects: Iterable[Subject], book: Rulebook, *into: Tenancies) -> None:
+    """Work that runs, has GPUs and may be in somebody's way; not monitors, which have all of them."""
+    for one in subjects:
+        if _has_gpus(one) and isinstance(one.started, datetime) and book.settings(one).untouchable is False:
+            for device in _devices(one):
+                for known in into:
+                    known.setdefault(device, {})[one.ref.key] = Tenancy(one.ref, one.started)
+
+
+async def new_tenants(
+    keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook
+) -> dict[str, Tenant]:
+    """By key of the workload that was started again."""
+    known = keeper.tenants.get((platform.name, platform.place), {})
+    found = {}
+    for one in subjects:
+        for device, hint in _hints(one, known, book):
+            tenant = await _proven(platform, one, device, hint)
+            if tenant is not None:
+                found[one.ref.key] = tenant
+                break
+    return found
+
+
+def _hints(one: Subject, known: Tenancies, book: Rulebook) -> Iterator[tuple[str, Tenancy]]:
+    """Those that began after its stop-hold was over, and before it was started again."""
+    limits = book.settings(one).limits
+    if not _has_gpus(one) or isinstance(limits, Unknown):
+        return
+    if not isinstance(one.started, datetime) or not isinstance(one.previous_end, datetime):
+        return
+    free = one.previous_end + limits.hold_after_stop
+    for device in _devices(one):
+        for key, hint in known.get(device, {}).items():
+            if key != one.ref.key and free <= hint.started < one.started:
+                yield device, hint
+
+
+async def _proven(platform: Platform, one: Subject, device: str, hint: Tenancy) -> Tenant | None:
+    """It runs now, as then, and has that device; and it is somebody else's."""
+    with suppress(PlatformError):
+        found = await platform.look(hint.ref)
+        if not isinstance(found, Subject) or not _has_gpus(found) or found.started != hint.started:
+            return None
+        owner = found.owner if isinstance(found.owner, str) else None
+        if device in _devices(found) and (owner is None or owner != one.owner):
+            return Tenant(found.ref.path, owner, device, hint.started)
+    return None
+
+
+def _has_gpus(one: Subject) -> bool:
+    return one.shape is Shape.WORKLOAD and one.root is None and one.state in _LIVE and bool(_devices(one))
+
+
+def _devices(one: Subject) -> tuple[str, ...]:
+    return () if isinstance(one.devices, Unknown) else one.devices

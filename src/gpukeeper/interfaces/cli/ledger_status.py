@@ -1,0 +1,95 @@
+"""`gpukeeper ledger status` and `verify`: how large the ledger is and what is in it, and whether all of it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.ledger.archive import Status
+    from gpukeeper.ledger.inspection import File, Inspected
+    from gpukeeper.ledger.journal import SqliteLedger
+
+
+def status(json: o.Json = False) -> None:
+    """How large the ledger is, its files, first and last line, schema and archives."""
+    from gpukeeper.interfaces.cli.ledger import opened_for_reading
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.ledger.inspection import files_of
+
+    with opened_for_reading() as ledger:
+        found, schema = asyncio.run(_status(ledger))
+        files, path = files_of(ledger), ledger.path
+    if json:
+        body = {"path": str(path), "schema": schema, "files": files, "status": found}
+        show.as_json("ledger-status", {"ledger": body})
+        return
+    show.table(_status_rows(str(path), schema, files, found))
+
+
+def verify(json: o.Json = False) -> None:
+    """Read every line and every archive and compare checksums. Changes nothing. Exit 1: something is damaged."""
+    from gpukeeper.interfaces.cli.ledger import opened_for_reading
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.ledger.inspection import inspect
+    from gpukeeper.model.errors import LedgerError
+
+    with opened_for_reading() as ledger:
+        found, path = asyncio.run(inspect(ledger)), ledger.path
+    if json:
+        show.as_json("ledger-verify", {"path": str(path), "verified": found})
+    else:
+        typer.echo(_verified(str(path), found))
+    for words in found.problems:
+        say(words)
+    if found.problems:
+        raise typer.Exit(LedgerError.exit_code)
+
+
+async def _status(ledger: SqliteLedger) -> tuple[Status, int]:
+    from gpukeeper.ledger.archive import status as status_of
+    from gpukeeper.ledger.inspection import schema_of
+
+    return await status_of(ledger), await schema_of(ledger)
+
+
+def _status_rows(path: str, schema: int, files: tuple[File, ...], found: Status) -> list[tuple[str, str]]:
+    from gpukeeper.ledger.inspection import archived_size
+    from gpukeeper.model.durations import size_in_words
+
+    names = ", ".join(f"{one.name} ({size_in_words(one.size)})" for one in files) or "none yet"
+    ends = [f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "-" for at in (found.oldest, found.newest)]
+    whole = f"{len(found.archives)} ({size_in_words(archived_size(found))})"
+    return [
+        ("ledger", path),
+        ("schema", str(schema)),
+        ("size", size_in_words(found.size)),
+        ("files", names),
+        ("lines", str(found.lines)),
+        ("first", ends[0]),
+        ("last", ends[1]),
+        ("archives", whole),
+        *(("archive", _archive(one.name, one.header, one.damage)) for one in found.archives),
+        ("reserve", "there" if found.reserve else "not there: given up on a full disk, or not made yet"),
+        ("paused", found.paused or "no"),
+    ]
+
+
+def _archive(name: str, header: object, damage: str | None) -> str:
+    from gpukeeper.ledger.archive_file import Header
+
+    if damage is not None or not isinstance(header, Header):
+        return f"{name}: {damage or 'its header cannot be read'}"
+    return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"
+
+
+def _verified(path: str, found: Inspected) -> str:
+    what = f"{found.lines} lines and {len(found.archives)} archives of {path} were read"
+    if found.problems:
+        return f"{what}; {len(found.problems)} problems"
+    return f"{what}: all whole"

@@ -1,0 +1,111 @@
+"""What `serve` answers to people who only want to know: `plan`, `explain`, `ledger`, `standing`. Changes nothing.
+
+Own work in full; of others' what `observe` shows. The work for an answer is bounded: the plan is that of the last
+passes, one workload is looked at by its uid, and the ledger is read over a connection of its own, so that no long
+search keeps the passes from writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from gpukeeper.engine.explain import HISTORY, as_others_see, explained
+from gpukeeper.engine.find import find
+from gpukeeper.engine.outlook import NOT_TOLD, outlooks, standing
+from gpukeeper.engine.removed import not_there
+from gpukeeper.engine.requests import Reply, Request, Told
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.lines import TYPES, Numbered
+from gpukeeper.lifecycle.holds import is_admin, may_act
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.event import Event
+from gpukeeper.wiring import Session
+
+VERBS = ("plan", "explain", "ledger", "standing")
+MOST_LINES = 1000
+READING = timedelta(seconds=20)
+
+
+class Answers:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._reader: SqliteLedger | None = None
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    async def answer(self, who: str, request: Request) -> Reply:
+        """Every refusal is a sentence."""
+        try:
+            return await self._answer(who, request)
+        except OverflowError:
+            return Reply(done=False, words="that is longer ago than anything", exit_code=UsageError.exit_code)
+        except TimeoutError:
+            return Reply(done=False, words="the ledger could not be read in time; try again", exit_code=1)
+        except KeeperError as problem:
+            return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
+
+    async def _answer(self, who: str, request: Request) -> Told:
+        keeper, book = self._session.keeper, self._session.book
+        match request.verb:
+            case "plan":
+                return _told(await outlooks(keeper, book, who, self._session.loaded.source))
+            case "standing":
+                return _told(standing(keeper))
+            case "explain":
+                return await self._explain(who, request.workload)
+            case _:
+                return _told(await self._ledger(who, request))
+
+    async def _explain(self, who: str, words: str) -> Told:
+        keeper, book = self._session.keeper, self._session.book
+        try:
+            found = await find(keeper, book, words)
+        except UsageError as problem:
+            mine = [one for one in await self._about(words) if is_admin(book, who) or one.owner == who]
+            raise UsageError(not_there(str(problem), mine, book, keeper.clock.now())) from problem
+        subject = found.view.subject
+        full = may_act(found.view, book, who) is None
+        history = await self._about(subject.ref.uid, HISTORY) if full else ()
+        one = await explained(keeper, book, found, history)
+        if full:
+            return _told(one)
+        return _told(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
+
+    async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
+        async with asyncio.timeout(READING.total_seconds()):
+            return [line for _, line in await self._lines().lines(last=last, workload=words)]
+
+    async def _ledger(self, who: str, request: Request) -> Numbered:
+        """Lines about one's own work; an admin's are all."""
+        unknown = [name for name in request.types if name not in TYPES]
+        if unknown:
+            raise UsageError(f'there are no lines of type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
+        admin = is_admin(self._session.book, who)
+        if not admin and request.owner not in (None, who):
+            raise UsageError(f"{who} may read lines about their own work only")
+        now = self._session.keeper.clock.now()
+        async with asyncio.timeout(READING.total_seconds()):
+            found = await self._lines().lines(
+                last=min(max(request.last, 1), MOST_LINES),
+                types=request.types,
+                owner=request.owner if admin else who,
+                workload=request.workload or None,
+                errors_only=request.errors,
+                since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
+            )
+        return Numbered(tuple(found))
+
+    def _lines(self) -> SqliteLedger:
+        if self._reader is None:
+            self._reader = open_ledger(self._session.ledger.path, write=False)
+        return self._reader
+
+
+def _told(body: object) -> Told:
+    return Told(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))

@@ -1,0 +1,119 @@
+"""The daemon's socket, as a client: one request, one answer. People who may not read its ledger look through it; they
+are told their own work in full, and of others' what `observe` shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gpukeeper.engine.requests import Reply, Request, Told
+from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH, socket_path
+from gpukeeper.model import reading
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.wiring import FLEET
+
+if TYPE_CHECKING:
+    from gpukeeper.engine.keeper import Keeper
+
+SECONDS = 180.0  # a stop may take its grace and the looks afterwards
+SOON = 3.0  # for what one can do without
+R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
+
+
+def from_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> T | None:
+    """What the daemon tells. None: none of somebody else's listens here, or another policy or fleet was asked for, so
+    that one looks oneself."""
+    if policy is not None or os.environ.get(FLEET) or not _is_anothers():
+        return None
+    return _told(kind, Request(verb=verb, **asked))
+
+
+def ask_standing(keeper: Keeper) -> None:
+    """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
+    scarce, and warnings that do not count any more would."""
+    from gpukeeper.engine.keeper import Demanded
+    from gpukeeper.engine.outlook import Standing
+
+    try:
+        found = _told(Standing, Request(verb="standing"), SOON)
+    except KeeperError:
+        return
+    if found is not None:
+        keeper.watched_from = found.watched_from
+        for platform, place in found.scarce:
+            keeper.demand[platform, place] = Demanded(high=True)
+
+
+def _is_anothers() -> bool:
+    try:
+        return os.geteuid() not in (0, socket_path().stat().st_uid)
+    except OSError:
+        return False
+
+
+def _told(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None:
+    answer = exchange(request, seconds)
+    if answer is None:
+        return None
+    told = read_reply(answer, Told)
+    if not told.done:
+        raise failed(told)
+    try:
+        return reading.decode(bytes(told.body), type=kind)
+    except msgspec.MsgspecError as error:
+        raise KeeperError(f"the daemon answers in a form that this gpukeeper does not know ({error})") from error
+
+
+def exchange(request: Request, seconds: float = SECONDS) -> bytes | None:
+    """The daemon's answer. None when no daemon listens."""
+    if len(os.fsencode(socket_path())) > LONGEST_SOCKET_PATH:
+        return None  # nobody can listen there
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            # Blocking until there is room in its queue; a socket with a timeout of Python's would be refused at once.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
+            connection.connect(str(socket_path()))
+            connection.settimeout(seconds)
+            return _exchanged(connection, msgspec.json.encode(request) + b"\n")
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise UsageError(f"the daemon's socket {socket_path()} may not be used by you ({error.strerror})") from error
+    except OSError as error:
+        raise KeeperError(f"the daemon did not answer ({error}). Whether it was done: gpukeeper ledger list") from error
+
+
+def read_reply(answer: bytes, kind: type[R]) -> R:
+    try:
+        return reading.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise KeeperError("the daemon's answer cannot be read. Whether it was done: gpukeeper ledger list") from error
+
+
+def _exchanged(connection: socket.socket, words: bytes) -> bytes:
+    """A daemon that has too much to do answers and closes before it reads; that answer counts."""
+    answer = b""
+    try:
+        with suppress(BrokenPipeError):
+            connection.sendall(words)
+        while part := connection.recv(65536):
+            answer += part
+    except ConnectionResetError:
+        if not answer:
+            raise
+    return answer
+
+
+def failed(reply: Reply) -> KeeperError:
+    if reply.exit_code == UsageError.exit_code:
+        return UsageError(reply.words)
+    error = KeeperError(reply.words)
+    error.exit_code = reply.exit_code
+    return error

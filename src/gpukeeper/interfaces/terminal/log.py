@@ -1,0 +1,32 @@
+"""The lines of programs that stay: each begins with its time in UTC, unless the journal of systemd adds one itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+from gpukeeper.interfaces.terminal.session import say
+
+
+def log(words: str) -> None:
+    """On stderr."""
+    stamp = stamped(sys.stderr, datetime.now(UTC))
+    say("\n".join(stamp + line for line in words.split("\n")))
+
+
+def stamped(stream: TextIO, at: datetime, environ: Mapping[str, str] = os.environ) -> str:
+    """What a line of that time begins with there."""
+    return "" if goes_to_journal(stream, environ) else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} "
+
+
+def goes_to_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """systemd names the socket of its journal in JOURNAL_STREAM, which is inherited: only the stream that is this
+    socket goes there, and one that was redirected does not."""
+    try:
+        facts = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{facts.st_dev}:{facts.st_ino}"

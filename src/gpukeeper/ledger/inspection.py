@@ -1,0 +1,69 @@
+"""Is the ledger whole? Reads everything and changes nothing: SQLite's own check, every line, every archive."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from gpukeeper.ledger.archive import Archived, Status, status
+from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.lines import decode
+from gpukeeper.model.errors import LedgerError
+
+MOST = 20  # problems of one kind that are told; the rest is counted
+
+
+class File(msgspec.Struct, frozen=True):
+    name: str
+    size: int
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """`problems`: a sentence each; none when everything could be read and is what it was when it was written."""
+
+    lines: int
+    archives: tuple[Archived, ...]
+    problems: tuple[str, ...]
+
+
+async def inspect(ledger: SqliteLedger) -> Inspected:
+    found = await ledger.damage()
+    if found:
+        return Inspected(0, (), tuple(f"{ledger.path}: {words}" for words in _few(found)))
+    lines, unreadable = await ledger.read(lambda c: _read_all(c, str(ledger.path)))
+    archives = (await status(ledger, check=True)).archives
+    damaged = [one.damage for one in archives if one.damage is not None]
+    return Inspected(lines, archives, (*_few(unreadable), *_few(damaged)))
+
+
+async def schema_of(ledger: SqliteLedger) -> int:
+    """The number of its last migration."""
+    return await ledger.read(lambda c: int(c.execute("PRAGMA user_version").fetchone()[0]))
+
+
+def files_of(ledger: SqliteLedger) -> tuple[File, ...]:
+    """The database and what belongs to it."""
+    found = sorted(ledger.path.parent.glob(ledger.path.name + "*"))
+    return tuple(File(path.name, path.stat().st_size) for path in found)
+
+
+def archived_size(found: Status) -> int:
+    return sum(one.size for one in found.archives)
+
+
+def _read_all(c: sqlite3.Connection, where: str) -> tuple[int, list[str]]:
+    lines, unreadable = 0, []
+    for seq, stored in c.execute("SELECT seq, line FROM journal ORDER BY seq"):
+        try:
+            decode(stored, f"Line {seq} of {where}")
+        except LedgerError as problem:
+            unreadable.append(str(problem))
+        else:
+            lines += 1
+    return lines, unreadable
+
+
+def _few(found: list[str]) -> list[str]:
+    more = len(found) - MOST
+    return [*found[:MOST], f"and {more} more"] if more > 0 else found

@@ -1,0 +1,41 @@
+"""Work that was stopped, lost its GPU to somebody else, and was then started again onto it.
+
+A container keeps the GPUs it was made with. After `hold_after_stop` its GPU is given to others, and a later start meets
+them there. Its owner is warned once for each start, and the admin told; with gpu.stop_on_taken it is stopped then.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.model.decision import Action, Answer, Verdict, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.subject import Shape, State
+
+NAME = "taken_gpu"
+SAYS = "Work started again onto a GPU that has a new tenant: owner warned, reported; stopped if gpu.stop_on_taken."
+FOR = (Shape.WORKLOAD,)
+IN = (State.RUNNING, State.PAUSED)
+ACTS = True
+
+_NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not started again onto a GPU that somebody else has")
+
+
+def ask(view: View, settings: Settings, now: datetime) -> Answer:
+    subject, tenant = view.subject, view.tenant
+    if tenant is None or (subject.state is not State.RUNNING and subject.state is not State.PAUSED):
+        return _NOT_TAKEN
+    whose = f"{tenant.path} of {tenant.owner}" if tenant.owner else tenant.path
+    words = f"started again onto GPU {tenant.device}, which {whose} has had for {in_words(now - tenant.since)}"
+    since = subject.started if isinstance(subject.started, datetime) else now
+    told = [w for w in view.memory.warnings if w.rule == NAME and w.incarnation == subject.seen.incarnation]
+    stop = settings.policy.gpu.stop_on_taken
+    if not any(w.at <= now for w in told):
+        then = "it will be stopped at the next pass" if stop else "nothing is done about it"
+        asked = f"{words}; {then}. Stop it and make a new one, so that it gets a GPU of its own"
+        end = Action.STOP if stop else Action.KEEP
+        return Answer(NAME, Verdict.DUE, asked, Action.WARN, now, since, stage=1, then=end, complaint=words)
+    if stop:
+        return Answer(NAME, Verdict.DUE, words, Action.STOP, now, since)
+    return Answer(NAME, Verdict.REPORT, words, since=since)

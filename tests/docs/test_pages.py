@@ -1,0 +1,69 @@
+"""Pages that the checklist promises are there and say what they must."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs import generate, markdown
+from tests.docs.markdown import ROOT
+
+DOCS = ROOT / "docs"
+RAY = DOCS / "explanation" / "what-ray-tidies.md"
+WATCH = DOCS / "how-to" / "watch-disk-and-ray.md"
+
+
+def rows(page: str) -> list[list[str]]:
+    lines = re.findall(r"^\|(.+)\|$", (DOCS / page).read_text(), re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("where", "limit"),
+    [
+        ("university HPC", "5 h at zero"),
+        ("Kubernetes", "5–10 % over a window"),
+        ("GitHub Codespaces", "30 min"),
+        ("JupyterHub", "60–120 min"),
+        ("here", "30 min below 5 %"),
+    ],
+)
+def test_idle_limits_of_others_are_given_for_comparison(where: str, limit: str) -> None:
+    """C8.7"""
+    assert [where, limit] in [row[:2] for row in rows("explanation/what-idle-means.md")]
+
+
+def test_what_ray_tidies_and_what_not_is_said_of_everything_it_writes() -> None:
+    """C10.7: for each kind of file whether Ray tidies it, and what gpukeeper does."""
+    found = [row for row in rows("explanation/what-ray-tidies.md") if len(row) == 3]
+    told = " ".join(row[0] for row in found)
+    for kind in ("session_*", "spilled objects", "runtime_resources", "logs of ended workers", "tmp*", "idle"):
+        assert kind in told
+    assert all(row[1] and row[2] for row in found), "both columns are filled"
+    text = RAY.read_text()
+    assert "above 10 GB per kind" in text, "what Ray evicts itself"
+    assert "RAY_RUNTIME_ENV_<KIND>_CACHE_SIZE_GB" in text
+
+
+@pytest.mark.parametrize(
+    ("heading", "words"),
+    [
+        ("gpukeeperpassmissing", ["systemctl status gpukeeper", "gpukeeper doctor", "ledger list --errors"]),
+        ("rayworkerlargetmpdirectory", ["gpukeeper plan --platform ray --verbose", "in use", "mode plan"]),
+        ("no-alert-comes-though-it-should", ["Target", "Rules", "Metric", "Reload"]),
+    ],
+)
+def test_there_is_help_when_it_goes_wrong(heading: str, words: list[str]) -> None:
+    """C17.1: the pass does not run, temporary files still grow, alerts are silent."""
+    assert heading in markdown.anchors(WATCH)
+    sections = re.split(r"^### ", WATCH.read_text(), flags=re.MULTILINE)
+    (section,) = [one for one in sections if one.splitlines()[0].lower().replace(" ", "-") == heading]
+    assert [word for word in words if word not in section] == []
+
+
+def test_the_ledger_is_listed_by_its_last_hundred_lines() -> None:
+    """C15.3"""
+    verb = dict(generate.verbs())["ledger list"]
+    (last,) = [one.default for one in verb.params if "--last" in one.opts]
+    assert last == 100

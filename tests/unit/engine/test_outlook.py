@@ -1,0 +1,80 @@
+"""What a daemon tells of its passes: bounded, as of the last pass, and of others' work no more than `observe` shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpukeeper.engine import outlook
+from gpukeeper.engine.keeper import Demanded
+from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.model.decision import Action, Decision
+from gpukeeper.model.policy import Match
+from gpukeeper.model.subject import Category, Shape, State
+from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
+
+
+async def told(b: Bench, who: str) -> dict[str, Decision]:
+    found = await outlook.outlooks(b.keeper, b.book, who, "policy.yaml")
+    return {one.seen.ref.name: one for place in found.places for one in place.decisions}
+
+
+@virtual
+async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
+    b.keeper.answering = True
+    b.set_policy(match=(Match(class_="api", name="mine"),))
+    b.running("theirs", owner="bob")
+    b.running("mine")
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    for who, reasons in (
+        ("ann", (True, False)),
+        ("bob", (False, True)),
+        ("root", (True, True)),
+        ("eve", (False, False)),
+    ):
+        found = await told(b, who)
+        given = tuple(found[name].reason != outlook.NOT_TOLD for name in ("mine", "theirs"))
+        assert given == reasons, who
+    assert list(await told(b, "ann")) == ["mine", "theirs"]
+    assert {name: one.class_ for name, one in (await told(b, "ann")).items()} == {"mine": "api", "theirs": "docker"}
+
+
+@virtual
+async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Bench) -> None:
+    b.keeper.answering = True
+    first, second = b.running("first"), b.running("second")
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    b.world.remove(first)
+    await reclaim(b.keeper, b.platform, b.book, act=False, only=[first.ref])
+    assert list(await told(b, "ann")) == ["second"]
+    second.state, second.ended = State.ENDED, b.now() - 2 * HOUR
+    await reclaim(b.keeper, b.platform, b.book, only=[second.ref])
+    assert await told(b, "ann") == {}, "it was removed"
+
+
+@virtual
+async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -> None:
+    b.keeper.answering = True
+    for number in range(4):
+        b.running(f"r{number}", 10 * MINUTE)
+        b.add(f"/tmp/tmp{number}", kind="tree", shape=Shape.TREE, category=Category.TEMPORARY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outlook, "MOST", 3)
+        await reclaim(b.keeper, b.platform, b.book, act=False)
+    found = await outlook.outlooks(b.keeper, b.book, "ann", "policy.yaml")
+    (place,) = found.places
+    assert (len(place.decisions), place.left_out) == (3, 1)
+    assert all(one.action is Action.KEEP for one in place.decisions)
+
+
+@virtual
+async def test_nothing_is_kept_where_nobody_can_ask(b: Bench) -> None:
+    b.running("mine")
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    assert b.keeper.outlook == {}
+
+
+@virtual
+async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
+    b.keeper.demand["docker", "node-3"] = Demanded(high=True)
+    b.keeper.watched_from = 7.0
+    assert outlook.standing(b.keeper) == outlook.Standing((("docker", "node-3"),), 7.0)

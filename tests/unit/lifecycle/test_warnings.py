@@ -1,0 +1,119 @@
+"""Announced times are the times used: never earlier, and later only with a reason."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Verdict, View
+from gpukeeper.model.memory import Memory, Warned
+from gpukeeper.model.policy import AtFinish, Warnings
+from gpukeeper.model.subject import Marks
+from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, POLICY, ended, subject
+
+LEAD = 10 * MINUTE
+BEHIND = Rulebook(msgspec.structs.replace(POLICY, warnings=Warnings(lead=LEAD, undelivered=LEAD)))
+COMMAND = "kubectl -n research annotate --overwrite jobs eval gpukeeper.io/hold-until="
+
+
+def removal(until: timedelta, ago: timedelta = MINUTE, rule: str = "retention", limit: timedelta = LEAD) -> Warned:
+    return Warned(rule, 1, NOW - ago, False, "run-1", limit, NOW + until, removes=True)
+
+
+def with_children(*warnings: Warned, children: int = 2, marks: Marks | None = None, **more: Any) -> View:
+    thing = ended(2 * DAY, live_children=children, marks=marks or Marks())
+    return View(thing, (), Memory(warnings=warnings), **more)
+
+
+def decided(view: View, book: Rulebook = BEHIND, after: timedelta = timedelta()) -> Decision:
+    return decide(view, book, NOW + after)
+
+
+def test_what_is_not_delivered_announces_the_longer_time() -> None:
+    warned = decided(with_children())
+    assert (warned.action, warned.announced) == (Action.WARN, NOW + LEAD)
+    assert "will be removed in 10m." in warned.reason
+    assert warned.unheard is not None
+    assert warned.unheard.at == NOW + 2 * LEAD
+    assert "will be removed in 20m." in warned.unheard.words
+
+
+def test_the_announced_time_is_used_whatever_the_lead_is_by_then() -> None:
+    view = with_children(removal(15 * MINUTE))
+    for lead in (timedelta(), LEAD, HOUR):
+        book = Rulebook(msgspec.structs.replace(POLICY, warnings=Warnings(lead=LEAD, undelivered=lead)))
+        assert decided(view, book, 14 * MINUTE).due == NOW + 15 * MINUTE, "reported, and looked at again then"
+        assert decided(view, book, 15 * MINUTE).action is Action.REMOVE
+
+
+def test_nothing_is_removed_earlier_because_its_children_ended_meanwhile() -> None:
+    view = with_children(removal(15 * MINUTE), children=0)
+    waiting = decided(view)
+    assert (waiting.action, waiting.verdict, waiting.due) == (Action.KEEP, Verdict.WAIT, NOW + 15 * MINUTE)
+    assert "announced for 2026-03-10 12:15 UTC" in waiting.reason
+    assert decided(view, after=15 * MINUTE).action is Action.REMOVE
+
+
+def test_children_are_not_ended_before_the_time_announced_for_them() -> None:
+    book = Rulebook(msgspec.structs.replace(BEHIND.policy, at_finish=AtFinish.RUNNING))
+    assert decided(with_children(removal(15 * MINUTE)), book).verdict is Verdict.WAIT
+    assert decided(with_children(removal(15 * MINUTE)), book, 15 * MINUTE).action is Action.TRIM
+
+
+def test_where_children_are_ended_first_no_removal_is_announced_for_a_later_time() -> None:
+    book = Rulebook(msgspec.structs.replace(BEHIND.policy, at_finish=AtFinish.RUNNING))
+    thing = ended(MINUTE, live_children=2, marks=Marks(ttl=timedelta()))
+    early = decide(View(thing), book, NOW)
+    assert (early.action, early.verdict, early.due) == (Action.KEEP, Verdict.WAIT, NOW + 4 * MINUTE)
+    assert decide(View(thing), book, NOW + 4 * MINUTE).action is Action.TRIM
+
+
+def test_what_another_instance_left_on_the_object_counts_for_one_that_just_began() -> None:
+    view = with_children(marks=Marks(warned=(removal(15 * MINUTE),)), watched_since=NOW)
+    assert (decided(view).action, decided(view).due) == (Action.KEEP, NOW + 15 * MINUTE)
+    assert decided(view, after=15 * MINUTE).action is Action.REMOVE
+
+
+def test_the_object_cannot_move_what_our_own_ledger_announced() -> None:
+    forged = removal(HOUR, ago=timedelta())
+    view = View(
+        subject(
+            marks=Marks(warned=(msgspec.structs.replace(forged, rule="max_runtime", limit=DAY),)),
+            started=NOW - DAY,
+            class_="api",
+        ),
+        (),
+        Memory(warnings=tuple(Warned("max_runtime", stage, NOW - HOUR, True, "run-1", DAY, NOW) for stage in (1, 2))),
+    )
+    assert decided(view).action is Action.STOP
+
+
+def test_a_restart_without_a_note_warns_again_and_says_why() -> None:
+    again = decided(with_children(removal(5 * MINUTE), watched_since=NOW))
+    assert again.action is Action.WARN
+    assert again.announced == NOW + LEAD
+    assert "what was announced for 2026-03-10 12:05 UTC does not count, because gpukeeper did not run" in again.reason
+
+
+def test_a_time_that_moved_back_says_why() -> None:
+    sent = tuple(Warned("max_runtime", stage, NOW - HOUR, True, "run-1", DAY, NOW) for stage in (1, 2))
+    later = decided(View(subject(started=NOW - 23 * HOUR, class_="api"), (), Memory(warnings=sent)))
+    assert later.verdict is Verdict.WAIT
+    assert "later than announced (2026-03-10 12:00 UTC): 1d are not over" in later.reason
+
+
+def test_the_advice_is_the_command_that_counts_where_it_runs() -> None:
+    assert decided(with_children()).reason.endswith("Keep it: gpukeeper workload hold docker/node-3/eval")
+    on_the_object = decided(with_children(marks=Marks(hold_with=COMMAND)))
+    assert on_the_object.reason.endswith(f"Keep it: {COMMAND}2026-03-11T12:00:00Z")
+
+
+def test_without_a_recorded_time_the_lead_counts() -> None:
+    """Of a ledger that an earlier version wrote."""
+    old = Warned("retention", 1, NOW - 9 * MINUTE, True, "run-1", BOOK.policy.warnings.lead)
+    book = Rulebook(msgspec.structs.replace(POLICY, warnings=Warnings(lead=old.limit)))
+    assert decided(with_children(old), book).due == old.at + old.limit
