@@ -109,6 +109,18 @@ def test_pause_stops_all_acting_until_resume(fleet: Fleet) -> None:
     assert fleet.names() == set()
 
 
+def test_the_ledger_is_searched_and_exported_with_tags(fleet: Fleet) -> None:
+    """C15.6"""
+    fleet.ended("old", days=2)
+    fleet.run("apply", "--yes")
+    found = fleet.run("ledger", "list", "--search", "Seen To Be Gone", "--json").json()["lines"]
+    assert [line["type"] for line in found] == ["outcome"]
+    assert "No such lines." in fleet.run("ledger", "list", "--search", "nothing like this").err
+    (line,) = fleet.run("ledger", "export", "--format", "syslog", "--type", "outcome").out.splitlines()
+    assert " node-1 ds01-cleanup: container.remove reclaimed docker/node-1/old user=ann: succeeded 2d ago" in line
+    assert fleet.run("ledger", "export", "--search", "seen to be gone").out.count("\n") == 1
+
+
 def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -> None:
     fleet.ended("old", days=2)
     assert fleet.run("pause", "disk replacement").code == 0

@@ -18,7 +18,11 @@ DESIGNED = (
     *(f"ledger {verb}" for verb in ("list", "show", "export")),
 )
 # There since, and not in that list.
-ADDED = ("ledger totals", "ledger rotate", "tidy", *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")))
+ADDED = (
+    "tidy",
+    *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
+    *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
+)
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 
 

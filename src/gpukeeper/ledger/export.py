@@ -1,4 +1,4 @@
-"""The journal for other programs: JSON lines and CSV, one event a line, each below 4 KiB. Pure.
+"""The journal for other programs: JSON lines, CSV and lines of a syslog, one event a line, each below 4 KiB. Pure.
 
 Names and labels come from users: control characters are escaped, and no cell can begin a formula.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from gpukeeper.ledger.lines import type_of
 from gpukeeper.model.decision import Action, Result
-from gpukeeper.model.event import SCHEMA_VERSION, Checkpoint, Closed, Event, GpuChecked, Passed
+from gpukeeper.model.event import SCHEMA_VERSION, Checkpoint, Closed, Event, GpuChecked, Intended, Passed, WarningSent
 
 FIELDS = ("timestamp", "event_type", "user", "source", "details", "schema_version")
 LINE_BYTES = 4095  # with the line's end
@@ -25,6 +25,8 @@ CUT = " [cut]"
 IDLE_KILL, RUNTIME_KILL = "maintenance.idle_kill", "maintenance.runtime_kill"
 CONTAINER_REMOVE, WORKLOAD_REMOVE = "container.remove", "workload.remove"
 HEALTH_CHECK = "gpu.health_check"
+_TAGS, CLEANUP_TAG = {"idle": "ds01-idle", "max_runtime": "ds01-maxruntime"}, "ds01-cleanup"
+SAID_CHARACTERS = 500
 _STOPS = {"idle": IDLE_KILL, "max_runtime": RUNTIME_KILL}
 _ENVELOPE = frozenset({"type", "at", "owner"})
 
@@ -38,6 +40,33 @@ def csv_lines(lines: Iterable[tuple[int, Event]]) -> Iterator[str]:
     yield _csv_row(FIELDS)
     for seq, line in lines:
         yield _within(_fields(line), details(seq, line), _csv_line)
+
+
+def syslog_lines(lines: Iterable[tuple[int, Event]]) -> Iterator[str]:
+    """For people and for what watches a syslog: time, place, tag and what happened."""
+    for _, line in lines:
+        yield _escaped(_syslog(line)).encode()[: LINE_BYTES - 1].decode(errors="ignore") + "\n"
+
+
+def _syslog(line: Event) -> str:
+    fields, place = _fields(line), line if isinstance(line, Passed) else line.ref
+    result = getattr(line, "result", "")
+    about = [str(fields["event_type"]), str(result), _short(line.ref.path) if line.ref is not None else ""]
+    whose = [f"user={fields['user']}"] if fields["user"] else []
+    said = next((str(words) for name in ("reason", "message", "what") if (words := getattr(line, name, ""))), "")
+    words = " ".join(one for one in (*about, *whose) if one)
+    host = _short(place.place).replace(" ", "_") if place is not None and place.place else "-"
+    return f"{fields['timestamp']} {host} {tag_of(line)}: {words}{': ' if said else ''}{said[:SAID_CHARACTERS]}"
+
+
+def tag_of(line: Event) -> str:
+    """Those that the scripts of ds01 wrote, for what is stopped or removed and for the warnings before it."""
+    if isinstance(line, Closed | Intended | WarningSent):
+        if line.rule in _TAGS:
+            return _TAGS[line.rule]
+        if isinstance(line, Closed | Intended) and line.action is Action.REMOVE:
+            return CLEANUP_TAG
+    return "gpukeeper"
 
 
 def event_type(line: Event) -> str:

@@ -134,9 +134,10 @@ class SqliteLedger:
         workload: str | None = None,
         errors_only: bool = False,
         since: datetime | None = None,
+        search: str | None = None,
     ) -> list[tuple[int, Event]]:
         """The newest `last` lines (None: all) that fit, oldest first. `workload`: any ending of its path, or a uid."""
-        wanted = queries.Wanted(last, tuple(types), owner, workload, errors_only, since)
+        wanted = queries.Wanted(last, tuple(types), owner, workload, errors_only, since, search)
         return await self.read(lambda c: queries.lines(c, wanted, str(self.path)))
 
     async def follow(self, after: int, *, poll: float = 0.5) -> AsyncIterator[tuple[int, Event]]:

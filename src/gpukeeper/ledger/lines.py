@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast, get_args
 
@@ -144,3 +145,18 @@ def _plain(value: Any) -> Any:
             return [_plain(v) for v in value]
         case _:
             return value
+
+
+def says(line: Event, wanted: str) -> bool:
+    """Whether this text is in any of its words, or in the path of what it is about; letters of either case."""
+    path = [line.ref.path] if line.ref is not None else []
+    return any(wanted.casefold() in one.casefold() for one in (*path, *_strings(msgspec.to_builtins(line))))
+
+
+def _strings(value: object) -> Iterator[str]:
+    """The values only: a name of a field is in every line."""
+    if isinstance(value, str):
+        yield value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for one in inside:
+        yield from _strings(one)

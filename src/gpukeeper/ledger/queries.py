@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from itertools import islice
 
 import msgspec
 
-from gpukeeper.ledger.lines import decode, micros, moment, text
+from gpukeeper.ledger.lines import decode, micros, moment, says, text
 from gpukeeper.ledger.state import meta
 from gpukeeper.lifecycle.remember import holds_from
 from gpukeeper.model.event import Closed, Event, Held, Released
@@ -25,6 +26,7 @@ class Wanted(msgspec.Struct, frozen=True):
     workload: str | None = None
     errors_only: bool = False
     since: datetime | None = None
+    search: str | None = None  # text in any of its words
 
 
 class Reclaimed(msgspec.Struct):
@@ -63,8 +65,12 @@ def lines(c: sqlite3.Connection, wanted: Wanted, where: str) -> list[tuple[int, 
     if conditions:
         question += " WHERE " + " AND ".join(conditions)
     question += " ORDER BY seq DESC LIMIT ?"
-    rows = c.execute(question, (*values, -1 if wanted.last is None else wanted.last))
-    return list(_decoded(rows, where))[::-1]
+    all_of_them = wanted.last is None or wanted.search is not None
+    found = _decoded(c.execute(question, (*values, -1 if all_of_them else wanted.last)), where)
+    if wanted.search is not None:
+        text_ = wanted.search
+        found = islice(((seq, line) for seq, line in found if says(line, text_)), wanted.last)
+    return list(found)[::-1]
 
 
 def lines_after(c: sqlite3.Connection, after: int, where: str) -> list[tuple[int, Event]]:

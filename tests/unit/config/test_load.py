@@ -272,6 +272,14 @@ def test_the_policies_of_the_how_to_page_are_valid() -> None:
         load_text(text if "scope:" in text else f"scope: {{docker: {{}}}}\n{text}")
 
 
+def test_a_folder_of_reports_is_named_from_the_root_on_and_has_no_default() -> None:
+    """C10.9: `./results` would be another folder wherever the command is run (ADR 40)."""
+    assert load_text("scope: {host: {}}\n").policy.reports.roots == ()
+    with pytest.raises(PolicyError, match=r'"\./results" is not an absolute path'):
+        load_text("scope: {host: {}}\nreports: {roots: [./results]}\n")
+    assert load_text("scope: {host: {}}\nreports: {roots: [/srv/results]}\n").policy.reports.roots == ("/srv/results",)
+
+
 def test_an_exemption_that_has_ended_is_reported_where_it_is_written() -> None:
     text = """\
 exemptions:

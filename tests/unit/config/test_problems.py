@@ -467,7 +467,7 @@ def test_a_mistake_in_one_entry_hides_none_of_its_neighbours() -> None:
     text = """\
 match:
 - {class: nope, name: a}
-- {class: docker, nam: b}
+- {class: docker, nope: b}
 - {name: c}
 - 5
 - {class: docker, label: "=x"}

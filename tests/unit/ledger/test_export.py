@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpukeeper.ledger.export import FIELDS, csv_lines, event_type, json_lines
+from gpukeeper.ledger.export import FIELDS, csv_lines, event_type, json_lines, syslog_lines, tag_of
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Checkpoint, Complaint, Event, GpuChecked
@@ -136,3 +136,24 @@ def test_formulas_and_control_characters_are_harmless() -> None:
 def test_a_checkpoint_is_exported_as_counts() -> None:
     line = Checkpoint(at=NOW, memories={str(n): Memory() for n in range(5000)}, present=(EVAL,))
     assert exported(line)["details"] == {"seq": 7, "memories": 5000, "present": 1, "open": 0}
+
+
+def test_a_line_of_a_syslog_has_time_place_tag_and_what_happened() -> None:
+    """C15.6: the tags that scripts already look for."""
+    (idle,) = syslog_lines([(7, closed(reason="idle for 31m"))])
+    head = "2026-03-10T12:00:00Z node-3 ds01-idle: maintenance.idle_kill reclaimed docker/node-3/eval user=ann: "
+    assert idle == head + "idle for 31m\n"
+    assert tag_of(closed(rule="max_runtime")) == "ds01-maxruntime"
+    assert tag_of(closed(action=Action.REMOVE, rule="retention")) == "ds01-cleanup"
+    assert {tag_of(line) for line in (noticed(), passed(), Complaint(at=NOW, what="x"))} == {"gpukeeper"}
+
+
+@given(st.text(), st.text(max_size=6000))
+@example("\x1b" * 300, "\x85" * 6000)
+def test_any_line_of_a_syslog_is_one_short_line_of_printable_text(name: str, words: str) -> None:
+    ref = Ref("docker", "node-3", "container", name, "id")
+    for line in (closed(ref=ref, reason=words), Complaint(at=NOW, what=words)):
+        (written,) = syslog_lines([(1, line)])
+        assert len(written.encode()) <= 4096
+        assert written.endswith("\n")
+        assert written[:-1].isprintable()

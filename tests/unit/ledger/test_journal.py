@@ -123,6 +123,11 @@ def test_lines_can_be_narrowed(ledger: SqliteLedger) -> None:
         assert await numbers(owner="bob") == [4]
         assert await numbers(workload="eval") == [1, 3, 4, 6]
         assert await numbers(workload="Node-3/eval", last=1) == [6]
+        assert await numbers(search="NO PASS for") == [7]
+        assert await numbers(search="namespace lab") == [5]
+        assert await numbers(search="docker/node-3/eval", last=2) == [4, 6]
+        assert await numbers(search="outcome", owner="bob") == [4]
+        assert await numbers(search="incarnation") == [], "a field's name is no text"
         assert await numbers(workload="val") == []
         assert await numbers(workload="uid-7") == [2]
         assert await numbers(errors_only=True) == [3, 5, 6, 7]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.lifecycle.budget import Fleet, hourly_budget, make_plan, open_breaker, room_left
+import msgspec
+
+from gpukeeper.lifecycle.budget import Fleet, backlog_sentence, hourly_budget, make_plan, open_breaker, room_left
 from gpukeeper.model.decision import Action, Decision, Plan
-from gpukeeper.model.policy import Amount, Breaker, Budget, Policy
+from gpukeeper.model.policy import Amount, Breaker, Budget, Policy, Schedule
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, decision
 
 
@@ -222,6 +224,27 @@ def test_a_person_who_allows_so_many_allows_that_many_of_both_together() -> None
 def test_each_step_is_held_to_the_hour_of_its_kind() -> None:
     rules = limited(trees=7, per_hour=5)
     assert (hourly_budget(tree(1), rules, 100), hourly_budget(decision(1), rules, 100)) == (7, 5)
+
+
+def test_a_backlog_says_how_long_it_takes_and_what_makes_it_shorter() -> None:
+    """The default clears 5,000 in a night."""
+    words = backlog_sentence([decision(n) for n in range(5000)], Policy(), seen=5000)
+    assert words == (
+        "5000 deferred by the budget, oldest first: about 8h20m with a pass every 5m. "
+        "To take more at once: `gpukeeper apply --budget N`, or raise budget.per_pass and budget.per_hour."
+    )
+
+
+def test_passes_that_come_seldom_take_as_much_as_one_pass_may() -> None:
+    rules = Policy(schedule=Schedule(every=timedelta(hours=1)))
+    assert "about 4d4h with a pass every 1h." in backlog_sentence([decision(n) for n in range(5000)], rules, seen=5000)
+
+
+def test_a_backlog_of_trees_has_its_own_number() -> None:
+    trees = [msgspec.structs.replace(decision(n), rule="temporary_tree") for n in range(2500)]
+    words = backlog_sentence(trees, Policy(), seen=10)
+    assert "about 2h30m" in words
+    assert words.endswith("or raise budget.trees.")
 
 
 def test_kind_rule_and_outcome_do_not_change_the_order() -> None:

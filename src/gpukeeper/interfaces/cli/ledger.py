@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from gpukeeper.ledger.queries import Reclaimed
     from gpukeeper.model.event import Event
 
+MOST_ASKED = 1000  # lines that a daemon gives at once
 app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper saw, decided and did.")
 
 Type = Annotated[list[str] | None, typer.Option("--type", help="Only lines of this type; may be repeated.")]
 About = Annotated[str | None, typer.Option("--workload", help="Only about this workload (an ending of its path).")]
+Whose = Annotated[str | None, typer.Option("--owner", help="Only about this person's work.")]
+Search = Annotated[
+    str | None, typer.Option("--search", help="Only with this text in any of its words.", metavar="TEXT")
+]
 Since = Annotated[str | None, typer.Option("--since", help="Only the last 24h, 7d, …")]
 
 
@@ -30,18 +35,19 @@ def list_(
     last: Annotated[int, typer.Option("--last", min=1, help="How many lines.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     errors: Annotated[bool, typer.Option("--errors", help="Only what failed or needs an admin.")] = False,
-    owner: o.Owner = None,
+    owner: Whose = None,
     workload: About = None,
     type_: Type = None,
     since: Since = None,
+    search: Search = None,
     json: o.Json = False,
 ) -> None:
     """The newest lines, oldest first."""
     types = tuple(type_ or ())
-    if not follow and _through_daemon(last, types, owner, workload, errors, since, json=json):
+    if not follow and _through_daemon(last, types, owner, workload, errors, since, search, json=json):
         return
     with opened_for_reading() as ledger:
-        found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since))
+        found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since, search))
         _print_lines(found, json=json, follow=follow)
         if follow:
             asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
@@ -54,22 +60,30 @@ def _through_daemon(
     workload: str | None,
     errors: bool,
     since: str | None,
+    search: str | None,
     *,
     json: bool,
 ) -> bool:
     """Whether a daemon of somebody else answered: of its ledger one is told what concerns one's own work."""
     from gpukeeper.interfaces.terminal.daemon import from_daemon
     from gpukeeper.interfaces.terminal.session import say, span
-    from gpukeeper.ledger.lines import Numbered
+    from gpukeeper.ledger.lines import Numbered, says
 
     length = span(since, "--since")
     seconds = None if length is None else length.total_seconds()
-    asked = {"last": last, "types": types, "owner": owner, "workload": workload or "", "errors": errors}
+    asked = {
+        "last": last if search is None else MOST_ASKED,
+        "types": types,
+        "owner": owner,
+        "workload": workload or "",
+        "errors": errors,
+    }
     found = from_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
     if found is None:
         return False
     say("From the daemon's ledger: lines about your own work (all of them for an admin).")
-    _print_lines(found.lines, json=json, follow=False)
+    fitting = [one for one in found.lines if search is None or says(one[1], search)]
+    _print_lines(fitting[-last:], json=json, follow=False)
     return True
 
 
@@ -121,21 +135,24 @@ def totals(since: Since = None, json: o.Json = False) -> None:
 
 @app.command()
 def export(
-    format_: Annotated[str, typer.Option("--format", help="json (one object a line) or csv.")] = "json",
-    owner: o.Owner = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="json (one object a line), csv, or syslog (one short line with a tag).")
+    ] = "json",
+    owner: Whose = None,
     workload: About = None,
     type_: Type = None,
     since: Since = None,
+    search: Search = None,
 ) -> None:
     """Every line for other programs: timestamp, event_type, user, source, details, schema_version."""
-    from gpukeeper.ledger.export import csv_lines, json_lines
+    from gpukeeper.ledger.export import csv_lines, json_lines, syslog_lines
     from gpukeeper.model.errors import UsageError
 
-    writers = {"json": json_lines, "csv": csv_lines}
+    writers = {"json": json_lines, "csv": csv_lines, "syslog": syslog_lines}
     if format_ not in writers:
-        raise UsageError(f'--format "{format_}" is neither json nor csv')
+        raise UsageError(f'--format "{format_}" is none of: {", ".join(writers)}')
     with opened_for_reading() as ledger:
-        found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since))
+        found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since, search))
         for row in writers[format_](found):
             typer.echo(row, nl=False)
 
@@ -181,6 +198,7 @@ async def _lines(
     workload: str | None,
     errors: bool,
     since: str | None,
+    search: str | None = None,
 ) -> list[tuple[int, Event]]:
     from gpukeeper.ledger.lines import TYPES
     from gpukeeper.model.errors import UsageError
@@ -189,7 +207,13 @@ async def _lines(
     if unknown:
         raise UsageError(f'there are no lines of type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
     return await ledger.lines(
-        last=last, types=types, owner=owner, workload=workload, errors_only=errors, since=_begin(since)
+        last=last,
+        types=types,
+        owner=owner,
+        workload=workload,
+        errors_only=errors,
+        since=_begin(since),
+        search=search,
     )
 
 
