@@ -15,7 +15,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
-from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.policy import (
     Activity,
@@ -225,7 +225,8 @@ async def _one_life(keeper: Keeper, run: Run, seconds: float) -> None:
 async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asyncio.Event) -> None:
     """Owners hold and release and make keep-alive files; now and then an admin pauses everything for a while."""
     rng = world.rng
-    await requests.resume(keeper, book, "root")  # whoever paused may have gone down with the last life
+    with suppress(UsageError):  # nothing is paused
+        await requests.resume(keeper, book, "root")  # whoever paused may have gone down with the last life
     while not stop.is_set():
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), rng.uniform(300, 1500))

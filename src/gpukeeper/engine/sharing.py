@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -57,7 +56,7 @@ class Shared(Generic[T]):
         waits = turn.locked()
         with turn:
             if waits:
-                time.sleep(GATHER)
+                threading.Event().wait(GATHER)
             with self._lock:
                 del self._next[about]  # who comes from now on asked after it began
             try:
