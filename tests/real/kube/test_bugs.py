@@ -223,7 +223,8 @@ def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, 
         (sent,) = [json.loads(asked.body) for asked in one.asked if asked.method == "DELETE"]
     assert sent["propagationPolicy"] in {"Foreground", "Background"}
     assert sent["preconditions"].keys() == {"uid", "resourceVersion"}
-    assert plane.api.list("jobs", namespace) == plane.api.list("pods", namespace) == []
+    assert plane.api.list("jobs", namespace) == []
+    plane.until(lambda: plane.api.list("pods", namespace) == [], "the garbage collector removed the pods")
 
 
 @pytest.mark.usefixtures("kwok_node")

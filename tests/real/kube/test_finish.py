@@ -281,7 +281,7 @@ def test_the_label_of_a_namespace_says_which_retention(
     assert passes(bench) == []
     bench.later(hours=hours * 0.2)
     assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
-    assert left(plane.api, namespace, *HOLDERS) == {}
+    plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 @pytest.mark.parametrize(("ttl", "before", "after"), [("10m", 9, 11), ("3h", 179, 181)])
@@ -295,7 +295,7 @@ def test_a_workload_says_its_own_ttl(
     assert passes(bench) == []
     bench.later(minutes=after - before)
     assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
-    assert left(plane.api, namespace, *HOLDERS) == {}
+    plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 def test_a_hold_on_the_object_keeps_it_until_then(plane: ControlPlane, namespace: str) -> None:
@@ -340,7 +340,7 @@ def test_the_ttl_of_another_tool_counts_only_where_the_policy_names_it(plane: Co
     assert passes(bench) == []
     bench.later(minutes=2)
     assert reclaimed(passes(bench)) == {"job/train": Action.REMOVE}
-    assert left(plane.api, namespace, *HOLDERS) == {}
+    plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 def test_a_ttl_that_kubernetes_itself_keeps_is_left_to_it(plane: ControlPlane, namespace: str) -> None:
@@ -364,7 +364,7 @@ def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: Contr
     line = the_end(passes(bench))
     assert line.result is Result.RECLAIMED
     assert "the platform itself has not removed it" in line.reason
-    assert left(plane.api, namespace, *HOLDERS) == {}
+    plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 
 # What is not a finished root.
@@ -381,7 +381,9 @@ def test_a_finished_job_goes_and_its_cronjob_stays(plane: ControlPlane, namespac
     bench = Bench(plane.kubeconfig(), namespace)
     bench.later(minutes=61)
     assert reclaimed(passes(bench)) == {"job/nightly-1": Action.REMOVE}
-    assert left(plane.api, namespace, "cronjobs", *HOLDERS) == {"cronjobs": {"nightly"}}
+    plane.until(
+        lambda: left(plane.api, namespace, "cronjobs", *HOLDERS) == {"cronjobs": {"nightly"}}, "only the CronJob"
+    )
 
 
 def test_a_job_that_succeeded_after_a_failure_succeeded(plane: ControlPlane, namespace: str) -> None:
@@ -443,4 +445,4 @@ def test_kinds_that_are_not_installed_are_absent() -> None:
         report = bench.again()
         assert report.survey.unseen == []
         assert reclaimed([*report.outcomes, *passes(bench)]) == {"job/train": Action.REMOVE}
-        assert left(bare.api, namespace, *HOLDERS) == {}
+        bare.until(lambda: not left(bare.api, namespace, *HOLDERS), "nothing is left")
