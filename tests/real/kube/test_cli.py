@@ -147,7 +147,7 @@ def test_explain_says_why_a_whole_stays_and_finds_its_parts(shell: Shell, api: A
     whole = shell.run("explain", "trainjob/run-7")
     assert whole.code == DONE
     assert "Decision: keep by retention" in whole.out
-    assert "a TrainJob has no TTL in any release" in whole.out
+    assert "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)" in whole.out
     tree = whole.out.partition("What it is part of and made of:\n")[2]
     lines = [line.split()[0] for line in tree.splitlines()[:4]]
     assert lines[:2] == ["trainjob/run-7", "jobset/run-7"]

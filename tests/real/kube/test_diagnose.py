@@ -255,7 +255,7 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
     assert "after the TrainJob ended: Kubeflow Trainer (v2.1.0) made it anew" in one_of(found, "was made").words
     level = one_of(found, "ttlSecondsAfterFinished: 2 stands in its runtime (TrainingRuntime torch)")
     assert "Kubeflow Trainer v2.1.0 makes it anew at once" in level.words
-    one_of(found, "a TrainJob has no TTL in any release")
+    one_of(found, "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)")
     assert "1 pod below it still there, with 1 GPU" in one_of(found, "it has finished").words
     kinds = [line.split("/")[0] for line in found.tree[:4]]
     assert kinds == ["trainjob", "  jobset", "    job", "      pod"]

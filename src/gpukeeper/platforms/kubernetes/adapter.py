@@ -404,9 +404,9 @@ class KubernetesPlatform:
             tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
             if below.unseen:
                 tally.unclear = below.unseen[0]
-            subject = translate.root_subject(
-                kind, source, tally, namespace, self._at(), self._reading, part_of(above, ref)
-            )
+            ttl_field = await self._discovery.ttl_field(kind, (source,))
+            reading = msgspec.structs.replace(self._reading, ttl_field=ttl_field)
+            subject = translate.root_subject(kind, source, tally, namespace, self._at(), reading, part_of(above, ref))
         subject = msgspec.structs.replace(subject, needed=await self._needed(source, below))
         if self._is_stuck(source):
             subject = await self._with_block(subject, source, above)

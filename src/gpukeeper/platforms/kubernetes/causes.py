@@ -75,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     reports: Mapping[str, Report]  # of controllers, by their name
     now: datetime
     runtime: RuntimeTtl | NoRuntime | Unknown | None = None
+    ttl_field: bool | Unknown = marked.NOT_ASKED  # whether the served TrainJob has one
     events: tuple[str, ...] | Unknown = ()
     clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
 
@@ -106,7 +107,7 @@ def tree(facts: Facts) -> Iterator[str]:
 
 def _branch(facts: Facts, node: Node, depth: int, wanted: set[str]) -> Iterator[str]:
     here = "  <- this one" if node.meta.uid == facts.node.meta.uid and not facts.is_top else ""
-    yield f"{'  ' * depth}{node.words}  {', '.join(_told(node, facts.now))}{here}"
+    yield f"{'  ' * depth}{node.words}  {', '.join(_told(node, facts))}{here}"
     children = sorted(facts.below.of(node.meta.uid), key=lambda one: (one.meta.uid not in wanted, one.meta.name))
     for child in children[:SIBLINGS]:
         yield from _branch(facts, child, depth + 1, wanted)
@@ -114,12 +115,12 @@ def _branch(facts: Facts, node: Node, depth: int, wanted: set[str]) -> Iterator[
         yield f"{'  ' * (depth + 1)}and {len(children) - SIBLINGS} more"
 
 
-def _told(node: Node, now: datetime) -> Iterator[str]:
-    meta = node.meta
+def _told(node: Node, facts: Facts) -> Iterator[str]:
+    meta, now = node.meta, facts.now
     yield _state(node, now)
     made = when(meta.creation_timestamp)
     yield f"created {ago(made, now)}" if isinstance(made, datetime) else "created at an unknown time"
-    if isinstance(node.seen, Root) and (ttl := _ttl_words(node.kind, node.seen.spec)):
+    if isinstance(node.seen, Root) and (ttl := _ttl_words(node.kind, node.seen.spec, facts.ttl_field)):
         yield ttl
     asked_for = when(meta.deletion_timestamp)
     if asked_for is not None:
@@ -153,12 +154,12 @@ def _outcome(ending: Ending) -> str:
     return str(ending.outcome.value) if isinstance(ending.outcome, Outcome) else "ended"
 
 
-def _ttl_words(kind: Kind, spec: Spec) -> str:
-    if kind is TRAINJOB:
+def _ttl_words(kind: Kind, spec: Spec, ttl_field: bool | Unknown) -> str:
+    if kind is TRAINJOB and ttl_field is False:
         return "this kind has no TTL"
     if kind in V1_KINDS:
         seconds = None if spec.run_policy is None else spec.run_policy.ttl_seconds_after_finished
-    elif kind in {JOB, JOBSET, RAYJOB}:
+    elif kind in {JOB, JOBSET, RAYJOB, TRAINJOB}:
         seconds = spec.ttl_seconds_after_finished
     else:
         return ""
@@ -344,19 +345,28 @@ def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
     if isinstance(seen, Pod):
         yield Cause("a pod of its own has no TTL: nobody but gpukeeper or you removes it", ours)
         return
-    said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now)
+    said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now, ttl_field=facts.ttl_field)
     yield from (Cause(note, "Correct it; until then it does nothing, or holds") for note in notes)
-    own = f" (its own {marked.TTL} is {in_words(said.ttl)})" if isinstance(said.ttl, timedelta) else ""
-    if top.kind is TRAINJOB:
-        yield Cause(f"a TrainJob has no TTL in any release: nobody but gpukeeper or you removes it{own}", ours)
-        yield from _wrong_level(facts, ending)
+    if top.kind is TRAINJOB and facts.ttl_field is not True:
+        own = f" (its own {marked.TTL} is {in_words(said.ttl)})" if isinstance(said.ttl, timedelta) else ""
+        yield Cause(f"{_no_ttl_field(facts.ttl_field)}: nobody but gpukeeper or you removes it{own}", ours)
     elif top.kind is RAYJOB:
         yield from _ray_ttl(seen.spec, ending)
     elif not said.ttl_elsewhere and not top.kind.runs and said.ttl is None:
         field = marked.RUN_POLICY_TTL if top.kind in V1_KINDS else marked.FIELD_TTL
-        yield Cause(f"it names no TTL ({field}), so that its controller keeps it for ever", f"Set it; or {ours}")
+        unless = ", unless its runtime names one for it" if top.kind is TRAINJOB else ""
+        words = f"it names no TTL ({field}), so that its controller keeps it for ever{unless}"
+        yield Cause(words, f"Set it; or {ours}")
     elif said.ttl_elsewhere and isinstance(said.ttl, timedelta) and isinstance(ending.at, datetime):
         yield from _ttl_of_controller(facts, said.ttl, ending.at)
+    if top.kind is TRAINJOB:
+        yield from _wrong_level(facts, ending)
+
+
+def _no_ttl_field(ttl_field: bool | Unknown) -> str:
+    if isinstance(ttl_field, Unknown):
+        return f"a TrainJob has no TTL in any release that gpukeeper knows ({ttl_field.why})"
+    return f"a TrainJob has no TTL in this cluster (its CRD has no {marked.FIELD_TTL})"
 
 
 def _ttl_of_controller(facts: Facts, ttl: timedelta, ended: datetime) -> Iterator[Cause]:

@@ -5,6 +5,7 @@ Looks only: up to its root and down to its pods, at the controllers that look af
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from gpukeeper.platforms.kubernetes.controllers import Controllers, of_kind
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
 from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
 from gpukeeper.platforms.kubernetes.owners import Node, Served, climb, descendants
+from gpukeeper.platforms.kubernetes.schema import has_ttl
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
@@ -117,6 +120,7 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
         reports=reports,
         now=now,
         runtime=await _runtime_ttl(cluster, served, top),
+        ttl_field=await _ttl_field(cluster, served, chain),
         events=await _events(cluster, node.meta, now),
         clashes={
             name: await controllers.clashes(report, names)
@@ -124,6 +128,14 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
             if report.controller.deployments
         },
     )
+
+
+async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[Node]) -> bool | Unknown:
+    """Whether a TrainJob of this cluster has one; asked where there is a TrainJob."""
+    version = await served(TRAINJOB) if any(one.kind is TRAINJOB for one in chain) else None
+    if not isinstance(version, str):
+        return version or NOT_ASKED
+    return await has_ttl(cluster, TRAINJOB, version)
 
 
 async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | NoRuntime | Unknown | None:

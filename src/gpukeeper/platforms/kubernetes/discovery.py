@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -12,8 +12,10 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import NOT_FOUND, ApiError
-from gpukeeper.platforms.kubernetes.kinds import Kind
-from gpukeeper.platforms.kubernetes.wire import Wire
+from gpukeeper.platforms.kubernetes.kinds import TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
+from gpukeeper.platforms.kubernetes.schema import has_ttl
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 T = TypeVar("T")
 REMEMBERED = timedelta(minutes=10)
@@ -73,6 +75,7 @@ class Discovery:
         self._known: dict[str, tuple[float, object]] = {}
         self._seen: set[str] = set()  # kinds that were there
         self._missing: dict[str, float] = {}  # of those: not listed any more since then
+        self._with_ttl: dict[str, float] = {}  # kinds whose served version has a TTL field: when that was read
 
     async def served(self, kind: Kind) -> str | Unknown | None:
         """The version to read it in. None: it is not installed. Unknown: nobody could say."""
@@ -104,6 +107,23 @@ class Discovery:
         if page.kind != "APIResourceList" or page.group_version != api_version or found is None:
             return Unknown(f"the cluster does not serve {kind} ({api_version})")
         return Resource(root=root, plural=found.name, namespaced=found.namespaced)
+
+    async def ttl_field(self, kind: Kind, items: Iterable[Root | Pod]) -> bool | Unknown:
+        """Whether the served TrainJob has a TTL field. Asked where one of these names a TTL: a server drops what its
+        CRD does not have, so that the others need no answer. Only a yes is remembered; a no contradicts the object."""
+        named = (one for one in items if isinstance(one, Root) and one.spec.ttl_seconds_after_finished is not None)
+        if kind is not TRAINJOB or next(named, None) is None:
+            return NOT_ASKED
+        read = self._with_ttl.get(kind.name)
+        if read is not None and self._clock() - read < REMEMBERED.total_seconds():
+            return True
+        version = await self.served(kind)
+        if not isinstance(version, str):
+            return version or NOT_ASKED
+        found = await has_ttl(self._cluster, kind, version)
+        if found is True:
+            self._with_ttl[kind.name] = self._clock()
+        return found
 
     def _absent(self, kind: Kind) -> Unknown | None:
         """A server that just began does not list everything yet, and one answer must not make a whole kind gone."""

@@ -19,8 +19,8 @@ from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import Ending
-from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, Kind, Lever
-from gpukeeper.platforms.kubernetes.wire import Meta, Spec, when
+from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, TRAINJOB, Kind, Lever
+from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 TTL, HOLD_UNTIL, OWNER, EXEMPT = (
     "gpukeeper.io/ttl",
@@ -30,7 +30,8 @@ TTL, HOLD_UNTIL, OWNER, EXEMPT = (
 )
 INFRASTRUCTURE = "gpukeeper.io/infrastructure"
 WARNED = "gpukeeper.io/warned"  # what gpukeeper announced about this very object
-FIELD_TTL, RUN_POLICY_TTL = "spec.ttlSecondsAfterFinished", "spec.runPolicy.ttlSecondsAfterFinished"
+TTL_NAME = "ttlSecondsAfterFinished"
+FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
 JANITOR_TTL, JANITOR_EXPIRES = "janitor/ttl", "janitor/expires"
 TWIN_TTL, TWIN_REFRESHED = "k8s-ttl-controller.twin.sh/ttl", "k8s-ttl-controller.twin.sh/refreshed-at"
 KYVERNO_TTL = "cleanup.kyverno.io/ttl"
@@ -44,6 +45,9 @@ GITOPS_LABELS = {
     "helm.toolkit.fluxcd.io/name": "Flux",
 }
 FAR = datetime(9999, 1, 1, tzinfo=UTC)  # the hold rule bounds it
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # what was written, before the server dropped anything
+LONGEST_APPLIED = 256 * 1024  # bytes; the annotations of an object are together no longer
+NOT_ASKED = Unknown(f"the cluster was not asked whether its TrainJob has {FIELD_TTL}")
 RAY_MARGIN = timedelta(seconds=60)
 SHOWN = 40  # characters of somebody's words in a sentence of ours
 _ONE_UNIT = re.compile(r"[0-9]{1,9}[smhdw]")
@@ -67,6 +71,14 @@ class Warnings(msgspec.Struct, frozen=True):
     warned: tuple[Warned, ...] = ()
 
 
+class _AppliedSpec(Wire, frozen=True):
+    ttl_seconds_after_finished: Any = None
+
+
+class _Applied(Wire, frozen=True):
+    spec: _AppliedSpec = _AppliedSpec()
+
+
 def read(
     kind: Kind,
     root_meta: Meta,
@@ -76,10 +88,13 @@ def read(
     foreign: Sequence[str] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
+    ttl_field: bool | Unknown = NOT_ASKED,
 ) -> tuple[Marks, tuple[str, ...]]:
-    """The marks, and what somebody should mend. `gitops`: what a GitOps tool put there counts as ours, too."""
+    """The marks, and what somebody should mend. `gitops`: what a GitOps tool put there counts as ours, too.
+    `ttl_field`: whether the served TrainJob has one."""
     notes: list[str] = []
-    ttl, elsewhere, forever = _ttl(kind, root_meta, spec, ending, foreign, notes)
+    field = _field_ttl(kind, spec, ttl_field)
+    ttl, elsewhere, forever = _ttl(field, root_meta, ending, foreign, notes)
     holds = [*_own_holds(root_meta), *([FAR] if forever else [])]
     over = ending.over is True
     if not over:
@@ -99,7 +114,9 @@ def read(
         asks_exemption=_asks(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
-    return marks, (*dict.fromkeys(notes), *(misplaced(kind, spec) if spec is not None else ()))
+    if spec is not None:
+        notes += [*misplaced(kind, spec, ttl_field), *_dropped(kind, root_meta, spec)]
+    return marks, tuple(dict.fromkeys(notes))
 
 
 def pod_hold(meta: Meta) -> str | None:
@@ -136,7 +153,7 @@ def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool
     return None
 
 
-def misplaced(kind: Kind, spec: Spec) -> Iterator[str]:
+def misplaced(kind: Kind, spec: Spec, ttl_field: bool | Unknown = NOT_ASKED) -> Iterator[str]:
     """A setting that does nothing where it stands."""
     if kind == JOBSET:
         for job in spec.replicated_jobs or ():
@@ -146,11 +163,42 @@ def misplaced(kind: Kind, spec: Spec) -> Iterator[str]:
                     f"ttlSecondsAfterFinished stands in the template of replicated job {job.name[:SHOWN]}, where it"
                     f" takes single Jobs away from the JobSet; write {FIELD_TTL} of the JobSet"
                 )
+    if kind == TRAINJOB and spec.ttl_seconds_after_finished is not None and ttl_field is False:
+        yield f"{FIELD_TTL} does nothing on a TrainJob of this cluster, whose CRD has no such field; annotate {TTL}"
     if kind.lever is Lever.RUN_POLICY:
         if spec.ttl_seconds_after_finished is not None:
             yield f"{FIELD_TTL} does nothing on a {kind.kind}; write {RUN_POLICY_TTL}"
         if spec.clean_pod_policy is not None and kind.kind != "MPIJob":
             yield f"spec.cleanPodPolicy does nothing on a {kind.kind}; write spec.runPolicy.cleanPodPolicy"
+
+
+def _dropped(kind: Kind, meta: Meta, spec: Spec) -> Iterator[str]:
+    """A TTL that was applied where the kind has no such field: the API server dropped it without a word."""
+    given = meta.annotations or {}
+    if TTL in given or spec.ttl_seconds_after_finished is not None:
+        return
+    if kind.lever is Lever.RUN_POLICY:
+        if spec.run_policy is not None and spec.run_policy.ttl_seconds_after_finished is not None:
+            return  # it was written where it counts, since
+        place = RUN_POLICY_TTL
+    elif kind == TRAINJOB:
+        place = f"the annotation {TTL}"
+    else:
+        return
+    written = _applied_ttl(given.get(APPLIED, ""))
+    if written is not None:
+        shown = str(written)[:SHOWN]
+        yield f"{FIELD_TTL}: {shown} was applied, and the {kind.kind} does not have it: it does nothing; write {place}"
+
+
+def _applied_ttl(text: str) -> object:
+    """Of any type: nothing checked it. None: there is none, or the annotation cannot be read."""
+    if TTL_NAME not in text or len(text) > LONGEST_APPLIED:
+        return None
+    try:
+        return reading.decode(text, type=_Applied).spec.ttl_seconds_after_finished
+    except msgspec.DecodeError:
+        return None
 
 
 def ray_acts_until(spec: Spec, ending: Ending) -> datetime | Unknown | None:
@@ -192,7 +240,7 @@ def moment(marker: str, text: str) -> datetime | Unknown:
 
 
 def _ttl(
-    kind: Kind, meta: Meta, spec: Spec | None, ending: Ending, foreign: Sequence[str], notes: list[str]
+    field: timedelta | Unknown | None, meta: Meta, ending: Ending, foreign: Sequence[str], notes: list[str]
 ) -> tuple[timedelta | Unknown | None, bool, bool]:
     """Its TTL after the finish, whether the platform itself acts on it, and whether it asks to stay for ever."""
     others = _foreign_ttl(meta, foreign) if foreign else []
@@ -203,10 +251,9 @@ def _ttl(
         own = span(TTL, annotations[TTL])
         notes += [own.why] if isinstance(own, Unknown) else []
         return own, False, forever
-    field = _field_ttl(kind, spec)
     if field is not None:
         notes += [field.why] if isinstance(field, Unknown) else []
-        return field, True, forever
+        return field, isinstance(field, timedelta), forever
     broken = next((one for one in others if isinstance(one, Unknown)), None)
     if broken is not None:
         return broken, False, forever
@@ -217,11 +264,14 @@ def _ttl(
     return max((one for one in left if isinstance(one, timedelta)), default=None), False, forever
 
 
-def _field_ttl(kind: Kind, spec: Spec | None) -> timedelta | Unknown | None:
-    """The field that the kind's own controller obeys. A RayJob's removes its cluster only; a TrainJob has none."""
+def _field_ttl(kind: Kind, spec: Spec | None, ttl_field: bool | Unknown) -> timedelta | Unknown | None:
+    """The field that the kind's own controller obeys. A RayJob's removes its cluster only. A TrainJob's counts where
+    its CRD has it; where nobody could say, it is not left to the platform, and the TrainJob stays."""
     if spec is None:
         return None
-    if kind in (JOB, JOBSET):
+    if kind == TRAINJOB and spec.ttl_seconds_after_finished is not None and isinstance(ttl_field, Unknown):
+        return ttl_field
+    if kind in (JOB, JOBSET) or (kind == TRAINJOB and ttl_field is True):
         return _seconds(FIELD_TTL, spec.ttl_seconds_after_finished)
     if kind.lever is Lever.RUN_POLICY and spec.run_policy is not None:
         return _seconds(RUN_POLICY_TTL, spec.run_policy.ttl_seconds_after_finished)

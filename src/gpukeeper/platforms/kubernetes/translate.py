@@ -56,11 +56,12 @@ class At(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the policy says about reading objects."""
+    """How objects are read: what the policy says about it, and what the cluster offers."""
 
     owner_labels: tuple[str, ...] = ()
     foreign_ttl: tuple[str, ...] = ()
     gitops: bool = False
+    ttl_field: bool | Unknown = marks.NOT_ASKED  # of a TrainJob: the cluster says it, not the policy
 
     @classmethod
     def of(cls, policy: Policy) -> Reading:
@@ -87,8 +88,9 @@ def root_subject(
     meta, spec = root.metadata, root.spec
     ending, said = ending_of(kind, root, at.now)
     over = ending.over is True
+    held_by = tally.holds or namespace.held
     found, notes = marks.read(
-        kind, meta, spec, ending, at.now, settings.foreign_ttl, tally.holds or namespace.held, settings.gitops
+        kind, meta, spec, ending, at.now, settings.foreign_ttl, held_by, settings.gitops, settings.ttl_field
     )
     owned = owner_of(meta, namespace, settings.owner_labels)
     unclear = None if tally.unclear is None else Unknown(tally.unclear)

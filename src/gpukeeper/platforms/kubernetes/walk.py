@@ -78,6 +78,7 @@ class Walk:
     ) -> None:
         self._cluster, self._discovery, self._wanted, self._at = cluster, discovery, wanted, at
         self._owners = owners or OtherOwners(cluster, discovery)
+        self._reading = wanted.reading
         self.unseen: list[Unseen] = []
         self.parts: dict[str, Owner] = {}  # by uid of a living child: what owns it
         self.holders: dict[str, list[tuple[str, str, str | None]]] = {}  # by uid of a root: its pods that hold GPUs
@@ -95,6 +96,8 @@ class Walk:
             if kind is REPLICASET and not any(one.owner.kind == kind.kind for one in self._below.values()):
                 continue
             async for items in self._list(kind):
+                ttl_field = await self._discovery.ttl_field(kind, items)
+                self._reading = msgspec.structs.replace(self._wanted.reading, ttl_field=ttl_field)
                 made: list[Subject] = []
                 sources: list[Root | Pod] = []
                 for item in items:
@@ -220,7 +223,7 @@ class Walk:
         tally.dead_counted = self._wanted.count_dead
         if tally.pods:
             self.holders[meta.uid] = tally.pods
-        return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._wanted.reading, part_of)
+        return root_subject(kind, root, tally, self._of(meta.namespace), self._at, self._reading, part_of)
 
     def _hand_up(self, part: Root, owner: Owner, below: Below | None) -> None:
         self.parts[part.metadata.uid] = owner

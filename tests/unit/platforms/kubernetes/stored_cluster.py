@@ -31,6 +31,7 @@ class StoredCluster:
     def __init__(self, *objects: Mapping[str, Any], page: int = 2) -> None:
         self.objects: list[Mapping[str, Any]] = list(objects)
         self.logs: dict[str, str] = {}  # by pod
+        self.documents: dict[str, object] = {}  # by path: what is no object
         self.refused: dict[str, PlatformError] = {}  # by how the path ends
         self.inconsistent = False
         self.asked: list[str] = []
@@ -45,6 +46,8 @@ class StoredCluster:
 
     async def get(self, path: str, type_: type[T], **query: object) -> T:
         self._ask(path)
+        if path in self.documents:
+            return msgspec.json.decode(msgspec.json.encode(self.documents[path]), type=type_)
         collection, _, name = path.rpartition("/")
         for one in self.objects:
             if one["metadata"]["name"] == name and collection == _collection(one, everywhere=False):

@@ -46,6 +46,22 @@ def none_of(found: Diagnosis, *words: str) -> None:
         assert not [cause.words for cause in found.causes if word in cause.words], word
 
 
+OPENAPI = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
+
+
+def described(*fields: str, kind: str = "TrainJob") -> Told:
+    """A group as the API server describes it."""
+    spec = {"type": "object", "properties": {name: {"type": "object"} for name in ("runtimeRef", *fields)}}
+    named = [{"group": "trainer.kubeflow.org", "kind": kind, "version": "v1alpha1"}]
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"type": "string"}, "spec": spec},
+        "x-kubernetes-group-version-kind": named,
+    }
+    other = {"type": "object", "properties": {"spec": {"properties": {"ttlSecondsAfterFinished": {}}}}}
+    return {"openapi": "3.0.0", "components": {"schemas": {"other": other, f"io.trainer.{kind}": schema}}}
+
+
 def train(
     *conditions: Told, version: str = "v2.3.0", runtime_ttl: int | None = None, jobset: Told | None = None, **parts: Any
 ) -> tuple[StoredCluster, Told]:
@@ -64,6 +80,7 @@ def train(
     image = f"ghcr.io/kubeflow/trainer/trainer-controller-manager:{version}"
     held = lease(NOW - timedelta(seconds=2))
     cluster = StoredCluster(one, runtime, deployment(image=image), held, JOBSET_HERE, *([jobset] if jobset else []))
+    cluster.documents[OPENAPI] = described()
     return cluster, one
 
 
@@ -76,9 +93,62 @@ def test_a_complete_trainjob_has_no_ttl_and_ours_takes_it() -> None:
     found = said(cluster, one)
     assert found.tree[0].startswith("trainjob/run-7  succeeded 2h ago, created 6h ago, this kind has no TTL, uid ")
     assert any("looked after by Kubeflow Trainer v2.3.0" in line and "1 of 1 ready" in line for line in found.tree)
-    cause = one_of(found, "a TrainJob has no TTL in any release")
+    cause = one_of(found, "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)")
     assert "annotation gpukeeper.io/ttl" in cause.remedy
-    none_of(found, "ttlSecondsAfterFinished", "still there", "was made", "gone")
+    none_of(found, "stands in", "still there", "was made", "gone")
+
+
+@pytest.mark.parametrize("document", [None, {}, described("ttlSecondsAfterFinished", kind="Other")])
+def test_where_the_crd_cannot_be_read_that_is_said_and_what_is_known_counts(document: Told | None) -> None:
+    cluster, one = train(COMPLETE)
+    if document is None:
+        cluster.refused[OPENAPI] = forbidden("path")
+    cluster.documents[OPENAPI] = document
+    found = said(cluster, one)
+    cause = one_of(found, "a TrainJob has no TTL in any release that gpukeeper knows (whether a TrainJob of this")
+    assert "is not known" in cause.words
+    assert "this kind has no TTL" not in found.tree[0]
+
+
+def test_a_trainjob_whose_crd_has_a_ttl_is_left_to_its_controller() -> None:
+    cluster, one = train(COMPLETE)
+    cluster.documents[OPENAPI] = described("ttlSecondsAfterFinished")
+    found = said(cluster, one)
+    assert "no TTL, uid" in found.tree[0]
+    cause = one_of(found, "it names no TTL (spec.ttlSecondsAfterFinished)")
+    assert "unless its runtime names one for it" in cause.words
+    none_of(found, "a TrainJob has no TTL")
+
+    one["spec"]["ttlSecondsAfterFinished"] = 3 * 3600
+    found = said(cluster, one)
+    assert "TTL 3h, uid" in found.tree[0]
+    one_of(found, "its TTL of 3h ends in 1h; then Kubeflow Trainer removes it")
+    one["spec"]["ttlSecondsAfterFinished"] = 60
+    one_of(said(cluster, one), "its TTL of 1m was over 1h59m ago, and Kubeflow Trainer has not removed it")
+
+
+def test_a_ttl_that_nobody_can_vouch_for_is_not_left_to_the_platform() -> None:
+    cluster, one = train(COMPLETE)
+    del cluster.documents[OPENAPI]
+    one["spec"]["ttlSecondsAfterFinished"] = 60
+    found = said(cluster, one)
+    none_of(found, "its TTL of")
+    assert len([cause for cause in found.causes if "is not known" in cause.words]) == 2, "a note, and no TTL"
+
+
+def test_only_a_trainjob_is_asked_about() -> None:
+    job = thing("Job", "train")
+    cluster = StoredCluster(job)
+    said(cluster, job)
+    assert OPENAPI not in cluster.asked
+
+
+def test_a_ttl_that_the_api_server_dropped_is_named_with_its_right_place() -> None:
+    applied = '{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","spec":{"ttlSecondsAfterFinished":600}}'
+    one = thing("PyTorchJob", "train", annotations={"kubectl.kubernetes.io/last-applied-configuration": applied})
+    one["status"] = {"conditions": [condition("Succeeded", ago(hours=2))]}
+    cause = one_of(said(StoredCluster(one), one), "spec.ttlSecondsAfterFinished: 600 was applied")
+    assert cause.words.endswith("it does nothing; write spec.runPolicy.ttlSecondsAfterFinished")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +393,7 @@ def test_a_child_says_what_it_is_part_of_and_what_removing_it_would_do() -> None
     )
     assert cause.remedy.endswith("gpukeeper explain team-a/trainjob/run-7")
     assert "<- this one" in found.tree[1]
-    one_of(found, "trainjob/run-7: a TrainJob has no TTL in any release")
+    one_of(found, "trainjob/run-7: a TrainJob has no TTL in this cluster")
 
 
 def test_a_pod_of_a_running_job_would_be_made_anew() -> None:

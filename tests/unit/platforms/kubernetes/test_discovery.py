@@ -11,6 +11,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.kinds import BY_NAME, JOB, POD, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.wire import Root, Spec
 from tests.unit.platforms.kubernetes.scripted_api import Reply, ScriptedApi, Time, ask, refused
 
 PYTORCH, MPI = BY_NAME["pytorchjob"], BY_NAME["mpijob"]
@@ -124,3 +125,76 @@ def test_kinds_of_one_group_share_its_pages(tmp_path: Path) -> None:
     kinds: list[Any] = [one for one in BY_NAME.values() if one.group == "kubeflow.org"]
     assert len(answers(api, tmp_path, *kinds)) == 6
     assert len(api.asked) == 3
+
+
+# Whether the served TrainJob has a TTL
+
+DESCRIBED = "GET /openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
+NAMES_TTL, NAMES_NONE = Root(spec=Spec(ttl_seconds_after_finished=60)), Root()
+
+
+def with_trainer(*fields: str) -> ScriptedApi:
+    api = a_cluster()
+    api.says("GET /apis/trainer.kubeflow.org", group("trainer.kubeflow.org", "v1alpha1"))
+    api.says("GET /apis/trainer.kubeflow.org/v1alpha1", resources("trainer.kubeflow.org/v1alpha1", TRAINJOB))
+    named = [{"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"}]
+    spec = {"properties": {name: {} for name in ("runtimeRef", *fields)}}
+    schema = {"properties": {"spec": spec}, "x-kubernetes-group-version-kind": named}
+    api.says(DESCRIBED, Reply({"components": {"schemas": {"TrainJob": schema}}}))
+    return api
+
+
+def ttl_fields(api: ScriptedApi, folder: Path, kind: Kind, *roots: Root, apart: float = 0) -> list[bool | Unknown]:
+    time = Time()
+
+    async def all_(cluster: Cluster) -> list[bool | Unknown]:
+        discovery, found = Discovery(cluster, time.clock), []
+        for one in roots:
+            found.append(await discovery.ttl_field(kind, (NAMES_NONE, one)))
+            time.now += apart
+        return found
+
+    return ask(api, all_, folder)
+
+
+def times_read(api: ScriptedApi) -> int:
+    return sum(one.path.startswith("/openapi") for one in api.asked)
+
+
+def test_a_ttl_field_that_is_served_is_remembered_for_ten_minutes(tmp_path: Path) -> None:
+    api = with_trainer("ttlSecondsAfterFinished")
+    assert ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL, NAMES_TTL, NAMES_TTL, apart=400) == [True, True, True]
+    assert times_read(api) == 2
+
+
+def test_that_a_ttl_field_is_missing_is_asked_again(tmp_path: Path) -> None:
+    """The server keeps no field that its CRD does not have: an object that names one says that the CRD changed."""
+    api = with_trainer()
+    assert ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL, NAMES_TTL) == [False, False]
+    assert times_read(api) == 2
+
+
+def test_where_no_trainjob_names_a_ttl_nobody_is_asked(tmp_path: Path) -> None:
+    api = with_trainer("ttlSecondsAfterFinished")
+    for kind, one in ((TRAINJOB, NAMES_NONE), (JOB, NAMES_TTL)):
+        (found,) = ttl_fields(api, tmp_path, kind, one)
+        assert isinstance(found, Unknown)
+    assert api.asked == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(refused(403, "Forbidden"), 403),
+        Reply("404 page not found", 404),
+        Reply("garbage"),
+        Reply({"components": {"schemas": []}}),
+        Reply({"components": {"schemas": {"TrainJob": {"properties": {"spec": {"properties": {}}}}}}}),
+    ],
+)
+def test_what_does_not_describe_a_trainjob_proves_nothing_about_its_ttl(reply: Reply, tmp_path: Path) -> None:
+    api = with_trainer()
+    api.says(DESCRIBED, reply)
+    (found,) = ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL)
+    assert isinstance(found, Unknown)
+    assert "whether a TrainJob of this cluster has spec.ttlSecondsAfterFinished is not known" in found.why

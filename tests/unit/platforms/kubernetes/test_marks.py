@@ -27,6 +27,7 @@ from gpukeeper.platforms.kubernetes.kinds import (
 )
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
+    NOT_ASKED,
     Warnings,
     excluded,
     managed_elsewhere,
@@ -53,11 +54,12 @@ def marks(
     foreign: tuple[str, ...] = (),
     pods_hold: str | None = None,
     gitops: bool = False,
+    ttl_field: bool | Unknown = NOT_ASKED,
     **metadata: Any,
 ) -> tuple[Marks, tuple[str, ...]]:
     """Without the command that holds it, which every object has."""
     told = root(spec=spec, **metadata)
-    found, notes = read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops)
+    found, notes = read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops, ttl_field)
     return msgspec.structs.replace(found, hold_with=""), notes
 
 
@@ -107,7 +109,6 @@ def test_no_text_breaks_the_reading_of_a_length_or_a_time(text: str) -> None:
         (JOBSET, {"ttlSecondsAfterFinished": 3600}, HOUR, True),
         (PYTORCH, {"runPolicy": {"ttlSecondsAfterFinished": 60}}, timedelta(minutes=1), True),
         (PYTORCH, {"runPolicy": {"cleanPodPolicy": "None"}}, None, False),
-        (TRAINJOB, {"ttlSecondsAfterFinished": 60}, None, False),  # no release has one
         (RAYJOB, {"ttlSecondsAfterFinished": 60}, None, False),  # it removes the cluster only
         (DEPLOYMENT, {"ttlSecondsAfterFinished": 60}, None, False),
     ],
@@ -115,6 +116,65 @@ def test_no_text_breaks_the_reading_of_a_length_or_a_time(text: str) -> None:
 def test_the_field_of_each_kind(kind: Kind, spec: dict[str, Any], ttl: timedelta | None, elsewhere: bool) -> None:
     found, findings = marks(kind, spec=spec)
     assert (found.ttl, found.ttl_elsewhere, findings) == (ttl, elsewhere, ())
+
+
+def test_the_field_of_a_trainjob_counts_where_its_crd_has_it() -> None:
+    field = {"ttlSecondsAfterFinished": 60}
+    has, _ = marks(TRAINJOB, spec=field, ttl_field=True)
+    assert (has.ttl, has.ttl_elsewhere) == (timedelta(minutes=1), True)
+    lacks, notes = marks(TRAINJOB, spec=field, ttl_field=False)
+    assert (lacks.ttl, lacks.ttl_elsewhere) == (None, False)
+    assert "does nothing on a TrainJob of this cluster" in notes[0]
+    unknown, notes = marks(TRAINJOB, spec=field)
+    assert isinstance(unknown.ttl, Unknown), "kept: neither left to the platform nor removed by retention"
+    assert unknown.ttl_elsewhere is False
+    assert notes == (unknown.ttl.why,)
+    ours, _ = marks(TRAINJOB, spec=field, annotations={"gpukeeper.io/ttl": "1h"})
+    assert (ours.ttl, ours.ttl_elsewhere) == (HOUR, False)
+    assert marks(TRAINJOB, spec={})[0].ttl is None
+
+
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+WRONG = '{"spec": {"ttlSecondsAfterFinished": %s}}'
+
+
+@pytest.mark.parametrize("kind", V1_KINDS)
+def test_a_ttl_that_the_server_dropped_is_found_in_what_was_applied(kind: Kind) -> None:
+    found, notes = marks(kind, annotations={APPLIED: WRONG % "600"})
+    assert found.ttl is None, "it is reported, it does not count"
+    assert notes == (
+        f"spec.ttlSecondsAfterFinished: 600 was applied, and the {kind.kind} does not have it: it does nothing; write"
+        " spec.runPolicy.ttlSecondsAfterFinished",
+    )
+
+
+def test_a_ttl_applied_to_a_trainjob_that_has_none_is_found_too() -> None:
+    (note,) = marks(TRAINJOB, annotations={APPLIED: WRONG % "600"})[1]
+    assert note.endswith("write the annotation gpukeeper.io/ttl")
+    assert marks(JOB, annotations={APPLIED: WRONG % "600"})[1] == (), "a Job has the field: somebody took it off again"
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations"),
+    [
+        ({"runPolicy": {"ttlSecondsAfterFinished": 60}}, {APPLIED: WRONG % "600"}),  # corrected since
+        ({}, {APPLIED: WRONG % "600", "gpukeeper.io/ttl": "1h"}),
+        ({}, {APPLIED: '{"spec": {"runPolicy": {"ttlSecondsAfterFinished": 600}}}'}),
+        ({}, {APPLIED: WRONG % "null"}),
+        ({}, {APPLIED: "ttlSecondsAfterFinished"}),
+        ({}, {APPLIED: '{"spec": "ttlSecondsAfterFinished"}'}),
+        ({}, {APPLIED: '["ttlSecondsAfterFinished"]'}),
+        ({}, {APPLIED: WRONG % ("[" * 100_000)}),
+        ({}, {APPLIED: WRONG % (" " * 256 * 1024 + "600")}),
+    ],
+)
+def test_what_was_applied_is_read_with_care(spec: dict[str, Any], annotations: dict[str, str]) -> None:
+    assert marks(PYTORCH, spec=spec, annotations=annotations)[1] == ()
+
+
+def test_what_was_applied_may_be_of_any_type_and_is_cut() -> None:
+    (note,) = marks(PYTORCH, annotations={APPLIED: WRONG % f'"{"x" * 1000}"'})[1]
+    assert f": {'x' * 40} was applied" in note
 
 
 @pytest.mark.parametrize("seconds", [-1, 2**40])
