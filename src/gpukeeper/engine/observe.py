@@ -45,7 +45,7 @@ _LIVE = (State.RUNNING, State.PAUSED)
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
 # Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
 # many of them raise a budget that is a share.
-_NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.IMAGE, Shape.CACHE, Shape.TREE)
+_NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.REMNANT, Shape.IMAGE, Shape.CACHE, Shape.TREE)
 
 
 TREE_LINES = 200  # of one pass: changed decisions about trees. Anybody may make trees by the thousand
@@ -211,7 +211,7 @@ class _Look:
             decision = _not_yet(keeper, decision, self.unsettled, now)
             if subject.shape is Shape.NODE:
                 found.nodes.append(subject)
-            if self._is_asked_for(subject, decision, now):
+            if subject.shape is not Shape.REMNANT and self._is_asked_for(subject, decision, now):
                 made.append(decision)
                 _pile_up(found, subject, due=decision.action is not Action.KEEP)
         return made

@@ -265,6 +265,8 @@ def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, act
     _allow(may_act(view, book, who))
     if isinstance(subject.root, str):
         raise UsageError(f"{path} is part of {subject.root}, and only that can be acted on as a whole")
+    if subject.shape is Shape.REMNANT:
+        raise UsageError("; ".join((f"{path} is only reported, nothing was done", *subject.findings)))
     if action not in found.platform.guards:
         raise UsageError(f"{found.platform.name} offers no {action}; nothing was done")
     # What a file inside asks for, its owner may take back; and it is no obstacle to an admin in an emergency.

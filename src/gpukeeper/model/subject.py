@@ -25,6 +25,7 @@ class Shape(StrEnum):
     CACHE = "cache"
     DEVICE = "device"  # a GPU itself: shown, never acted on
     NODE = "node"  # what work runs on, a node or a disk: shown, never acted on
+    REMNANT = "remnant"  # what work left behind besides files, and holds nothing: shown, never acted on
 
 
 @direct

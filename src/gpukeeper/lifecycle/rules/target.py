@@ -26,7 +26,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     subject = view.subject
     if not in_scope(settings.policy, subject.ref):
         return _leave("outside the policy's scope")
-    if subject.shape in (Shape.DEVICE, Shape.NODE):
+    if subject.shape in (Shape.DEVICE, Shape.NODE, Shape.REMNANT):
         return _leave(f"a {subject.shape} is shown, never acted on")
     if subject.root is not None:
         if isinstance(subject.root, Unknown):

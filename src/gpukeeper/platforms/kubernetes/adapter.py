@@ -33,9 +33,9 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, translate
+from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, remnants, translate
 from gpukeeper.platforms.kubernetes.absence import absent
 from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
 from gpukeeper.platforms.kubernetes.annotate import Annotations
@@ -145,7 +145,8 @@ class KubernetesPlatform:
                         subjects[number] = await self._with_block(subjects[number], source, None)
                 self._holders.update(walk.holders)  # whoever measures a page asks for them
                 yield self._page([self._by_our_clock(one) for one in subjects])
-            yield self._page((), walk.unseen)
+            left = [one async for one in self._remnants(scope)] if walk.saw_pods else []
+            yield self._page(left, walk.unseen)
             self._watches.parts, self._dependents = walk.parts, walk.dependents
             self._holders = walk.holders
 
@@ -169,6 +170,8 @@ class KubernetesPlatform:
                 self._watching = False
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        if ref.kind == remnants.SERVICE.name:
+            return await self._look_at_remnant(ref)
         kind = BY_NAME.get(ref.kind)
         if kind is None:
             return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
@@ -197,6 +200,8 @@ class KubernetesPlatform:
         return [*looked, *(Gone(ref, now, announced=True) for ref in announced), *(Gone(ref, now) for ref in found)]
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
+        if subject.shape is Shape.REMNANT:
+            return Unknown(remnants.ONLY_REPORTED)
         kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
         async with self._cluster.opened():
             if looked is None:
@@ -211,6 +216,8 @@ class KubernetesPlatform:
             return await self._captures.capture(kind, subject.ref, what, pods, read)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+        if fresh.shape is Shape.REMNANT:
+            return Refused(remnants.ONLY_REPORTED)
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
             self._bulk.forget(ref.uid)  # from here on only what is asked for now counts
@@ -313,6 +320,8 @@ class KubernetesPlatform:
             await self._annotations.warn(subject.ref, subject.marks.warned, warned)
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown:
+        if subject.shape is Shape.REMNANT:
+            return Refused(remnants.ONLY_REPORTED)
         async with self._cluster.opened():
             return await self._annotations.hold(subject.ref, until)
 
@@ -415,6 +424,19 @@ class KubernetesPlatform:
             self._holders[ref.uid] = tally.pods
         self._remember(Looked(subject, source, tuple(below.pods())))
         return subject
+
+    async def _remnants(self, scope: PlaceScope) -> AsyncIterator[Subject]:
+        async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._at().now):
+            yield await self._remnant(one)
+
+    async def _look_at_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
+        async with self._cluster.opened():
+            found = await remnants.look(self._cluster, ref, self._at().now)
+            return await self._remnant(found) if isinstance(found, remnants.Service) else found
+
+    async def _remnant(self, one: remnants.Service) -> Subject:
+        namespace = await self._namespace(one.metadata.namespace)
+        return remnants.subject_of(one, namespace, self._at(), self._reading)
 
     async def _needed(self, source: Root | Pod, below: Descendants) -> str | Unknown | None:
         """By an owner that does not control it, or by what lives and would be deleted together with it."""

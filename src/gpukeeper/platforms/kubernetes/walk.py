@@ -137,6 +137,11 @@ class Walk:
             except PlatformError as problem:
                 self._not_seen(kind, what, str(problem))
 
+    @property
+    def saw_pods(self) -> bool:
+        """All of them: only then can none of something be left."""
+        return POD.name not in self._blind
+
     def _problems(self, kind: Kind, what: str, page: ListPage[Root | Pod]) -> None:
         for problem in page.problems:
             self._not_seen(kind, what, problem)

@@ -21,6 +21,7 @@ OTHERS = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Event": ("/api/v1", "events"),
     "ConfigMap": ("/api/v1", "configmaps"),
+    "Service": ("/api/v1", "services"),
     "Workflow": ("/apis/argoproj.io/v1alpha1", "workflows"),
     "TrainingRuntime": ("/apis/trainer.kubeflow.org/v1alpha1", "trainingruntimes"),
     "ClusterTrainingRuntime": ("/apis/trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes"),
