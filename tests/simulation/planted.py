@@ -288,7 +288,18 @@ def warn_and_stop_in_one_breath() -> Iterator[None]:
 
 @planted("warned_first")
 def remove_before_the_announced_time() -> Iterator[None]:
-    with swapped(decide, "not_before_announced", lambda view, answer, now: answer):
+    """At the limit, whatever was announced."""
+    stop_at = warnings._stop_at
+
+    def at_the_limit(sent: Any, settings: Any, pressure: bool, earliest: Any, now: Any) -> Any:
+        is_announced = bool(sent) and sent[-1].until is not None
+        return earliest if is_announced else stop_at(sent, settings, pressure, earliest, now)
+
+    with (
+        swapped(decide, "not_before_announced", lambda view, answer, now: answer),
+        swapped(warnings, "_last_announced", lambda view, rule, oldest, now: []),
+        swapped(warnings, "_stop_at", at_the_limit),
+    ):
         yield
 
 
@@ -370,7 +381,11 @@ def delete_files_in_use() -> Iterator[None]:
 
 @planted("trees_are_free")
 def delete_beside_work() -> Iterator[None]:
-    with _told_of_trees(lambda view: {"busy": None if isinstance(view.subject.busy, str) else view.subject.busy}):
+    """Both guards are away: the rule's, and that of the engine which leaves the rest of a folder alone."""
+    with (
+        _told_of_trees(lambda view: {"busy": None if isinstance(view.subject.busy, str) else view.subject.busy}),
+        swapped(engine_act, "_notes_work", lambda keeper, step, found: False),
+    ):
         yield
 
 

@@ -16,6 +16,7 @@ from gpukeeper.model.unknown import Unknown
 
 _ENDS = {Action.STOP: "will be stopped", Action.REMOVE: "will be removed"}
 DAY = timedelta(days=1)
+LONGEST_NOTE = timedelta(days=7)  # between a note on an object and the time that it announces
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
 
@@ -81,12 +82,19 @@ def _sent(view: View, rule: str, limit: timedelta, oldest: datetime, now: dateti
     fit = [w for w in view.memory.warnings if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
     since = view.watched_since
     heard = fit if since is None else [w for w in fit if w.at >= since]
-    left = [w for w in view.subject.marks.warned if w.rule == rule and w.limit == limit and oldest <= w.at <= now]
+    left = [w for w in _notes(view, now) if w.rule == rule and w.limit == limit and oldest <= w.at]
     sent = heard or left
     gone = max((w.until for w in fit if w.until is not None), default=None)
     if sent or gone is None:
         return sent, ""
     return sent, f"; what was announced for {_time(gone)} does not count, because gpukeeper did not run all the time"
+
+
+def _notes(view: View, now: datetime) -> list[Warned]:
+    """Announcements on the object itself. Whoever may change the object can write one: what announces a time too far
+    away would keep it longer than a hold may, and does not count."""
+    notes = [w for w in view.subject.marks.warned if w.at <= now]
+    return [w for w in notes if w.until is None or w.until - w.at <= LONGEST_NOTE]
 
 
 def _last_announced(view: View, rule: str, oldest: datetime, now: datetime) -> list[datetime]:
@@ -101,7 +109,7 @@ def not_before_announced(view: View, answer: Answer, now: datetime) -> Answer:
     warning has gone meanwhile."""
     if answer.verdict is not Verdict.DUE or answer.action not in (Action.TRIM, Action.REMOVE):
         return answer
-    announced = [*view.memory.warnings, *view.subject.marks.warned]
+    announced = [*view.memory.warnings, *_notes(view, now)]
     until = max((w.until for w in announced if w.removes and w.until is not None and w.at <= now), default=None)
     if until is None or now >= until:
         return answer

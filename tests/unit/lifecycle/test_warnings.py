@@ -117,3 +117,11 @@ def test_without_a_recorded_time_the_lead_counts() -> None:
     old = Warned("retention", 1, NOW - 9 * MINUTE, True, "run-1", BOOK.policy.warnings.lead)
     book = Rulebook(msgspec.structs.replace(POLICY, warnings=Warnings(lead=old.limit)))
     assert decided(with_children(old), book).due == old.at + old.limit
+
+
+def test_a_note_on_the_object_cannot_keep_it_longer_than_a_week() -> None:
+    """Whoever may change the object can write the annotation."""
+    kept = with_children(children=0, marks=Marks(warned=(removal(6 * DAY),)))
+    assert (decided(kept).action, decided(kept).due) == (Action.KEEP, NOW + 6 * DAY)
+    forged = with_children(children=0, marks=Marks(warned=(removal(8 * DAY),)))
+    assert decided(forged).action is Action.REMOVE

@@ -185,7 +185,7 @@ def test_kueue_gets_it_back_only_when_it_is_told_to_go() -> None:
     assert restore(api, JOB, captured(JOB, {"template": {}}, labels={QUEUE: "gpus"})) == Accepted()
     [(path, made)] = api.objects.items()
     assert (made["metadata"]["labels"], made["spec"]["suspend"]) == ({}, True)
-    assert restore(api, JOB, None) == Accepted()
+    assert restore(api, JOB, None) == Accepted(resumed=True)
     now = api.objects[path]
     assert (now["metadata"]["labels"], now["spec"]["suspend"]) == ({QUEUE: "gpus"}, True)
 
@@ -195,7 +195,7 @@ def test_the_first_restore_makes_it_and_the_second_sets_it_going() -> None:
     assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted()
     [(path, made)] = api.objects.items()
     assert made["spec"] == {"replicas": 0}
-    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted()
+    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 2})) == Accepted(resumed=True)
     assert api.objects[path]["spec"] == {"replicas": 2}
     assert STOPPED not in api.objects[path]["metadata"]["annotations"]
     answer = restore(api, DEPLOYMENT, None)
@@ -208,7 +208,7 @@ def test_a_pod_is_let_go_by_the_second_restore() -> None:
     assert restore(api, POD, evidence) == Accepted()
     [(path, made)] = api.objects.items()
     assert made["spec"]["schedulingGates"] == [{"name": GATE}]
-    assert restore(api, POD, evidence) == Accepted()
+    assert restore(api, POD, evidence) == Accepted(resumed=True)
     assert api.objects[path]["spec"]["schedulingGates"] == []
     assert isinstance(restore(api, POD, evidence), Refused)
 
@@ -217,7 +217,7 @@ def test_a_ray_job_gets_its_own_setting_back_when_it_goes() -> None:
     api = StoredApi()
     evidence = captured(RAYJOB, {"entrypoint": "x"})
     restore(api, RAYJOB, evidence)
-    assert restore(api, RAYJOB, evidence) == Accepted()
+    assert restore(api, RAYJOB, evidence) == Accepted(resumed=True)
     [made] = api.objects.values()
     assert made["spec"] == {"entrypoint": "x", "suspend": False, "shutdownAfterJobFinishes": False}
 
@@ -290,7 +290,7 @@ def test_a_suspension_is_lifted_under_conditions_and_its_note_goes() -> None:
     noted = {"name": "x", "uid": "old", "annotations": {STOPPED: '{"suspend":false}'}}
     path = api.put(PYTORCHJOB, {"metadata": noted, "spec": {"runPolicy": {"suspend": True}}})
     version = api.objects[path]["metadata"]["resourceVersion"]
-    assert restore(api, PYTORCHJOB, None) == Accepted()
+    assert restore(api, PYTORCHJOB, None) == Accepted(resumed=True)
     assert api.objects[path]["spec"] == {"runPolicy": {"suspend": False}}
     assert api.objects[path]["metadata"]["annotations"] == {}
     sent = api.body_of(f"PATCH {path}")["metadata"]
@@ -300,7 +300,7 @@ def test_a_suspension_is_lifted_under_conditions_and_its_note_goes() -> None:
 def test_without_a_note_the_evidence_counts() -> None:
     api = StoredApi()
     path = api.put(DEPLOYMENT, {"metadata": {"name": "x", "uid": "old"}, "spec": {"replicas": 0}})
-    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 3})) == Accepted()
+    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 3})) == Accepted(resumed=True)
     assert api.objects[path]["spec"] == {"replicas": 3}
 
 
@@ -311,7 +311,7 @@ def test_a_garbled_note_counts_as_none() -> None:
     answer = restore(api, DEPLOYMENT, None)
     assert isinstance(answer, Refused)
     assert "cannot be read" in answer.why
-    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 3})) == Accepted()
+    assert restore(api, DEPLOYMENT, captured(DEPLOYMENT, {"replicas": 3})) == Accepted(resumed=True)
     assert api.objects[path]["spec"] == {"replicas": 3}
 
 
@@ -363,7 +363,7 @@ def test_what_its_controller_writes_meanwhile_does_not_keep_it_down() -> None:
             api.touch(path)
 
     api.before = update
-    assert restore(api, JOB, None) == Accepted()
+    assert restore(api, JOB, None) == Accepted(resumed=True)
     assert api.objects[path]["spec"] == {"suspend": False}
     api.objects[path]["spec"] = {"suspend": True}
     api.before = lambda call: api.touch(path) if call.startswith("PATCH") else None
