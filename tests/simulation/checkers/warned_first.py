@@ -19,9 +19,11 @@ def violations(run: Run) -> Iterator[str]:
         intent = run.intent(act.step)
         if intent is not None and intent.rule != REQUEST and not _clock_was_wrong(run):
             yield from _too_early(run, i, act, intent.rule)
-        if intent is None or intent.rule not in STAGES or not intent.running:
+        if intent is None or intent.rule not in STAGES or not intent.running or _was_stopped(run, i, act):
             continue
-        begun = max((n for n, h in enumerate(run.world.log[:i]) if h.kind == "crash"), default=0)
+        # One that comes at the same moment is another place's; this life of it goes on to its next wait.
+        crashes = [n for n, h in enumerate(run.world.log[:i]) if h.kind == "crash" and h.at < act.at]
+        begun = max(crashes, default=0)
         # While gpukeeper was down nobody could answer a warning, and nobody saw whether it was used.
         sent = [
             h
@@ -32,6 +34,12 @@ def violations(run: Run) -> Iterator[str]:
             yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
             yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
+
+
+def _was_stopped(run: Run, i: int, act: Happened) -> bool:
+    """What is removed was stopped by gpukeeper before, with its warnings, and nobody has started it since."""
+    mine = [h for h in run.world.log[:i] if h.uid == act.uid and (h.kind == "person" or h.effect == "done")]
+    return bool(mine) and act.action == Action.REMOVE and (mine[-1].action, mine[-1].effect) == (Action.STOP, "done")
 
 
 def _too_early(run: Run, i: int, act: Happened, rule: str) -> Iterator[str]:
