@@ -12,7 +12,7 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpukeeper.engine.observe import Pile
+    from gpukeeper.engine.observe import Pile, Survey
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Decision
@@ -64,12 +64,17 @@ def plan(
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
-    if covered and all(report.survey.unseen and not report.survey.seen for report in covered):
+    if covered and all(_saw_nothing(report.survey) for report in covered):
         raise typer.Exit(3)
     if exit_code and any(report.survey.due for report in reports):
         raise typer.Exit(4)
     if exit_code and unseen:
         raise typer.Exit(3)
+
+
+def _saw_nothing(found: Survey) -> bool:
+    """Trees, nodes and disks are seen, too, though they are no workloads."""
+    return bool(found.unseen) and not (found.seen or found.decisions or found.trees or found.nodes)
 
 
 def _nothing_answered(reports: list[PassReport]) -> bool:
