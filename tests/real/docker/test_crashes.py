@@ -76,7 +76,7 @@ class Fleet:
         """To its end, as often as it takes: an overdue one is warned, stopped and removed in three passes."""
         for _ in range(6):
             ran = self.bed.gpukeeper("apply", "--yes", policy=POLICY)
-            assert ran.code == 0, ran
+            assert ran.code in (0, 3), ran  # 3: a killed engine may still be removing one, which has no log then
             if not {name for name in self.bed.containers() if not name.startswith("keep-")}:
                 break
         self.listen()

@@ -345,7 +345,7 @@ def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
     plane.stop_apiserver()
     try:
         planned = shell.run("plan", "--exit-code")
-        assert (planned.code, planned.out) == (PARTLY, "")
+        assert (planned.code, planned.out) == (FAILED, "")
         assert "kubernetes/bed: not seen: everything" in planned.err
         assert "Connection refused" in planned.err
         applied = shell.run("apply", "--yes")

@@ -55,6 +55,7 @@ class Surveyed:
     folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
     there: set[str] = field(default_factory=set)  # of the folders that were looked for, those that are there
     visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
+    finished: set[tuple[int, int]] = field(default_factory=set)  # folders whose trash was looked into
 
     def size(self, living: int | Unknown) -> int | Unknown:
         """Of all of it, at least: what could not be measured adds nothing."""
@@ -196,7 +197,15 @@ def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, wan
             continue
         if subject is not None:
             found.subjects.append(subject)
-    found.subjects += [subject for _, subject in visit.unfinished(folder)]
+    _add_unfinished(folder, visit, found)
+
+
+def _add_unfinished(folder: Folder, visit: Visit, found: Surveyed) -> None:
+    """Once, though a folder may hold trees and sessions: two steps on the same tree would stand in each other's way."""
+    about = os.fstat(folder.fd)
+    if (about.st_dev, about.st_ino) not in found.finished:
+        found.finished.add((about.st_dev, about.st_ino))
+        found.subjects += [subject for _, subject in visit.unfinished(folder)]
 
 
 def _others(folder: Folder, named: Mapping[str, None], visit: Visit, wants: Wants) -> Iterator[str]:
@@ -230,7 +239,7 @@ def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, fou
             found.findings += about
             with opened_logs(folder, session.name) as fd:
                 found.subjects += [] if fd is None else unfinished_logs(fd, session, folder, visit)
-    found.subjects += [subject for _, subject in visit.unfinished(folder)]
+    _add_unfinished(folder, visit, found)
 
 
 def unfinished_logs(fd: int, session: Session, folder: Folder, visit: Visit) -> list[Subject]:
