@@ -62,8 +62,9 @@ def test_a_plan_shows_its_words_as_plain_text(host: Host) -> None:
         assert ran.code == 0, ran
         assert [sign for sign in ran.out + ran.err if not sign.isprintable() and sign != "\n"] == []
     (place,) = json.loads(ran.out)["places"]
-    (node,) = [one for one in place["decisions"] if one["seen"]["ref"]["kind"] == "node"]
-    assert node["action"] == "keep"
+    nodes = [one for one in place["decisions"] if one["seen"]["ref"]["kind"] == "node"]
+    assert nodes  # a Ray of another test may run on this machine, too
+    assert {one["action"] for one in nodes} == {"keep"}
 
 
 @pytest.mark.parametrize("host", ["jobs"], indirect=True)

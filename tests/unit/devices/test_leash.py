@@ -30,8 +30,9 @@ WAITS = FAMILY.format(how="", then="import signal; signal.pause()")
 DEAF = FAMILY.format(how="signal.signal(signal.SIGTERM, signal.SIG_IGN)", then="import signal; signal.pause()")
 LEAVES = FAMILY.format(how="", then="os._exit(7)")
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from gpukeeper.devices.leash import Leashed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 async def main():
     held = await Leashed.start([sys.executable, "-c", sys.argv[1]])
     print((await held.line(30)).decode(), end="", flush=True)
