@@ -25,7 +25,6 @@ RERUN = frozenset(
         "kube/test_diagnose.py",
         "kube/test_examples.py",
         "kube/test_idle_prometheus.py",
-        "ray/test_hostile_dashboard.py",
         "ray/test_versions.py",
         "torch/test_accept.py",
         "torch/test_ranks.py",
