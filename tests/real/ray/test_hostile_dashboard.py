@@ -5,8 +5,10 @@ Its names and states are words of an attacker: they are shown as plain text, kee
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,9 +60,11 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     dashboard.rows[request.param] = ROWS[request.param]
     made = Host(tmp_path, "")
     made.policy.write_text(json.dumps({"mode": "enforce", "scope": {"ray": {}}, "schedule": {"every": "5s"}}))
-    beside = real_raylets()
-    with served(dashboard.answer) as dashboard.url, raylet(tmp_path, dashboard.url):
-        yield made
+    with (Path(tempfile.gettempdir()) / "gpukeeper-hostile-raylet.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two of them at once, in two workers of pytest, are seen as one machine's
+        beside = real_raylets()
+        with served(dashboard.answer) as dashboard.url, raylet(tmp_path, dashboard.url):
+            yield made
     if not beside and not real_raylets():  # a busy one on this machine is reason enough to ask nobody else
         assert f"/api/v0/{request.param}" in " ".join(dashboard.asked), "nobody read the words"
 
