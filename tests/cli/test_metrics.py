@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,10 @@ def test_serve_listens_on_no_port_unless_asked(fleet: Fleet) -> None:
     with serving(fleet) as daemon:
         assert daemon.stdout is not None
         daemon.stdout.readline()
-        sockets = {str(one.readlink()) for one in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+        sockets = set()
+        for one in Path(f"/proc/{daemon.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                sockets.add(str(one.readlink()))
         listening = {f"socket:[{line.split()[9]}]" for line in tcp() if line.split()[3] == "0A"}
     assert not sockets & listening
 
