@@ -98,4 +98,4 @@ def as_others_see(one: Explained, whose: str) -> Explained:
 
 
 def without_reason(decision: Decision, whose: str) -> Decision:
-    return msgspec.structs.replace(decision, reason=whose, complaints=(), begins=None)
+    return msgspec.structs.replace(decision, reason=whose, complaints=(), begins=None, unheard=None)

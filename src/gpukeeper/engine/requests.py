@@ -178,10 +178,10 @@ async def release(keeper: Keeper, book: Rulebook, words: str, who: str) -> str:
     """Ends what `who` may end, and says what that was and what still holds. A claimed owner ends their own alone."""
     found = await find(keeper, book, words)
     _allow(may_touch(found.view, book, who))
-    released = await _release_from_it(keeper, book, found)
+    own = may_act(found.view, book, who) is not None  # only claimed: what holds for others stays
+    released = None if own else await _release_from_it(keeper, book, found)
     found = released or found
     now, subject = keeper.clock.now(), found.view.subject
-    own = may_act(found.view, book, who) is not None
     ended, left = release_of(found.view, book, who, now, own=own)
     if released is not None:
         ended = msgspec.structs.replace(ended, words=("its own mark", *ended.words))

@@ -90,9 +90,10 @@ class Host:
 
     def lines(self, *types: str) -> list[dict[str, Any]]:
         wanted = [word for kind in types for word in ("--type", kind)]
-        ran = self.run("ledger", "list", "--last", "1000", "--json", *wanted)
-        found: list[dict[str, Any]] = ran.json()["lines"] if ran.out else []  # nothing: a daemon is just making it
-        assert ran.code == 0 or not found, ran
+        end = time.monotonic() + A_WHILE
+        while (ran := self.run("ledger", "list", "--last", "1000", "--json", *wanted)).code:
+            assert time.monotonic() < end, ran  # for a moment only: a daemon is just making the ledger
+        found: list[dict[str, Any]] = ran.json()["lines"]
         return found
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpukeeper.engine import outlook
+from gpukeeper.engine.explain import without_reason
 from gpukeeper.engine.keeper import Demanded
 from gpukeeper.engine.reclaim import reclaim
-from gpukeeper.model.decision import Action, Decision
+from gpukeeper.model.decision import Action, Announced, Decision
+from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Match
 from gpukeeper.model.subject import Category, Shape, State
 from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
+from tests.unit.lifecycle.examples import NOW
 
 
 async def told(b: Bench, who: str) -> dict[str, Decision]:
@@ -78,3 +82,12 @@ async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
     b.keeper.demand["docker", "node-3"] = Demanded(high=True)
     b.keeper.watched_from = 7.0
     assert outlook.standing(b.keeper) == outlook.Standing((("docker", "node-3"),), 7.0)
+
+
+def test_others_are_told_no_word_of_a_reason_in_any_field() -> None:
+    """A warning carries its sentence twice: also as it would be said if nobody could be told."""
+    secret = "idle for 2h; GPU of the secret project"
+    seen = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "v1", NOW)
+    planned = Decision(seen, Action.WARN, "idle", secret, unheard=Announced(NOW, secret))
+    shown = without_reason(planned, outlook.NOT_TOLD)
+    assert secret.encode() not in msgspec.json.encode(shown)

@@ -14,7 +14,7 @@ from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.model.decision import Result
 from gpukeeper.model.event import Closed, Held, Intended
 from gpukeeper.model.policy import Mode
-from gpukeeper.model.subject import State, Subject
+from gpukeeper.model.subject import Marks, State, Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 from tests.unit.engine.test_trees import NODES, Lab
@@ -50,6 +50,30 @@ async def ask(b: Bench, verb: str, workload: str, who: str = "ann", uid: int | N
 
 
 # An owner who is only claimed
+
+
+async def taken_off(b: Bench, *, verified: bool) -> list[str]:
+    """What a release takes off the thing itself, with the daemon's right to change every object."""
+    names: list[str] = []
+
+    async def hold(self: object, subject: Subject, until: object) -> None:
+        names.append(subject.ref.name)
+
+    marks = Marks(hold_until=b.now() + 2 * HOUR, unhold="kubectl annotate")
+    told(b, owner_verified=verified, marks=marks).hold = hold  # type: ignore[method-assign, assignment]
+    b.ended("train")
+    await ask(b, "release", "train")
+    return names
+
+
+@virtual
+async def test_who_is_only_claimed_takes_no_hold_off_the_thing_itself(b: Bench) -> None:
+    assert await taken_off(b, verified=False) == []
+
+
+@virtual
+async def test_a_verified_owner_takes_a_hold_off_the_thing_itself(b: Bench) -> None:
+    assert await taken_off(b, verified=True) == ["train"]
 
 
 @virtual
