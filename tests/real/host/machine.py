@@ -91,7 +91,7 @@ class Host:
     def lines(self, *types: str) -> list[dict[str, Any]]:
         wanted = [word for kind in types for word in ("--type", kind)]
         end = time.monotonic() + A_WHILE
-        while (ran := self.run("ledger", "list", "--last", "1000", "--json", *wanted)).code:
+        while not (ran := self.run("ledger", "list", "--last", "1000", "--json", *wanted)).out:
             assert time.monotonic() < end, ran  # for a moment only: a daemon is just making the ledger
         found: list[dict[str, Any]] = ran.json()["lines"]
         return found
