@@ -90,13 +90,21 @@ class Fleet:
     def check(self, *, engine_lived: bool = True) -> None:
         """An engine that goes down loses events, and ends what runs unless it has live-restore."""
         lines = self.lines()
-        assert {self.bed.id(name) for name in self.bed.containers()} == self.kept  # what was due is gone, nothing else
+        left = self.bed.containers()
+        others = [(name, state, self._reasons(name, lines)) for name, state in left.items() if name not in KEPT]
+        assert others == []
+        assert {self.bed.id(name) for name in left} == self.kept  # what was due is gone, nothing else
         containers_lived = engine_lived or self.bed.live_restore
         self._check_kept(lines, containers_lived)
         self._check_removals(lines, engine_lived)
         if containers_lived:
             self._check_stops(lines)
         _check_intents(lines)
+
+    def _reasons(self, name: str, lines: list[Line]) -> tuple[str, list[Line]]:
+        """Why it is still there: what `explain` says, and its lines in the ledger."""
+        ran = self.bed.gpukeeper("explain", name, policy=POLICY)
+        return ran.out + ran.err, [line for line in lines if (line.get("ref") or {}).get("name") == name]
 
     def _check_kept(self, lines: list[Line], containers_lived: bool) -> None:
         assert [line for line in lines if line["type"] == "intent" and line["ref"]["uid"] in self.kept] == []
@@ -246,7 +254,7 @@ def _go_down_in_the_middle(bed: DockerBed, how: str) -> None:
         bed.start()
         out, err = running.communicate(timeout=200)
         assert running.returncode in (0, 1, 3), (running.returncode, out, err)
-    fleet.apply(codes=(0, 3))  # 3: a killed engine may still be removing one, which has no log then
+    fleet.apply(codes=(0, 3))  # 3: the engine may still be removing one
     fleet.check(engine_lived=False)
 
 

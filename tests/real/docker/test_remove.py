@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,37 @@ def test_the_command_removes_what_is_over_and_says_so(docker: DockerBed) -> None
     assert ran.code == 0, ran
     assert docker.containers() == {"young": "running"}
     assert "1 of 1 due reclaimed" in ran.err
+
+
+def test_a_dead_container_is_removed_though_the_engine_refuses_its_log(docker: DockerBed) -> None:
+    """A removal failed half-way, for example since the engine was killed: Docker calls the container dead."""
+    made = ended(docker, "old", gpus=[0], labels=MINE)
+    with _cannot_be_deleted(docker, "old"):
+        assert not docker.remove_container("old").ok
+    assert docker.state("old") == "dead"
+    assert docker.api.call("GET", "/containers/old/logs", query={"stdout": 1}).status == 409
+    # The error of the removal is in its state, so it counts as failed.
+    ran = docker.gpukeeper("apply", "--yes", policy=policy(retention={"succeeded": "0s", "failed": "0s"}))
+    assert ran.code == 0, ran
+    assert docker.containers() == {}
+    (manifest,) = docker.folder.glob("state/evidence/*/old-*/manifest.json")
+    assert json.loads(manifest.read_text())["Id"] == made
+    assert "dead or marked for removal" in (manifest.parent / "log.txt").read_text()
+
+
+@contextmanager
+def _cannot_be_deleted(docker: DockerBed, name: str) -> Iterator[None]:
+    """One file of its own layer."""
+    found = docker.inspect(name)
+    assert found is not None
+    path = Path(found["GraphDriver"]["Data"]["UpperDir"]) / "stays"
+    path.touch()
+    if subprocess.run(["chattr", "+i", path], check=False).returncode != 0:
+        pytest.skip("this filesystem has no immutable files")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
 
 
 def test_mode_plan_removes_nothing_unattended(docker: DockerBed) -> None:

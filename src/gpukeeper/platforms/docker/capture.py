@@ -66,7 +66,7 @@ class Captures:
             if "events" in what:
                 files[archive.EVENTS] = await self._events(container, subject)
             if set(what) - {"manifest"}:
-                files |= await self._written(container.id)
+                files |= await self._written(container)
         except EngineError as error:
             # A log or list that is not offered is no word about the container itself.
             gone = error.says_gone and archive.MANIFEST not in files
@@ -79,7 +79,7 @@ class Captures:
         try:
             stream = await self._end_of_log(container.id)
         except EngineError as error:
-            if error.status == NOT_FOUND or "logging driver" not in error.words:
+            if not _is_dead(container) and (error.status == NOT_FOUND or "logging driver" not in error.words):
                 raise
             return f"The engine keeps no log of it: {error.words}\n".encode()  # none exists, so none can be lost
         return stream if container.config.tty else archive.demultiplexed(stream)
@@ -113,8 +113,13 @@ class Captures:
                     lines.append(msgspec.json.encode(event))  # noqa: PERF401 - what came before a break counts
         return b"\n".join(lines) + b"\n"
 
-    async def _written(self, id_: str) -> dict[str, bytes]:
-        inside = await self._look_inside(id_, anew=True)
+    async def _written(self, container: Inspected) -> dict[str, bytes]:
+        try:
+            inside = await self._look_inside(container.id, anew=True)
+        except EngineError as error:
+            if not _is_dead(container):
+                raise
+            return {archive.CHANGES: f"The engine does not list them: {error.words}\n".encode()}
         signs = {0: "changed", 1: "added", 2: "deleted"}
         lines = [f"{signs.get(one.kind, '?')} {one.path}" for one in inside.changes[:CHANGES_SHOWN]]
         if len(inside.changes) > CHANGES_SHOWN:
@@ -139,3 +144,9 @@ class Captures:
         inside = Inside(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside
+
+
+def _is_dead(container: Inspected) -> bool:
+    """Its removal began and failed. It never starts again, and the engine refuses its log (409) for ever: waiting for
+    it would keep the container for ever."""
+    return container.state.status == "dead"

@@ -192,6 +192,31 @@ def test_a_log_that_cannot_be_read_keeps_the_container() -> None:
     assert isinstance(take(fake, ("logs",)), Unknown)
 
 
+REFUSED = (409, '{"message": "can not get logs from container which is dead or marked for removal"}')
+
+
+def test_a_dead_container_is_captured_without_what_the_engine_no_longer_gives() -> None:
+    """Its removal began and failed; the engine refuses its log for ever."""
+    fake = FakeEngine(told(state=ended(Status="dead", Dead=True)))
+    fake.answers |= {LOGS: REFUSED, DIFF: (500, '{"message": "its layer is gone"}')}
+    found = take(fake, ("manifest", "logs"))
+    assert json.loads(found.files["manifest.json"])["Id"] == ID
+    assert b"marked for removal" in found.files["log.txt"]
+    assert b"its layer is gone" in found.files["changes.txt"]
+
+
+def test_a_log_refused_for_a_container_that_is_not_dead_keeps_it() -> None:
+    fake = FakeEngine(told(state=ended()))
+    fake.answers |= {LOGS: REFUSED, DIFF: (200, "null")}
+    assert isinstance(take(fake, ("logs",)), Unknown)
+
+
+def test_a_dead_container_whose_engine_does_not_answer_is_kept() -> None:
+    fake = FakeEngine(told(state=ended(Status="dead", Dead=True)))
+    fake.answers |= {LOGS: (200, "it"), DIFF: (200, "not json")}
+    assert isinstance(take(fake, ("logs",)), Unknown)
+
+
 def test_events_that_are_refused_do_not() -> None:
     fake = FakeEngine(told(state=ended()))
     fake.answers |= {"GET /events": (500, "no"), DIFF: (200, "null")}
