@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpukeeper.devices.interpreter import find_python
-from gpukeeper.devices.workbench import LocalWorkbench
-from gpukeeper.model.acceptance import Broken, Job
+from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.workbench import LocalWorkbench
+from gpukeeper.acceptance.record import Broken, Job
 from gpukeeper.model.unknown import Unknown
 
 

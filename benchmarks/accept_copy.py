@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.model.acceptance import Job
+from gpukeeper.acceptance.record import Job
 
 GIB = 1 << 30
 JUDGED, SIZES = 8 * GIB, (GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 32 * GIB)

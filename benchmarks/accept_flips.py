@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.model.acceptance import Job
+from gpukeeper.acceptance.record import Job
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 N, EACH, SEED = 4096, 32, 11

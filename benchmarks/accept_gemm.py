@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.accept_bed import ask
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.model.acceptance import Job
+from gpukeeper.acceptance.record import Job
 
 SIZES = (4096, 5120, 6144, 7168, 8192, 10240, 12288, 16384)
 TARGET = 0.98

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.config.load import Loaded, Stamp, load_policy, load_text, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Clock, Meter, Platform, Workbench
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import FolderEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
@@ -31,6 +32,7 @@ from gpukeeper.ledger.trust import make_private
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import Terminals
 from gpukeeper.platforms.docker import connect as docker
@@ -48,9 +50,9 @@ from gpukeeper.platforms.ray.discovery import names_here
 
 # What only `accept` and the demo need is imported where it is needed: every other verb starts without it.
 if TYPE_CHECKING:
+    from gpukeeper.acceptance.bench.workbench import LocalWorkbench
     from gpukeeper.acceptance.check import Wish
-    from gpukeeper.devices.workbench import LocalWorkbench
-    from gpukeeper.engine.self_test import Attempt, Outcome, Place
+    from gpukeeper.acceptance.self_test import Attempt, Outcome, Place
     from gpukeeper.platforms.simulated.week import Week
 
 FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
@@ -170,7 +172,7 @@ class Bench:
 
 def open_bench(wish: Wish, *, python: str | None = None, count: int | None = None) -> Bench:
     """`python`: the interpreter that was asked for; without it one is found, and without any nothing is computed."""
-    from gpukeeper.devices.workbench import LocalWorkbench
+    from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 
     if wish.device == "simulated":
         return simulated_bench(count or SIMULATED_GPUS, {})
@@ -179,7 +181,7 @@ def open_bench(wish: Wish, *, python: str | None = None, count: int | None = Non
 
 
 def simulated_bench(gpus: int, faults: Mapping[str, Any]) -> Bench:
-    from gpukeeper.devices.simulated_bench import SimulatedWorkbench
+    from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 
     workbench = SimulatedWorkbench(gpus=gpus, seed=SIMULATED_SEED, **faults)
     return Bench(workbench, workbench.clock)
@@ -187,7 +189,7 @@ def simulated_bench(gpus: int, faults: Mapping[str, Any]) -> Bench:
 
 def node_name() -> str:
     """What this machine is called in reports."""
-    from gpukeeper.devices import machine
+    from gpukeeper.acceptance.bench import machine
 
     return machine.node_name()
 
@@ -196,9 +198,9 @@ async def try_detectors(
     *, python: str | None, device: str, tell: Callable[[Attempt], None] = lambda attempt: None
 ) -> Outcome:
     """The self-test: on simulated machines, and on this one as far as it can run probes."""
-    from gpukeeper.acceptance import reference
     from gpukeeper.acceptance.catalog import CHECKS
-    from gpukeeper.engine.self_test import Bed, self_test
+    from gpukeeper.acceptance.judging import reference
+    from gpukeeper.acceptance.self_test import Bed, self_test
 
     found = _interpreter(python)
     opened: list[LocalWorkbench] = []
@@ -212,7 +214,7 @@ async def try_detectors(
 
 def _interpreter(wanted: str | None) -> str | Unknown:
     """One that was named and cannot be used is a mistake; none at all is a finding of the run."""
-    from gpukeeper.devices.interpreter import find_python
+    from gpukeeper.acceptance.bench.interpreter import find_python
 
     found = find_python(wanted)
     if isinstance(found, Unknown) and (wanted is not None or os.environ.get("GPUKEEPER_PYTHON")):
@@ -224,8 +226,8 @@ async def _places(
     python: str | Unknown, device: str, opened: list[LocalWorkbench]
 ) -> tuple[Place | Unknown, Place | Unknown]:
     """Two ranks need two GPUs, else the CPU stands in for them; where a CPU was asked for, it does so for all."""
-    from gpukeeper.devices.workbench import LocalWorkbench
-    from gpukeeper.engine.self_test import Place
+    from gpukeeper.acceptance.bench.workbench import LocalWorkbench
+    from gpukeeper.acceptance.self_test import Place
 
     if isinstance(python, Unknown):
         return python, python
@@ -247,7 +249,7 @@ async def _places(
 
 
 def _simulated_place(faults: Mapping[str, Any]) -> Place:
-    from gpukeeper.engine.self_test import Place
+    from gpukeeper.acceptance.self_test import Place
 
     bench = simulated_bench(SIMULATED_GPUS, faults)
     return Place(bench.workbench, bench.clock, "simulated", "simulated")

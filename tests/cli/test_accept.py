@@ -18,7 +18,7 @@ import pytest
 from gpukeeper.ledger.lease import lease_name
 from tests.cli.fleet import Fleet
 from tests.engines import has_gpu
-from tests.unit.reports import altered
+from tests.unit.acceptance.reports import altered
 
 SIMULATED = ("accept", "--device", "simulated")
 SMALL = (*SIMULATED, "--ranks", "3", "--check", "gemm,exact")

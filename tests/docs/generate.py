@@ -20,7 +20,7 @@ import typer
 from gpukeeper.__main__ import app
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, How
-from gpukeeper.acceptance.reference import ROWS
+from gpukeeper.acceptance.judging.reference import ROWS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 from tests.docs.checklist import OPEN_PAGE, open_page

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.model.acceptance import Grade
-from gpukeeper.reports import html
-from gpukeeper.reports.store import ReportFolder
+from gpukeeper.acceptance.reports import html
+from gpukeeper.acceptance.reports.store import ReportFolder
+from gpukeeper.model.grade import Grade
 from tests.docs.markdown import ROOT
 
 FOLDER = ROOT / "examples" / "acceptance"

@@ -19,9 +19,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpukeeper.acceptance.bench import probing
+from gpukeeper.acceptance.reports import compare, html, legacy, merge
+from gpukeeper.acceptance.reports.document import read_report, read_samples, report_json, samples_json
 from gpukeeper.config import document, load, units
 from gpukeeper.config.exemptions import read_exemptions
-from gpukeeper.devices import condition, counters, dcgm, health, holders, kernel_log, naming, nvml, probing, usage
+from gpukeeper.devices import condition, counters, dcgm, health, holders, kernel_log, naming, nvml, usage
 from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
@@ -53,12 +56,10 @@ from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
-from gpukeeper.reports import compare, html, legacy, merge
-from gpukeeper.reports.document import read_report, read_samples, report_json, samples_json
+from tests.unit.acceptance.reports import examples as report_examples
 from tests.unit.ledger import examples as ledger_examples
 from tests.unit.platforms.docker import examples as docker_examples
 from tests.unit.platforms.kubernetes import examples as kube_examples
-from tests.unit.reports import examples as report_examples
 
 NOW = docker_examples.NOW
 

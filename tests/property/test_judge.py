@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.acceptance import judge
-from gpukeeper.model.acceptance import Finding, Grade, Limits, Measurement, rank
+from gpukeeper.acceptance.judging import judge
+from gpukeeper.acceptance.record import Finding, Limits, Measurement
+from gpukeeper.model.grade import Grade, rank
 from tests.unit.acceptance.machines import METHOD, gpus, past, setting
 
 OFTEN = settings(max_examples=150, deadline=None)

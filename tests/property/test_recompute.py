@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.acceptance.recompute import recomputed
-from gpukeeper.model.acceptance import Grade, Report, rank
-from tests.unit.reports import altered
+from gpukeeper.acceptance.record import Report
+from gpukeeper.model.grade import Grade, rank
+from tests.unit.acceptance.reports import altered
 
 FAULTS: tuple[dict[str, object], ...] = (
     *({}, {"flip": {1: "bf16"}}, {"slow": {0: 0.2}}, {"hang": {2: "gemm"}}, {"ecc": (0,)}, {"memory": (1,)}),

@@ -14,14 +14,16 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import reference
+from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Wish
-from gpukeeper.devices.simulated_bench import SimulatedWorkbench
-from gpukeeper.engine.accept import Order, accept
-from gpukeeper.model.acceptance import Answer, Broken, Done, Grade, Health, Job, Machine, Report
+from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.record import Answer, Broken, Done, Job, Machine, Report
+from gpukeeper.acceptance.reports import document
+from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.model.gpu import Health
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.reports import document
 
 TROUBLES = ("", "", "silent GPU", "no answer", "crash", "driver", "no driver", "missing", "late", "interrupted", "none")
 CUTS = ("", "findings", "check", "gpu", "health", "verdict")

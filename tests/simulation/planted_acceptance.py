@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import answers as acceptance_answers
-from gpukeeper.acceptance import tally
+from gpukeeper.acceptance import run as engine_accept
 from gpukeeper.acceptance.checks import environment, health
-from gpukeeper.engine import accept as engine_accept
-from gpukeeper.model.acceptance import Finding, Grade, Remedy, Report
-from gpukeeper.reports import document
+from gpukeeper.acceptance.judging import answers as acceptance_answers
+from gpukeeper.acceptance.judging import tally
+from gpukeeper.acceptance.record import Finding, Remedy, Report
+from gpukeeper.acceptance.reports import document
+from gpukeeper.model.grade import Grade
 from tests.simulation.planted import planted, swapped
 
 

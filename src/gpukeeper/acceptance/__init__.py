@@ -1,1 +1,1 @@
-"""What a good GPU is. Pure: the same answers, limits and history give the same findings."""
+"""Accepting GPUs into service: checks and judging, the machine under test, probes, reports, and a run."""

@@ -8,8 +8,12 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.model.acceptance import Answer, Finding, Gpu, Health, Job, Limits, Machine, Past, Reading, Values
+from gpukeeper.acceptance.record import Answer, Finding, Job, Limits, Machine, Values
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.gpu import Gpu, Health, Reading
+from gpukeeper.model.grade import Past
+
+ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
 
 
 class How(StrEnum):

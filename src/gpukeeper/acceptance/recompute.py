@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance import catalog, tally
+from gpukeeper.acceptance import catalog
 from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
 from gpukeeper.acceptance.checks import environment, health
-from gpukeeper.model.acceptance import Finding, Gpu, Grade, Limits, Remedy, Report, Tally, rank, worst
+from gpukeeper.acceptance.judging import tally
+from gpukeeper.acceptance.record import Finding, Limits, Remedy, Report, Tally
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
 
 NAME = "report"

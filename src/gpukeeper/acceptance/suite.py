@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.check import Check, How, Serving, Wish
-from gpukeeper.model.acceptance import Gpu, NotTested
+from gpukeeper.acceptance.check import ALWAYS, Check, How, Serving, Wish
+from gpukeeper.acceptance.record import NotTested
+from gpukeeper.model.gpu import Gpu
 
-ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
 NOT_ASKED_FOR = "not among the checks asked for"
 START_S = 12.0  # programs that start, PyTorch that loads, the last look
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.acceptance import reference
-from gpukeeper.acceptance.reference import Row
+from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.judging.reference import Row
 from gpukeeper.config import document
 from gpukeeper.model.errors import UsageError
 

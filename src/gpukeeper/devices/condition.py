@@ -14,10 +14,10 @@ from typing import Literal
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
 from gpukeeper.devices.nvml import run_child
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model import reading
 from gpukeeper.model.condition import NOT_ASKED, Advice, Condition, GpuHolder
 from gpukeeper.model.durations import in_words

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import nvml
 from gpukeeper.devices.condition import condition
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.devices.reset import reset_unheld
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.durations import in_words

@@ -17,9 +17,9 @@ import msgspec
 from gpukeeper.devices.leash import Ended, Leashed
 from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
 from gpukeeper.model import reading
-from gpukeeper.model.acceptance import NOT_ASKED, Fact, Gpu, Health, Reading
-from gpukeeper.model.condition import Xid
+from gpukeeper.model.condition import NOT_ASKED, Xid
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.unknown import Unknown
 
 CHILD = (*INVENTORY_CHILD[:-1], "gpukeeper.devices.health_child")

@@ -17,6 +17,7 @@ import msgspec
 
 from gpukeeper.model.unknown import Unknown
 
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's own number for it (PROC_PID_INIT_INO)
 _GPU = re.compile(r"/dev/nvidia(\d+)(?: \(deleted\))?")
 _CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)(?: \(deleted\))?")
 _SLICE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access (\d+)")
@@ -219,3 +220,10 @@ def _container(path: Path) -> str | Unknown | None:
         return parse_container(text_of(path))
     except PermissionError as error:
         return Unknown(f"its cgroup could not be read: {error.strerror}")
+
+
+def is_walled(proc: str = "/proc") -> bool:
+    try:
+        return Path(proc, "self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE
+    except OSError:
+        return False

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices.busy import Use
 from gpukeeper.devices.counters import Counters, rates
 from gpukeeper.devices.usage import GpuUsage
-from gpukeeper.engine.blocking import in_thread
-from gpukeeper.engine.ports import Clock, Meter
+from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.series import BRIDGED_MAX, Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown

@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-from gpukeeper.devices import foreign, holders
+from gpukeeper.devices import holders
 from gpukeeper.devices.condition import PartFacts, WholeFacts, holds
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.nvml import GpuFacts
-from gpukeeper.lifecycle.cleanliness import IN_A_WORKLOAD, INFRASTRUCTURE, OF_A_SESSION
+from gpukeeper.model.condition import IN_A_WORKLOAD, INFRASTRUCTURE, OF_A_SESSION
 from gpukeeper.model.unknown import Unknown
 
 # By uuid. None: nothing but driver services has it open. Unknown by design: the driver lists nothing, but not every
@@ -134,4 +134,4 @@ def _blind(found: holders.Holders, proc: str) -> str | None:
         return f"the open files of {len(found.hidden)} processes could not be read; that needs root (CAP_SYS_PTRACE)"
     if not holders.shows_everyone(proc):
         return "this /proc hides the processes of others; run it as root"
-    return WALLED if foreign.is_walled(proc) else None
+    return WALLED if holders.is_walled(proc) else None

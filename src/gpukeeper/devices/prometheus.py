@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 import msgspec
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices.condition import condition
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.durations import in_words

@@ -21,12 +21,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import Export, GpuReading, Judge, Use
-from gpukeeper.engine.blocking import in_thread
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
 
 # -P: the folder we were started in is nobody we trust, and -m would import from it first.

@@ -11,7 +11,6 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
-from gpukeeper.lifecycle.remember import warned_by
 from gpukeeper.lifecycle.rules import idle, temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
@@ -26,6 +25,7 @@ from gpukeeper.model.decision import (
     View,
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
+from gpukeeper.model.fold import warned_by
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 

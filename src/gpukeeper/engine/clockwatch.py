@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.ports import Clock, Ledger
+from gpukeeper.engine.ports import Ledger
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.ports import Clock
 
 JUMP = timedelta(minutes=2)
 SETTLE = timedelta(minutes=15)  # after a jump, or after a long silence

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.confirm import Confirmations
-from gpukeeper.engine.ports import Clock, EvidenceStore, Gpus, Ledger, Meter, Notifier, Platform, Signals
+from gpukeeper.engine.ports import EvidenceStore, Gpus, Ledger, Notifier, Platform
 from gpukeeper.model.decision import Action, Decision, Guard, Unseen
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.unknown import Unknown
 
 IRREVERSIBLE = frozenset({Action.REMOVE, Action.TRIM, Action.RELEASE})

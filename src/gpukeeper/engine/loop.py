@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.failures import Seldom, bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Meter, Platform
+from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.lifecycle.settings import Rulebook
@@ -24,6 +24,7 @@ from gpukeeper.model.errors import KeeperError, LeaseHeld, LedgerError, Platform
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Mode
+from gpukeeper.model.ports import Meter
 from gpukeeper.model.subject import Subject
 
 GAP = timedelta(seconds=5)  # least time between two passes, however many hints come

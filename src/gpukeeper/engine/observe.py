@@ -20,7 +20,6 @@ from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.remember import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.lifecycle.rules.idle import is_large, watched
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
@@ -29,6 +28,7 @@ from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen,
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
+from gpukeeper.model.fold import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.policy import WITHOUT_GPU

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
-from gpukeeper.model.acceptance import Answer, Health, Job, Machine, Reading
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
     Accepted,
@@ -29,15 +28,8 @@ from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import PlaceScope
-from gpukeeper.model.series import Sample, Series
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
-
-
-class Clock(Protocol):
-    def now(self) -> datetime:
-        """Aware, UTC."""
-        ...
 
 
 class Platform(Protocol):
@@ -146,36 +138,6 @@ class Gpus(Protocol):
         ...
 
 
-class Workbench(Protocol):
-    """The machine whose GPUs are tested: looks at it, and runs probes on it. Closed by whoever opened it."""
-
-    async def machine(self) -> Machine:
-        """What is here, before the first check. What could not be learned is Unknown inside it."""
-        ...
-
-    async def health(self) -> Mapping[str, Health] | Unknown:
-        """Every GPU now, by uuid; Xids since the workbench was opened."""
-        ...
-
-    async def readings(self) -> Sequence[Reading]:
-        """Taken since the last question, twice a second; `at` counts from when the workbench was opened."""
-        ...
-
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
-        """A probe on each of these GPUs, by uuid, on all at once. An answer for every one, whatever happens."""
-        ...
-
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
-        """One probe over these GPUs, a rank for each. An answer for every rank, by its number."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class Meter(Protocol):
-    async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]: ...
-
-
 class Notifier(Protocol):
     @property
     def channel(self) -> str: ...
@@ -225,13 +187,6 @@ class Ledger(Protocol):
     def lease(self, platform: str, place: str) -> AbstractAsyncContextManager[None]:
         """Raises LeaseHeld when another pass is at work there."""
         ...
-
-
-class Signals(Protocol):
-    async def add(self, samples: Sequence[Sample]) -> None: ...
-    async def series(
-        self, keys: Sequence[str], since: datetime, until: datetime
-    ) -> Mapping[str, tuple[Series, ...]]: ...
 
 
 class EvidenceStore(Protocol):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 from gpukeeper.ledger.lines import text
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence

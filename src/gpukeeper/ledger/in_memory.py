@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from math import isnan
 
-from gpukeeper.engine.ports import Signals
-from gpukeeper.lifecycle.remember import closes, decision_words, holds_from, is_gone, refs_of, remember
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.errors import LeaseHeld
 from gpukeeper.model.event import (
@@ -26,8 +24,10 @@ from gpukeeper.model.event import (
     Released,
     Resumed,
 )
+from gpukeeper.model.fold import closes, decision_words, holds_from, is_gone, refs_of, remember
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Hold, Memory
+from gpukeeper.model.ports import Signals
 from gpukeeper.model.series import NOT_MEASURED, Sample, Series, Signal, unbroken
 from gpukeeper.model.unknown import Unknown
 

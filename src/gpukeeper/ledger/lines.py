@@ -10,11 +10,11 @@ from typing import Any, cast, get_args
 import msgspec
 
 from gpukeeper.model import reading
-from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Result
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Complaint, Event, GpuChecked, NodeTested, Passed, Quarantined, WarningSent
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))

@@ -11,8 +11,8 @@ import msgspec
 
 from gpukeeper.ledger.lines import decode, micros, moment, says, text
 from gpukeeper.ledger.state import meta
-from gpukeeper.lifecycle.remember import holds_from
 from gpukeeper.model.event import Closed, Event, Held, Released
+from gpukeeper.model.fold import holds_from
 from gpukeeper.model.memory import Hold
 from gpukeeper.model.unknown import Unknown
 

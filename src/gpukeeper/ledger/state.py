@@ -10,10 +10,10 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper.ledger.lines import decode, text
-from gpukeeper.lifecycle.remember import closes, decision_words, is_gone, refs_of, remember
 from gpukeeper.model import reading
 from gpukeeper.model.condition import GpuMemory
 from gpukeeper.model.event import Checkpoint, Closed, Decided, Event, Intended, Noticed, Passed, Paused, Resumed
+from gpukeeper.model.fold import closes, decision_words, is_gone, refs_of, remember
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import EMPTY, Memory
 

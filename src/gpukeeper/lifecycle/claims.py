@@ -13,10 +13,11 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.lifecycle.cleanliness import FIRST_BASELINE_MIB, TOLERANCE_MIB
+from gpukeeper.lifecycle.cleanliness import TOLERANCE_MIB
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.rules import exemption, stop_hold, target
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.condition import FIRST_BASELINE_MIB
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.direct import direct
 from gpukeeper.model.durations import in_words

@@ -11,24 +11,22 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.model.condition import Advice, CheckResult, Condition, GpuHolder
+from gpukeeper.model.condition import (
+    FIRST_BASELINE_MIB,
+    IN_A_WORKLOAD,
+    INFRASTRUCTURE,
+    OF_A_SESSION,
+    Advice,
+    CheckResult,
+    Condition,
+    GpuHolder,
+)
 from gpukeeper.model.direct import direct
 from gpukeeper.model.unknown import Unknown
 
 TOLERANCE_MIB = 64
-FIRST_BASELINE_MIB = 1024  # more than this in use by nobody is no baseline to begin with
 # What a program does to itself: a bad address, an illegal instruction, being killed in the middle of a kernel.
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
-# Only of root: anybody can call a program nvidia-persistenced. A kernel name has at most 15 characters.
-INFRASTRUCTURE = tuple(
-    name[:15]
-    for name in (
-        *("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "nv-fabricmanager", "nvidia-smi"),
-        *("Xorg", "Xwayland", "gnome-shell", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
-    )
-)
-IN_A_WORKLOAD = frozenset({"nv-hostengine", "dcgm-exporter"})  # these watch GPUs, often from a workload of their own
-OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as whoever is logged in
 
 
 @direct

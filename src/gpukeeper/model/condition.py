@@ -11,6 +11,17 @@ from gpukeeper.model.reading import Moment
 from gpukeeper.model.unknown import Unknown
 
 NOT_ASKED = Unknown("the driver was not asked")
+FIRST_BASELINE_MIB = 1024  # more than this in use by nobody is no baseline to begin with
+# Only of root: anybody can call a program nvidia-persistenced. A kernel name has at most 15 characters.
+INFRASTRUCTURE = tuple(
+    name[:15]
+    for name in (
+        *("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "nv-fabricmanager", "nvidia-smi"),
+        *("Xorg", "Xwayland", "gnome-shell", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+    )
+)
+IN_A_WORKLOAD = frozenset({"nv-hostengine", "dcgm-exporter"})  # these watch GPUs, often from a workload of their own
+OF_A_SESSION = frozenset({"Xorg", "Xwayland", "gnome-shell"})  # these run as whoever is logged in
 
 
 class GpuHolder(msgspec.Struct, frozen=True, kw_only=True):

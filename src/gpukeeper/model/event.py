@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.condition import CheckResult
 from gpukeeper.model.decision import Action, Result, Verdict
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory
 from gpukeeper.model.reading import Moment

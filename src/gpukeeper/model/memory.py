@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.model.acceptance import Past
 from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.grade import Past
 from gpukeeper.model.reading import Moment
 
 KEEP_ALIVE = "keep-alive"  # who took a hold, when a file inside the workload asked for it

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 
 DEADLINE = timedelta(seconds=5)
 PTS = Path("/dev/pts")

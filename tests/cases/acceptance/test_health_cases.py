@@ -17,8 +17,9 @@ import pytest
 
 from gpukeeper.acceptance.check import Serving, Trial
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.acceptance import Gpu, Grade, Health, Reading
 from gpukeeper.model.condition import Xid
+from gpukeeper.model.gpu import Gpu, Health, Reading
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import H200, health, setting
 

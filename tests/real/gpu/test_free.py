@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices import nvml
-from gpukeeper.devices.foreign import is_walled
+from gpukeeper.devices.holders import is_walled
 from tests.engines import has_gpu, require
 
 PATIENCE_S = 30.0

@@ -19,13 +19,13 @@ from gpukeeper.config.load import load_text
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import survey
-from gpukeeper.engine.ports import Meter
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Decision, Step
 from gpukeeper.model.event import Closed
+from gpukeeper.model.ports import Meter
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.notify.terminals import Terminals

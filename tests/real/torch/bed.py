@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 VERSION = next(line for line in (HERE / "version.txt").read_text().split("\n") if line and line[0] != "#").strip()
-MAIN = HERE.parents[2] / "src/gpukeeper/probes/__main__.py"
+MAIN = HERE.parents[2] / "src/gpukeeper/acceptance/probes/__main__.py"
 
 
 def folder() -> Path:

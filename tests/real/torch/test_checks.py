@@ -8,7 +8,9 @@ import pytest
 
 from gpukeeper.acceptance.check import Check, Setting, Trial, Wish
 from gpukeeper.acceptance.checks import copies, exact, gemm, memory_bandwidth, memory_pattern, stress, training
-from gpukeeper.model.acceptance import Done, Finding, Gpu, Grade, Limits, Machine
+from gpukeeper.acceptance.record import Done, Finding, Limits, Machine
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade
 from tests.real.torch import bed
 
 ALL = [one.CHECK for one in (gemm, memory_bandwidth, copies, exact, training, memory_pattern, stress)]

@@ -109,7 +109,7 @@ class Old:
     cuda, name, capability = True, "Tesla T4", (7, 5)
 class Older(Old):
     capability = (6, 0)
-from gpukeeper.probes.stress import _dtype
+from gpukeeper.acceptance.probes.stress import _dtype
 print(_dtype(Old, "bf16"), _dtype(Older, "bf16"), _dtype(Old, "fp32"))
 _dtype(Old, "fp8")
 """

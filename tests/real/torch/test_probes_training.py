@@ -59,8 +59,8 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("main", sys.argv[1]); main = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(main); main._be_alone()
 import torch
-from gpukeeper.probes import exact, gemm, training
-from gpukeeper.probes.device import Device
+from gpukeeper.acceptance.probes import exact, gemm, training
+from gpukeeper.acceptance.probes.device import Device
 torch.set_num_threads(1)
 def settings():
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

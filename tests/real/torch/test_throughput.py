@@ -40,7 +40,7 @@ def test_models_have_as_many_parameters_as_everybodys() -> None:
     """C1.5: 25.6 and 11.7 million; a transformer of 12 layers, 1024 wide, 4096 in the middle."""
     code = (
         "import runpy, sys, json; m = runpy.run_path(sys.argv[1]); m['_be_alone']();"
-        "from gpukeeper.probes import models;"
+        "from gpukeeper.acceptance.probes import models;"
         "print(json.dumps({n: models.parameters(models.build(n, 1000)) for n in models.NAMES}))"
     )
     done = subprocess.run(

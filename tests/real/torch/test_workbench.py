@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.devices.interpreter import find_python
+from gpukeeper.acceptance.bench.interpreter import find_python
+from gpukeeper.acceptance.bench.workbench import LocalWorkbench
+from gpukeeper.acceptance.record import Broken, Done, Job
 from gpukeeper.devices.leash_child import descendants
-from gpukeeper.devices.workbench import LocalWorkbench
-from gpukeeper.model.acceptance import Broken, Done, Job
 from tests.engines import has_torch, require
 from tests.real.torch import bed
 

@@ -66,9 +66,8 @@ def test_probes_are_found_without_gpukeeper_and_without_its_folder_on_the_path()
     """Torchrun puts the script's folder on the path; `training` there must not be somebody's `import training`."""
     code = "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv = [sys.argv[2], 'neither']\n"
     code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\nexcept SystemExit as end: print(end.code)\n"
-    code += (
-        "import importlib.util as u; print(u.find_spec('training'), u.find_spec('gpukeeper.probes.training') is None)"
-    )
+    code += "import importlib.util as u; ours = 'gpukeeper.acceptance.probes.training'\n"
+    code += "print(u.find_spec('training'), u.find_spec(ours) is None)"
     command = (bed.python(), "-I", "-c", code, str(bed.MAIN.parent), str(bed.MAIN))
     ended = subprocess.run(command, capture_output=True, text=True, env=bed.environment(), check=True)
     assert ended.stdout.split() == ["2", "None", "False"]

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import reference
+from gpukeeper.acceptance.bench.simulated import SimulatedWorkbench
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Wish
-from gpukeeper.devices.simulated_bench import SimulatedWorkbench
-from gpukeeper.engine.accept import Order, accept
-from gpukeeper.model.acceptance import Health, Reading, Report
+from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.run import Order, accept
+from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.unknown import Unknown
 
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.acceptance import reference
 from gpukeeper.acceptance.check import Setting, Wish
-from gpukeeper.model.acceptance import Fact, Gpu, Grade, Health, Limits, Machine, Measurement, Past
+from gpukeeper.acceptance.judging import reference
+from gpukeeper.acceptance.record import Limits, Machine, Measurement
+from gpukeeper.model.gpu import Fact, Gpu, Health
+from gpukeeper.model.grade import Grade, Past
 from gpukeeper.model.unknown import Unknown
 
 T0 = datetime(2026, 3, 10, 12, tzinfo=UTC)

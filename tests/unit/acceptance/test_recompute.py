@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from gpukeeper.acceptance.recompute import PASSED, recomputed
-from gpukeeper.model.acceptance import Grade, Report
-from gpukeeper.reports import document, merge
-from gpukeeper.reports.store import MANIFEST, ReportFolder, load_file
-from tests.unit.reports import altered
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import document, merge
+from gpukeeper.acceptance.reports.store import MANIFEST, ReportFolder, load_file
+from gpukeeper.model.grade import Grade
+from tests.unit.acceptance.reports import altered
 
 ACCEPTED = {Grade.PASS, Grade.WARN}
 PARTS = {"only one GPU asked for", "only one check asked for", "a check left out", "a self-test"}  # merge refuses these

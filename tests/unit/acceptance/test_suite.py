@@ -9,7 +9,7 @@ import pytest
 from gpukeeper.acceptance import suite
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check, How, Serving, Wish
-from gpukeeper.model.acceptance import Gpu
+from gpukeeper.model.gpu import Gpu
 
 GPUS = tuple(Gpu(uuid=f"GPU-{n}", index=n) for n in range(2))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.devices import foreign, holders
+from gpukeeper.devices import holders
 from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.devices.occupancy import Occupied, occupied
 from gpukeeper.model.unknown import Unknown
@@ -24,7 +24,7 @@ def proc(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def in_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "is_walled", lambda proc: False)
+    monkeypatch.setattr(holders, "is_walled", lambda proc: False)
 
 
 def add(
@@ -88,7 +88,7 @@ def test_where_descriptors_are_hidden_an_empty_list_of_the_driver_is_not_proof(p
 
 
 def test_outside_of_the_machines_pid_namespace_nothing_is_proven(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "is_walled", lambda proc: True)
+    monkeypatch.setattr(holders, "is_walled", lambda proc: True)
     found = told(proc, gpu(()))["GPU-a"]
     assert isinstance(found, Unknown)
     assert "pid namespace" in found.why

@@ -13,9 +13,9 @@ from gpukeeper.engine.observe import Survey, changed_decisions, notice, survey
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.remember import remember
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Complaint, Decided, Noticed, Vanished
+from gpukeeper.model.fold import remember
 from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import ClassSettings, PlaceScope
 from gpukeeper.model.series import Sample, Signal

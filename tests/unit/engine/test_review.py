@@ -10,10 +10,10 @@ from gpukeeper.engine.act import take
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.verify import as_found
 from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Result, View
 from gpukeeper.model.event import Noticed, Restored
+from gpukeeper.model.fold import remember
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import EMPTY, Memory, Stopped
 from gpukeeper.model.policy import AtFinish, Breaker, ClassSettings, PlaceScope, Policy, Schedule

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports.store import ReportFolder
 from gpukeeper.interfaces.cli import accept_run
 from gpukeeper.interfaces.cli.accept_run import (
     LEAST_KEPT,
@@ -22,10 +24,9 @@ from gpukeeper.interfaces.cli.accept_run import (
 )
 from gpukeeper.interfaces.cli.accept_settings import Flags
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.model.acceptance import Grade, Report
 from gpukeeper.model.errors import UsageError
-from gpukeeper.reports.store import ReportFolder
-from tests.unit.engine.accept_bench import Bench, figure_check, run
+from gpukeeper.model.grade import Grade
+from tests.unit.acceptance.accept_bench import Bench, figure_check, run
 
 
 def report(**changes: object) -> Report:

@@ -7,10 +7,10 @@ from typing import Any
 
 from gpukeeper.lifecycle.caps import held_within
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold, may_touch
-from gpukeeper.lifecycle.remember import remember
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Held
+from gpukeeper.model.fold import remember
 from gpukeeper.model.memory import EMPTY, Hold, Memory
 from gpukeeper.model.unknown import Unknown
 from tests.unit.lifecycle.examples import BOOK, DAY, EVAL, HOUR, MINUTE, NOW, POLICY, subject

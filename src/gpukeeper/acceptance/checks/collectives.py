@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import answers, judge, ranks
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MAIN = "all_reduce"

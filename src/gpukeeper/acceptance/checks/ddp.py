@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance import ranks
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
-from gpukeeper.acceptance.judge import percent
-from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+from gpukeeper.acceptance.judging import ranks
+from gpukeeper.acceptance.judging.judge import percent
+from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.grade import Grade
 
 NAME = "ddp"
 MIN_FALL = 0.20

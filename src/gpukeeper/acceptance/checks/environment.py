@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
 from gpukeeper.acceptance.checks.health import links_expected
-from gpukeeper.acceptance.messages import TEACH, classify
-from gpukeeper.model.acceptance import Fact, Finding, Grade, Machine, Remedy
+from gpukeeper.acceptance.judging.messages import TEACH, classify
+from gpukeeper.acceptance.record import Finding, Machine, Remedy
+from gpukeeper.model.gpu import Fact
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "environment"
@@ -167,7 +169,7 @@ def _finding(
     )
 
 
-# What people search for: the codes of acceptance/messages.py, and the count.
+# What people search for: the codes of acceptance/judging/messages.py, and the count.
 PLAIN = frozenset(
     {*(kind.replace("_", "-") for kind in TEACH), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
 )

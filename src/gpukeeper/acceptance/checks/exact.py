@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance import answers, judge
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
-from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "exact"
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8")

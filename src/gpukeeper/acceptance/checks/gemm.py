@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance import answers, judge
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Values
+from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "gemm"
 UNIT = "TFLOP/s"

@@ -10,11 +10,13 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpukeeper.acceptance import circumstances, settings, xids
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
-from gpukeeper.acceptance.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
-from gpukeeper.model.acceptance import Fact, Finding, Gpu, Grade, Health, Reading, Remedy
+from gpukeeper.acceptance.judging import circumstances, settings, xids
+from gpukeeper.acceptance.judging.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
+from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.condition import Xid
+from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "health"

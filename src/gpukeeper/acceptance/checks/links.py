@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpukeeper.acceptance import answers, judge, ranks
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "links"
 PAIR_WARNS = 0.95  # of the median of its equals

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpukeeper.acceptance import answers, judge
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "memory_bandwidth"
 SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}

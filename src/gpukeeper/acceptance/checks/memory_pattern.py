@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpukeeper.acceptance import answers
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
-from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "memory_pattern"
 SMALL = {"bytes": 16 << 20, "chunk": 1 << 20, "passes": 1, "seconds": 0}

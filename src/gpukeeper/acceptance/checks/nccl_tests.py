@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpukeeper.acceptance import judge, ranks
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
 from gpukeeper.acceptance.checks.collectives import PLATEAU
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.judging import judge, ranks
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "nccl_tests"
 METRIC = "all_reduce"

@@ -9,9 +9,11 @@ from statistics import fmean, median
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance import answers, judge
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
-from gpukeeper.model.acceptance import Finding, Gpu, Grade, Job, Measurement, Reading, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.model.gpu import Gpu, Reading
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stress"

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance import answers, judge, ranks
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
-from gpukeeper.model.acceptance import Finding, Grade, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.judging import answers, judge, ranks
+from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.grade import Grade
 
 NAME = "throughput"
 MODELS = ("resnet50", "resnet18", "transformer")

@@ -8,7 +8,9 @@ from itertools import combinations
 
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
 from gpukeeper.acceptance.checks.health import links_expected
-from gpukeeper.model.acceptance import Finding, Gpu, Grade, Remedy
+from gpukeeper.acceptance.record import Finding, Remedy
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade
 
 NAME = "topology"
 LINKED = "nvlink"

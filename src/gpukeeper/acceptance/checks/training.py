@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance import answers
 from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
-from gpukeeper.acceptance.judge import missing
-from gpukeeper.model.acceptance import Finding, Grade, Job, Remedy, Values
+from gpukeeper.acceptance.judging import answers
+from gpukeeper.acceptance.judging.judge import missing
+from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.model.grade import Grade
 
 NAME = "training"
 MIN_FALL = 0.30

@@ -11,9 +11,10 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
-    from gpukeeper.model.acceptance import Grade, Report
-    from gpukeeper.reports.merge import Fleet
-    from gpukeeper.reports.store import Entry, ReportFolder
+    from gpukeeper.acceptance.record import Report
+    from gpukeeper.acceptance.reports.merge import Fleet
+    from gpukeeper.acceptance.reports.store import Entry, ReportFolder
+    from gpukeeper.model.grade import Grade
 
 WORSE = 4
 From: TypeAlias = Annotated[
@@ -52,9 +53,9 @@ def show(
     json: o.Json = False,
 ) -> None:
     """The report of one run: findings, GPUs, what was not tested, the verdict."""
+    from gpukeeper.acceptance.reports.html import page
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show as shown
-    from gpukeeper.reports.html import page
 
     folder = _folder(report_dir)
     report = folder.load(run, samples=html is not None)
@@ -81,10 +82,10 @@ def compare(
     json: o.Json = False,
 ) -> None:
     """What changed from one run to another, and whether that is more than noise."""
+    from gpukeeper.acceptance.reports.compare import compare as compared
+    from gpukeeper.acceptance.reports.compare import is_worse, text
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
-    from gpukeeper.reports.compare import compare as compared
-    from gpukeeper.reports.compare import is_worse, text
 
     folder = _folder(report_dir)
     found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
@@ -110,10 +111,10 @@ def merge(
     json: o.Json = False,
 ) -> None:
     """Many nodes' reports as one: the worst verdict counts, and GPUs that stand out among all are named."""
+    from gpukeeper.acceptance.reports import fleet_page
+    from gpukeeper.acceptance.reports import merge as merging
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
-    from gpukeeper.reports import fleet_page
-    from gpukeeper.reports import merge as merging
 
     wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
     fleet = merging.merge(_all(reports), wanted)
@@ -152,7 +153,7 @@ def _print_fleet(fleet: Fleet) -> None:
 
 
 def _echo(words: str) -> None:
-    from gpukeeper.reports.wording import printable
+    from gpukeeper.acceptance.reports.wording import printable
 
     typer.echo(printable(words))
 
@@ -173,9 +174,9 @@ def _all(given: Sequence[str]) -> list[Report]:
 
 
 def _reports_at(words: str) -> Iterator[Report]:
+    from gpukeeper.acceptance.reports import document
+    from gpukeeper.acceptance.reports.store import ReportFolder, load_file
     from gpukeeper.model.errors import UsageError
-    from gpukeeper.reports import document
-    from gpukeeper.reports.store import ReportFolder, load_file
 
     path = Path(words)
     if path.is_file():
@@ -194,8 +195,8 @@ def _reports_at(words: str) -> Iterator[Report]:
 
 
 def _folder(report_dir: Path | None) -> ReportFolder:
+    from gpukeeper.acceptance.reports.store import ReportFolder
     from gpukeeper.ledger.paths import ledger_path, reports_folder
-    from gpukeeper.reports.store import ReportFolder
 
     return ReportFolder(report_dir or reports_folder(ledger_path()))
 
@@ -221,6 +222,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _code(verdict: Grade) -> int:
-    from gpukeeper.model.acceptance import Grade
+    from gpukeeper.model.grade import Grade
 
     return {Grade.PASS: 0, Grade.WARN: 0, Grade.FAIL: 4}.get(verdict, 5)

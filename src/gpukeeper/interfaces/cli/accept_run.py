@@ -13,21 +13,24 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpukeeper.acceptance.record import Report
 from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
 from gpukeeper.interfaces.cli.accept_variables import Told, read_variables
 from gpukeeper.interfaces.terminal.session import say
 from gpukeeper.ledger.paths import ledger_path, reports_folder
-from gpukeeper.model.acceptance import Grade, Report
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.grade import Grade
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Wish
-    from gpukeeper.acceptance.reference import Row
-    from gpukeeper.engine.accept import Order
+    from gpukeeper.acceptance.judging.reference import Row
+    from gpukeeper.acceptance.record import Limits
+    from gpukeeper.acceptance.run import Order
     from gpukeeper.interfaces.terminal.acceptance import Narrator
     from gpukeeper.ledger.journal import SqliteLedger
-    from gpukeeper.model.acceptance import Gpu, Limits, Past
+    from gpukeeper.model.gpu import Gpu
+    from gpukeeper.model.grade import Past
 
 FAILED, INCONCLUSIVE, PARTLY, INTERRUPTED = 4, 5, 3, 130
 OLDEST, LEAST_KEPT = timedelta(days=90), 20  # reports
@@ -60,9 +63,9 @@ class Understood:
 
 def run(asked: Asked) -> int:
     """The exit code. Everything that can be refused is refused before anything runs."""
+    from gpukeeper.acceptance.reports.document import encodable
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.ledger.journal import open_ledger
-    from gpukeeper.reports.document import encodable
 
     understood = understand(asked, os.environ)
     for one in understood.told.said:
@@ -88,8 +91,8 @@ def run(asked: Asked) -> int:
 
 def understand(asked: Asked, environ: Mapping[str, str]) -> Understood:
     from gpukeeper.acceptance.catalog import CHECKS
+    from gpukeeper.acceptance.reports.store import refuse_summary
     from gpukeeper.config.own_reference import read_rows
-    from gpukeeper.reports.store import refuse_summary
 
     refuse_summary(asked.summary)
     told = read_variables(environ)
@@ -112,7 +115,7 @@ async def _leased_run(
     asked: Asked, understood: Understood, ledger: SqliteLedger, narrator: Narrator
 ) -> tuple[Report, Mapping[str, str]]:
     """The report, and what the programs said on their way. One run at a time: two would slow each other."""
-    from gpukeeper.engine.accept import accept
+    from gpukeeper.acceptance.run import accept
     from gpukeeper.wiring import node_name, open_bench
 
     node = node_name()
@@ -134,7 +137,7 @@ async def _leased_run(
 
 
 async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, ...]]:
-    from gpukeeper.engine.tested import history_of, ref_of
+    from gpukeeper.acceptance.recording import history_of, ref_of
 
     key = ref_of(node).key
     memory = (await ledger.memories([key])).get(key)
@@ -143,9 +146,9 @@ async def _history(ledger: SqliteLedger, node: str) -> Mapping[str, tuple[Past, 
 
 def _order(understood: Understood, now: datetime, history: Mapping[str, tuple[Past, ...]], narrator: Narrator) -> Order:
     from gpukeeper import __version__
-    from gpukeeper.acceptance import reference
     from gpukeeper.acceptance.catalog import CHECKS
-    from gpukeeper.engine.accept import Order
+    from gpukeeper.acceptance.judging import reference
+    from gpukeeper.acceptance.run import Order
 
     def limits(gpu: Gpu, check: str, metric: str, method: str) -> Limits:
         return reference.limits(gpu, check, metric, method, own=understood.rows)
@@ -208,7 +211,7 @@ def _must_be_writable(folder: Path) -> None:
 
 def _written(asked: Asked, report: Report, logs: Mapping[str, str]) -> tuple[str, list[str]]:
     """Where it is; and what did not go well, which takes nothing from the verdict."""
-    from gpukeeper.reports.store import ReportFolder
+    from gpukeeper.acceptance.reports.store import ReportFolder
 
     store = ReportFolder(folder_of(asked))
     extra = {f"log-{name.replace('/', '-')}": words.encode("utf-8", "replace") for name, words in logs.items()}
@@ -221,7 +224,7 @@ def _written(asked: Asked, report: Report, logs: Mapping[str, str]) -> tuple[str
 
 def _written_beside(asked: Asked, folder: Path) -> list[str]:
     """The older kits wrote into the folder itself, anew each time: whoever reads those files looks there."""
-    from gpukeeper.reports import legacy
+    from gpukeeper.acceptance.reports import legacy
 
     if not asked.legacy or asked.folder is None:
         return []
@@ -252,8 +255,8 @@ def _written_beside(asked: Asked, folder: Path) -> list[str]:
 def _cleared(path: Path) -> bool:
     """Whether the name is free now. A file of an earlier run is deleted; anything else stays. It is moved aside before
     it is read, so that what is deleted is what was read."""
-    from gpukeeper.reports import legacy
-    from gpukeeper.reports.store import read
+    from gpukeeper.acceptance.reports import legacy
+    from gpukeeper.acceptance.reports.store import read
 
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -275,7 +278,7 @@ def _cleared(path: Path) -> bool:
 def _pruned(asked: Asked, report: Report) -> list[str]:
     """Last of all: whatever is wrong with old reports, this one is written, recorded and told. Only in our own folder:
     in one that somebody named nothing is deleted."""
-    from gpukeeper.reports.store import ReportFolder
+    from gpukeeper.acceptance.reports.store import ReportFolder
 
     if asked.folder is not None:
         return []
@@ -295,7 +298,7 @@ def _pruned(asked: Asked, report: Report) -> list[str]:
 
 def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     """A simulation happened nowhere, so no ledger knows of it."""
-    from gpukeeper.engine.tested import line_of
+    from gpukeeper.acceptance.recording import line_of
 
     if report.device == "simulated":
         return []

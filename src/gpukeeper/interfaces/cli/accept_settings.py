@@ -70,7 +70,8 @@ def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
 def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
     """A check knows which of its figures can never pass: it is asked what it would run on a machine that is made up."""
     from gpukeeper.acceptance.check import Setting
-    from gpukeeper.model.acceptance import Gpu, Limits, Machine
+    from gpukeeper.acceptance.record import Limits, Machine
+    from gpukeeper.model.gpu import Gpu
 
     gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(max(wish.expected or 2, 2)))
     machine = Machine(node="here", gpus=gpus)
@@ -119,7 +120,7 @@ def _device(flags: Flags, problems: list[str]) -> None:
 
 
 def _unknown_checks(only: Sequence[str], skip: Sequence[str], names: Sequence[str], problems: list[str]) -> None:
-    from gpukeeper.acceptance.suite import ALWAYS
+    from gpukeeper.acceptance.check import ALWAYS
     from gpukeeper.config.problems import did_you_mean
 
     if always := [one for one in skip if one in ALWAYS]:

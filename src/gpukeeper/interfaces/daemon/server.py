@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
 from gpukeeper.interfaces.daemon.answers import VERBS, Answers
 from gpukeeper.interfaces.daemon.crowd import Crowd, Limits

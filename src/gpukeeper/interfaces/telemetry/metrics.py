@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from gpukeeper import __version__
-from gpukeeper.engine.ports import Clock, EvidenceStore, Platform
+from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.telemetry.nodes import of_nodes
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
@@ -26,6 +26,7 @@ from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.decision import Action, Decision, Evidence, Result, Verdict
 from gpukeeper.model.event import Closed
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone
 from gpukeeper.model.unknown import Unknown
 

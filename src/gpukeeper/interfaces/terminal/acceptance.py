@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpukeeper.acceptance.messages import TEACH
+from gpukeeper.acceptance.judging.messages import TEACH
+from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
+from gpukeeper.acceptance.reports import lines
+from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
+from gpukeeper.acceptance.run import Began, Repeated, Step
 from gpukeeper.acceptance.suite import NOT_ASKED_FOR
-from gpukeeper.engine.accept import Began, Repeated, Step
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.model.acceptance import Finding, Grade, Machine, NotTested, Report
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
-from gpukeeper.reports import lines
-from gpukeeper.reports.wording import fact, figure, gpu_words, retest_command
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Wish
-    from gpukeeper.engine.self_test import Attempt
+    from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
 ALIKE = 4  # as many reasons of a kind are told one by one
@@ -265,7 +266,7 @@ def document(report: Report, folder: str) -> dict[str, object]:
     """The report for programs, without what is in samples.json, and where all of it is."""
     import msgspec
 
-    from gpukeeper.reports.document import report_json
+    from gpukeeper.acceptance.reports.document import report_json
 
     body: dict[str, object] = msgspec.json.decode(report_json(report))
     for name in ("schema", "timeline", "records"):

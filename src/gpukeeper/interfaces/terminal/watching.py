@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import typer
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.config.unix_groups import UsersNotListed
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show

@@ -16,12 +16,11 @@ from typing import TypedDict
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, signals
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.missing import gone_by_looks
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -39,6 +38,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside

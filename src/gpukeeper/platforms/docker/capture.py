@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, NothingToCapture
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import archive

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Refused, Unseen
 from gpukeeper.model.identity import Ref
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from gpukeeper.engine.blocking import in_thread
-from gpukeeper.engine.ports import Clock
+from gpukeeper.blocking import in_thread
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.owners import People, candidates, folders_of
 from gpukeeper.platforms.docker.wire import Inspected

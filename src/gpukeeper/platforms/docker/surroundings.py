@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.devices.nvml import GpuFacts
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
 from gpukeeper.platforms.docker.asks import asked, devices_of

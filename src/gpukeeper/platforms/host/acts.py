@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import trash
 from gpukeeper.disk.remove import Expected, Removal, finish, remove
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown

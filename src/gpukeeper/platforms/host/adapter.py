@@ -16,12 +16,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import nvml
 from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.missing import gone_by_looks
-from gpukeeper.engine.ports import Clock
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -39,6 +38,7 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import archive, capture, errors, mentions, translate

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, naming
 from gpukeeper.disk.erase import Eraser
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown

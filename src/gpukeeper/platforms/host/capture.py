@@ -13,9 +13,9 @@ import stat
 import tarfile
 import time
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure
 from gpukeeper.disk.walk import Identity
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Evidence
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.subject import Subject

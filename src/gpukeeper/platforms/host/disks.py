@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk.measure import printable
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.usage import Usage, usage
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Disk, Gone, Subject

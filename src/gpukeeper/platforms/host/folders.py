@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import measure, mounts, unresponsive
 from gpukeeper.disk.unresponsive import Answering
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Disk

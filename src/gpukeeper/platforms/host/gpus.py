@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, occupancy
 from gpukeeper.devices.nvml import GpuFacts
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject

@@ -14,7 +14,7 @@ from gpukeeper.disk import naming
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured, printable
 from gpukeeper.disk.usage import Usage
-from gpukeeper.lifecycle.cleanliness import OF_A_SESSION
+from gpukeeper.model.condition import OF_A_SESSION
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Category, Disk, Shape, State, Subject

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, Reads, Recorded
 from gpukeeper.disk.elsewhere import why_unseen
@@ -18,7 +19,6 @@ from gpukeeper.disk.measure import Limits, Measured
 from gpukeeper.disk.trash import is_trash
 from gpukeeper.disk.unresponsive import Answering
 from gpukeeper.disk.watch import Watch
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.engine.missing import gone_by_looks
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model.decision import (
     Accepted,
     Action,
@@ -33,6 +32,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, remnants, translate

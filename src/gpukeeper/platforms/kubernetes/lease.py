@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.ports import Clock
 from gpukeeper.platforms.kubernetes.errors import ApiError
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ import msgspec
 from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import is_busy
 from gpukeeper.devices.prometheus import Line, Where
-from gpukeeper.engine.ports import Clock
 from gpukeeper.model.durations import in_words
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown

@@ -15,12 +15,11 @@ from typing import TypeVar
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.missing import gone_by_looks
-from gpukeeper.engine.ports import Clock
 from gpukeeper.engine.sharing import Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -40,6 +39,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Counted, PlaceScope, Policy
+from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.blocking import in_thread
+from gpukeeper.blocking import in_thread
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import Policy, Temporary
 from gpukeeper.model.unknown import Unknown

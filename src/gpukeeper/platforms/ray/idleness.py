@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.model.policy import RaySettings
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
-from gpukeeper.model.acceptance import Answer, Broken, Done
+from gpukeeper.acceptance.record import Answer, Broken, Done
 from tests.unit.acceptance import machines
 
 SERVING = Serving(depth=0, seconds=1, worth=1, what="")

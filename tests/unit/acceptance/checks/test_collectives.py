@@ -6,7 +6,8 @@ import pytest
 
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.checks import collectives
-from gpukeeper.model.acceptance import Finding, Grade, Remedy
+from gpukeeper.acceptance.record import Finding, Remedy
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import row, trial
 

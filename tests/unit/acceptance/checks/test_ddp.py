@@ -7,8 +7,8 @@ import pytest
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import How, Wish
 from gpukeeper.acceptance.checks import ddp
-from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
 

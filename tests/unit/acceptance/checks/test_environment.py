@@ -9,7 +9,9 @@ import pytest
 
 from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
 from gpukeeper.acceptance.checks import environment
-from gpukeeper.model.acceptance import Finding, Gpu, Grade, Machine, Remedy
+from gpukeeper.acceptance.record import Finding, Machine, Remedy
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import gpus, setting
 

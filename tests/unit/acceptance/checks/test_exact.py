@@ -6,7 +6,8 @@ from typing import Any
 
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.checks.exact import CHECK
-from gpukeeper.model.acceptance import Grade, Remedy
+from gpukeeper.acceptance.record import Remedy
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import gpus, setting
 

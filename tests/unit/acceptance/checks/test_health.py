@@ -6,7 +6,8 @@ import pytest
 
 from gpukeeper.acceptance.check import Serving, Trial, Wish
 from gpukeeper.acceptance.checks import health as check
-from gpukeeper.model.acceptance import Grade, Reading
+from gpukeeper.model.gpu import Reading
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.machines import gpus, health, setting
 
 LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))

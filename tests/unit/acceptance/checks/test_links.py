@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpukeeper.acceptance.checks import links
-from gpukeeper.model.acceptance import Finding, Grade
+from gpukeeper.acceptance.record import Finding
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial
 

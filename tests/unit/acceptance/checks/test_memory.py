@@ -8,7 +8,8 @@ import pytest
 
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.checks import copies, memory_bandwidth, memory_pattern
-from gpukeeper.model.acceptance import Grade, Remedy
+from gpukeeper.acceptance.record import Remedy
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import gpus, setting
 

@@ -8,7 +8,9 @@ import pytest
 
 from gpukeeper.acceptance.check import Setting, Wish
 from gpukeeper.acceptance.checks.stress import CHECK
-from gpukeeper.model.acceptance import Finding, Gpu, Grade, Reading
+from gpukeeper.acceptance.record import Finding
+from gpukeeper.model.gpu import Gpu, Reading
+from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import NONE_HERE, gpus, health, setting

@@ -6,8 +6,9 @@ import pytest
 
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.checks import throughput
-from gpukeeper.model.acceptance import Finding, Grade
+from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance import machines
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import trial

@@ -8,7 +8,9 @@ import msgspec
 
 from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
 from gpukeeper.acceptance.checks import topology
-from gpukeeper.model.acceptance import Finding, Gpu, Grade
+from gpukeeper.acceptance.record import Finding
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.machines import gpus, setting
 
 LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))

@@ -8,8 +8,8 @@ import pytest
 
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.checks.training import CHECK
-from gpukeeper.model.acceptance import Grade
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import gpus, setting
 

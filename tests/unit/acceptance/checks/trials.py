@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpukeeper.acceptance.check import Check, Setting, Trial
-from gpukeeper.model.acceptance import Answer, Broken, Done, Finding
+from gpukeeper.acceptance.record import Answer, Broken, Done, Finding
 
 OUT_OF_MEMORY = Broken(kind="out_of_memory", words="OutOfMemoryError: CUDA out of memory.")
 

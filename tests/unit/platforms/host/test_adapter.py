@@ -16,10 +16,10 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices.nvml import GpuFacts, inventory
 from gpukeeper.disk import filesystems
 from gpukeeper.disk.measure import Limits
-from gpukeeper.engine.blocking import in_thread
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Action,

@@ -1,0 +1,375 @@
+"""Runs probes in processes of their own: a worker for each GPU, or ranks over several of them by torchrun.
+
+Whatever happens there is an answer: a probe that hangs is ended with everything it started, one that dies is quoted.
+Who asks next gets a new process. What they said on their way is kept for the report, the last of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance.judging.messages import classify
+from gpukeeper.acceptance.record import Answer, Broken, Done, Job
+from gpukeeper.devices.leash import Ended, Leashed
+from gpukeeper.model import reading
+
+TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
+RANKS_TO_START_S = 90.0
+# The folder we were started in is nobody we trust: before Python 3.11 nothing else keeps `-m` from importing from it.
+FOLDER = "/"
+LAST_LINES = 40
+KEPT_OF_A_LOG = 256 * 1024
+NCCL_LOG = "nccl-%h-%p.log"
+_LEFT_OVER = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_(?:ADDR|PORT)|PET_\w+|TORCHELASTIC_\w+"
+)
+# torchrun's own summary of which rank ended how.
+_EXITED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
+_FIRST = re.compile(r"Root Cause.*?rank\s*: (\d+) ", re.DOTALL)
+STOPPED_BY_TORCHRUN = (-15, 143)
+
+
+def program() -> str:
+    """The probes' main file, found without importing them: they are for another interpreter."""
+    found = find_spec("gpukeeper.acceptance.probes")
+    assert found is not None
+    assert found.submodule_search_locations
+    return str(Path(found.submodule_search_locations[0], "__main__.py"))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How probes are started. `kind`: cuda or cpu."""
+
+    python: str
+    kind: str
+    main: str = field(default_factory=program)
+    to_start_s: float = TO_START_S
+    ranks_to_start_s: float = RANKS_TO_START_S
+
+    def worker(self) -> tuple[str, ...]:
+        return self.python, self.main, "worker", "cuda:0" if self.kind == "cuda" else "cpu"
+
+    def ranks(self, count: int, folder: Path, job: Job) -> tuple[str, ...]:
+        """All of one machine, at an address that needs no name service."""
+        here = "127.0.0.1"
+        asked = _asked(job)
+        return (
+            *(self.python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(count)),
+            *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{here}:0", "--local-addr", here),
+            *("--log-dir", str(folder / "logs"), "--redirects", "3"),
+            *(self.main, "ranks", str(folder), self.kind, asked),
+        )
+
+    def environment(self, gpus: Sequence[str]) -> dict[str, str]:
+        """Nobody else's job around us may tell ranks who they are, and the folder we are in is nobody we trust."""
+        kept = {name: value for name, value in os.environ.items() if not _LEFT_OVER.fullmatch(name)}
+        shown = {
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus) if self.kind == "cuda" else "",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+        more = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+        return {**kept, **shown, **more}
+
+
+def _asked(job: Job) -> str:
+    """Folders that a person named from where they are: probes are elsewhere."""
+    folders = {name: str(Path(at).absolute()) for name, at in job.params.items() if name.endswith("_dir") and at}
+    return json.dumps({"probe": job.probe, "params": {**job.params, **folders}})
+
+
+class Worker:
+    """One GPU's. Started at the first need, and again after a failure."""
+
+    def __init__(self, bench: Bench, gpu: str) -> None:
+        self._bench, self._gpu = bench, gpu
+        self._process: Leashed | None = None
+        self._hello: dict[str, Any] = {}
+        self.words = ""  # what earlier processes said last, and this one so far
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def hello(self) -> dict[str, Any] | Broken:
+        """What it says of PyTorch and its GPU; starts it."""
+        if self._process is not None and self._process.exit_code is None:
+            return self._hello
+        await self.close()
+        began = time.monotonic()
+        try:
+            self._process = await Leashed.start(self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER)
+            said = _record(await self._process.line(self._bench.to_start_s))
+        except BaseException as error:
+            return await self._broken(error, began, self._bench.to_start_s)
+        hello = said.get("hello")
+        if not isinstance(hello, dict):
+            return await self._refused(said, began)
+        self._hello = hello
+        return hello
+
+    async def run(self, job: Job) -> Answer:
+        hello = await self.hello()
+        if isinstance(hello, Broken):
+            return hello
+        assert self._process is not None
+        began = time.monotonic()
+        try:
+            await self._process.send(_asked(job).encode())
+            said = _record(await self._process.line(job.deadline_s))
+        except BaseException as error:
+            return await self._broken(error, began, job.deadline_s)
+        done = said.get("done")
+        if not isinstance(done, dict):
+            return await self._refused(said, began)
+        return Done(result=done, seconds=_number(said, "seconds"), busy_s=_number(said, "busy_s"))
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                await process.end()
+            finally:
+                self.words = (self.words + process.words)[-KEPT_OF_A_LOG:]
+
+    async def _refused(self, said: Mapping[str, Any], began: float) -> Broken:
+        """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
+        await self.close()
+        words = _words(said) or f"it answered with no record: {str(said)[:500]}"
+        return Broken(kind=classify(words), words=words, seconds=time.monotonic() - began)
+
+    async def _broken(self, error: BaseException, began: float, deadline_s: float) -> Broken:
+        process = self._process
+        seconds = time.monotonic() - began
+        if isinstance(error, Ended) and process is not None:
+            code = await _exit_code(process)
+            words = f"it ended{_how(code)}\n{_last_lines(await process.last_words())}".strip()
+            await self.close()
+            return Broken(kind=classify(words, code), words=words, seconds=seconds)
+        last = "" if process is None else process.words
+        await self.close()  # with everything it started
+        match error:
+            case TimeoutError():
+                words = f"{_last_lines(last)}\nit gave no answer within {deadline_s:g} s and was ended".strip()
+                return Broken(kind="timeout", words=words, seconds=seconds)
+            case OSError():
+                return Broken(kind="failed", words=f"it could not be started: {error.strerror}", seconds=seconds)
+            case ValueError():
+                return Broken(kind="failed", words=f"{_last_lines(last)}\n{error}".strip(), seconds=seconds)
+        raise error
+
+
+class Workers:
+    """A worker for each GPU, by its uuid."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._workers: dict[str, Worker] = {}
+
+    async def hello(self, gpu: str) -> dict[str, Any] | Broken:
+        return await self._worker(gpu).hello()
+
+    async def each(self, jobs: Mapping[str, Job]) -> dict[str, Answer]:
+        """All are up before the first begins: GPUs that wait for their neighbours' start would run alone."""
+        await _all(*(self._worker(gpu).hello() for gpu in jobs))
+        answers = await _all(*(self._worker(gpu).run(job) for gpu, job in jobs.items()))
+        return dict(zip(jobs, answers, strict=True))
+
+    async def close(self) -> None:
+        await _all(*(worker.close() for worker in self._workers.values()))
+
+    @property
+    def words(self) -> dict[str, str]:
+        return {gpu: worker.words for gpu, worker in self._workers.items() if worker.words}
+
+    def _worker(self, gpu: str) -> Worker:
+        return self._workers.setdefault(gpu, Worker(self._bench, gpu))
+
+
+async def _all(*works: Any) -> list[Any]:
+    """Waits for every one even when one is interrupted, so that each can end what it started."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """What ranks left behind: records by rank, the last words of each, how far each came, and torchrun's own words."""
+
+    records: Mapping[int, Mapping[str, Any]]
+    words: Mapping[int, str]
+    stages: Mapping[int, str]
+    torchrun: str
+    exit_code: int | None  # None: the time was up
+    deadline_s: float
+    seconds: float
+
+
+async def run_ranks(bench: Bench, gpus: Sequence[str], job: Job) -> tuple[dict[str, Answer], dict[str, str]]:
+    """An answer for every rank, by its number; and the logs that are worth keeping, by their names."""
+    folder = Path(tempfile.mkdtemp(prefix="gpukeeper-ranks-"))
+    began, deadline = time.monotonic(), job.deadline_s + bench.ranks_to_start_s
+    environment = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,NET",
+        **bench.environment(gpus),
+        "NCCL_DEBUG_FILE": str(folder / NCCL_LOG),
+    }
+    try:
+        code, words = await _torchrun(bench.ranks(len(gpus), folder, job), environment, deadline)
+        left = gather(folder, len(gpus), words, code, deadline, time.monotonic() - began)
+        answers = {str(rank): answer_of(rank, left) for rank in range(len(gpus))}
+        return answers, {"torchrun": words, **_logs(folder)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _torchrun(
+    command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+) -> tuple[int | None, str]:
+    try:
+        process = await Leashed.start(command, environment, FOLDER)
+    except OSError as error:
+        return 127, f"torchrun could not be started: {error.strerror}"
+    try:
+        code: int | None = await process.wait(deadline_s)
+        await process.last_words()
+    except TimeoutError:
+        code = None
+    finally:
+        await process.end()
+    return code, process.words
+
+
+def gather(
+    folder: Path, count: int, torchrun: str, exit_code: int | None, deadline_s: float, seconds: float
+) -> RanksEnd:
+    stderr = {int(path.parent.name): path for path in folder.glob("logs/*/attempt_*/*/stderr.log")}
+    records = {rank: _record_in(folder / f"rank-{rank}.json") for rank in range(count)}
+    return RanksEnd(
+        records={rank: record for rank, record in records.items() if record is not None},
+        words={rank: _tail(path) for rank, path in stderr.items()},
+        stages={rank: _tail(folder / f"rank-{rank}.stage").strip() for rank in range(count)},
+        torchrun=torchrun,
+        exit_code=exit_code,
+        deadline_s=deadline_s,
+        seconds=seconds,
+    )
+
+
+def answer_of(rank: int, left: RanksEnd) -> Answer:
+    """Pure. torchrun says that some rank failed; why is what that rank said itself."""
+    record = left.records.get(rank)
+    if record is not None and isinstance(record.get("done"), dict):
+        done = dict(record["done"])
+        return Done(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
+    words = _words(record or {}) or _last_lines(left.words.get(rank, ""))
+    if record is not None:
+        return Broken(kind=classify(words), words=words or "its record says nothing", seconds=left.seconds)
+    if left.exit_code is None:
+        return _late(rank, words, left)
+    codes = {int(found[1]): int(found[2]) for found in _EXITED.finditer(left.torchrun)}
+    first = _FIRST.search(left.torchrun)
+    culprit = int(first[1]) if first else None
+    if culprit not in (None, rank) and codes.get(rank, STOPPED_BY_TORCHRUN[0]) in STOPPED_BY_TORCHRUN:
+        why = _words(left.records.get(culprit or 0, {})) or left.words.get(culprit or 0, "")
+        said = f"rank {rank} was stopped because rank {culprit} failed{_how(codes.get(culprit or 0))}"
+        return Broken(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
+    code = codes.get(rank, left.exit_code)
+    words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
+    words = f"{words}\nrank {rank} gave no record and ended{_how(code)}".strip()
+    return Broken(kind=classify(words, code), words=words, seconds=left.seconds)
+
+
+def _late(rank: int, words: str, left: RanksEnd) -> Broken:
+    """Whoever waits at the meeting point for somebody who never comes is not the one that hangs."""
+    waiting = [one for one, stage in left.stages.items() if stage == "rendezvous"]
+    stage = left.stages.get(rank, "")
+    came = f"it had come as far as {stage!r}" if stage else "it had not even begun"
+    words = f"{words}\nrank {rank} gave no record within {left.deadline_s:g} s and was ended; {came}".strip()
+    kind = "rendezvous" if rank in waiting else "timeout"
+    return Broken(kind=kind, words=words, seconds=left.seconds)
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """ValueError when it is none."""
+    try:
+        said = reading.decode(line)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"it answered with no record: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"it answered with no record: {str(said)[:500]}")
+    return said
+
+
+def _record_in(path: Path) -> dict[str, Any] | None:
+    try:
+        return _record(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return {"broken": {"words": str(error)}}
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    broken = said.get("broken")
+    return str(broken.get("words", "")) if isinstance(broken, Mapping) else ""
+
+
+def _number(said: Mapping[str, Any], key: str) -> float:
+    value = said.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+async def _exit_code(process: Leashed) -> int | None:
+    try:
+        return await process.wait(2.0)
+    except TimeoutError:
+        return None
+
+
+def _how(code: int | None) -> str:
+    """128 + n is what the holder says of signal n, -n what torchrun does."""
+    number = None if code is None else -code if code < 0 else code - 128 if code > 128 else None
+    if number is not None:
+        return f" by signal {number}"
+    return "" if code is None else f" with exit code {code}"
+
+
+def _last_lines(words: str) -> str:
+    return "\n".join(words.strip().splitlines()[-LAST_LINES:])
+
+
+def _tail(path: Path, most: int = 65536) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - most, 0))
+            return file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _logs(folder: Path) -> dict[str, str]:
+    """NCCL's own words begin with what matters, the rings and the algorithms; ranks' end with it."""
+    found = {path.name: _tail(path, KEPT_OF_A_LOG) for path in sorted(folder.glob("nccl-*.log"))}
+    ranks = {f"rank-{path.parent.name}.{path.name}": path for path in folder.glob("logs/*/attempt_*/*/std*.log")}
+    return {**found, **{name: words for name, path in sorted(ranks.items()) if (words := _tail(path))}}

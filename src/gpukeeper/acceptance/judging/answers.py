@@ -1,0 +1,73 @@
+"""What probes said, sorted: results to read, and a finding for each probe that gave none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.judging import judge
+from gpukeeper.acceptance.judging.messages import broken_finding
+from gpukeeper.acceptance.record import Broken, Finding, Values
+
+
+def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding, ...]]:
+    """By uuid what a probe measured; and what is to be said of those that measured nothing."""
+    results: dict[str, Values] = {}
+    findings = []
+    for gpu, answer in trial.answers.items():
+        if isinstance(answer, Broken):
+            findings.append(broken_finding(check, gpu, answer))
+        else:
+            results[gpu] = answer.result
+    return results, tuple(findings)
+
+
+def read_each(
+    check: str, trial: Trial, read: Callable[[str, Values], Iterable[Finding]]
+) -> tuple[dict[str, Values], tuple[Finding, ...]]:
+    """A finding or more for each result, read on its own. One that lacks what a probe always says is no measurement."""
+    results, findings = of_gpus(check, trial)
+    found = list(findings)
+    for gpu, result in results.items():
+        try:
+            found += read(gpu, result)
+        except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+            why = f"the probe's answer cannot be read ({type(error).__name__}: {error})"
+            found.append(judge.missing(check, "", gpu, why))
+    return results, tuple(found)
+
+
+def figures(value: Any) -> tuple[float, ...]:
+    """Samples. JSON has no infinity, so probes write such figures as words."""
+    return tuple(float(one) for one in value) if isinstance(value, list | tuple) else ()
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, tuple[str, int]]:
+    """Of GPUs of one model that should all say the same: by uuid how one stands, and among how many.
+
+    "like" the majority, "odd" against it, or "split": they differ, and no majority says which one is wrong.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for group in _by_model(values, setting):
+        said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
+        decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
+        for gpu in group:
+            alike = decided and values[gpu] == said
+            found[gpu] = ("like" if alike else "odd" if decided else "split", len(group))
+    return found
+
+
+def _by_model(values: Mapping[str, str], setting: Setting) -> Iterable[list[str]]:
+    """Alone in its group it has nobody to be held against; nor has one whose model is not known."""
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for gpu in values:
+        one = setting.gpu(gpu)
+        if isinstance(one.name, str):
+            groups.setdefault((one.name, one.profile), []).append(gpu)
+    return (group for group in groups.values() if len(group) > 1)

@@ -1,0 +1,332 @@
+"""What a figure is worth: held against a floor, its equals and its own past. The worst of the three counts.
+
+Missing never passes, nor does a figure that is too good to be true, too noisy, or that nothing can be held against.
+What was measured may be worth a FAIL; the engine repeats it before it counts (`confirm`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpukeeper.acceptance.check import Setting
+from gpukeeper.acceptance.judging import history, peers
+from gpukeeper.acceptance.judging.lines import Figure, Lines, grade, repeatability
+from gpukeeper.acceptance.record import Finding, Limits, Measurement, Remedy
+from gpukeeper.model.grade import Grade, rank
+
+USUAL_MARGIN = 0.10  # between floor and reference, where no reference is known
+NOTHING = Limits()
+
+
+def judge(measurements: Sequence[Measurement], setting: Setting, *, confirm: bool = True) -> tuple[Finding, ...]:
+    """All measurements of one check and metric: one of each GPU, or the node's one. A finding for each, in their order.
+
+    A node's figure is held against the limits of its GPUs' model, and against the history under the node's name.
+    """
+    trials = [_try(one, setting) for one in measurements]
+    return tuple(_finding(one, _equals(one, trials), setting, confirm) for one in trials)
+
+
+def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
+    """What was to be measured and was not. Never a pass."""
+    return Finding(
+        check=check,
+        metric=metric,
+        gpu=gpu,
+        verdict=Grade.INCONCLUSIVE,
+        code=code_of(check, "missing"),
+        message=f"{_named(check, metric)} was not measured: {why.rstrip(' .')}.",
+        action=Remedy.RETEST,
+    )
+
+
+def limits_of(one: Measurement | Finding, setting: Setting) -> Limits:
+    """What it is held against; nothing, if that is for another method.
+
+    Of a node with several models: nothing, since nobody knows which of them it should be like.
+    """
+    limits = _limits(one, setting)
+    return limits if _is_for(limits, one.method) else NOTHING
+
+
+def code_of(check: str, what: str) -> str:
+    """Stable, one spelling: memory-bandwidth-below-floor."""
+    return f"{check}-{what}".replace("_", "-")
+
+
+def amount(value: float, unit: str) -> str:
+    """Four digits are what a measurement is good for."""
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:.{digits}f} {unit}".rstrip()
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+@dataclass(frozen=True)
+class _Tried:
+    measurement: Measurement
+    figure: Figure | None  # None: there is no number
+    limits: Limits
+    stratum: peers.Stratum | None
+    alien: str = ""  # the method that the limits are for, when it is another one
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.measurement.samples)
+
+    @property
+    def implausible(self) -> bool:
+        ceiling = self.limits.ceiling
+        if self.figure is None or ceiling is None:
+            return False
+        return self.figure.good > _turned(ceiling, self.measurement)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What one layer says."""
+
+    grade: Grade | None  # None: it has nothing to hold the figure against
+    words: str  # for the layers
+    what: str = ""  # the end of the code
+    sentence: str = ""  # for the message, when this layer decides
+    action: Remedy = Remedy.NONE
+
+
+def _try(one: Measurement, setting: Setting) -> _Tried:
+    found = _limits(one, setting)
+    alien = "" if _is_for(found, one.method) else found.method
+    return _Tried(one, _figure(one), limits_of(one, setting), peers.stratum(one, setting), alien)
+
+
+def _limits(one: Measurement | Finding, setting: Setting) -> Limits:
+    if one.gpu is not None:
+        return setting.limits(setting.gpu(one.gpu), one.check, one.metric, one.method)
+    alike = len({gpu.name for gpu in setting.gpus if isinstance(gpu.name, str)}) == 1
+    return setting.limits(setting.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
+
+
+def _is_for(limits: Limits, method: str) -> bool:
+    return not limits.method or fnmatchcase(method, limits.method)
+
+
+def _figure(one: Measurement) -> Figure | None:
+    """A time of zero is no measurement, nor is a negative speed; a speed of zero is a dead GPU."""
+    least = math.ulp(0.0) if one.lower_is_better else 0.0
+    if not one.samples or not all(math.isfinite(sample) and sample >= least for sample in one.samples):
+        return None
+    return Figure(tuple(_turned(sample, one) for sample in one.samples))
+
+
+def _turned(value: float, one: Measurement) -> float:
+    if not one.lower_is_better:
+        return value
+    return 1 / value if value > 0 else math.inf
+
+
+def _equals(one: _Tried, trials: Iterable[_Tried]) -> tuple[Figure, ...]:
+    """Its peers, itself included; without those whose figure nobody believes."""
+    return tuple(
+        other.figure
+        for other in trials
+        if one.stratum is not None and other.stratum == one.stratum
+        if other.figure is not None and not other.implausible
+    )
+
+
+def _finding(one: _Tried, equals: tuple[Figure, ...], setting: Setting, confirm: bool) -> Finding:
+    asked = one.measurement
+    if one.figure is None:
+        return _no_number(asked)
+    standing = peers.stand(one.figure, equals) if not one.implausible else None
+    before = history.earlier(asked, setting.history.get(_identity(asked, setting), ()))
+    past = history.compare(one.figure, before, lower_is_better=asked.lower_is_better)
+    layers = (_by_floor(one, one.figure), _by_peers(one, standing), _by_history(one, past))
+    verdict, decided = _worst(one, layers)
+    return Finding(
+        check=asked.check,
+        metric=asked.metric,
+        gpu=asked.gpu,
+        verdict=verdict,
+        code=code_of(asked.check, decided.what),
+        message=f"{_named(asked.check, asked.metric)}: {amount(one.value, asked.unit)}{decided.sentence}.",
+        action=decided.action,
+        value=one.value,
+        unit=asked.unit,
+        method=asked.method,
+        samples=asked.samples,
+        lower_is_better=asked.lower_is_better,
+        repeatability=repeatability(asked.samples),
+        floor=one.limits.floor,
+        ceiling=one.limits.ceiling,
+        reference=one.limits.reference,
+        source=one.limits.source,
+        peer_median=_turned(standing.median, asked) if standing else None,
+        peer_z=standing.z if standing else None,
+        peer_n=standing.n if standing else 0,
+        baseline=past.baseline if past else None,
+        layers=tuple(layer.words for layer in layers),
+        confirm=confirm and verdict is Grade.FAIL,
+    )
+
+
+def _identity(one: Measurement, setting: Setting) -> str:
+    return setting.machine.node if one.gpu is None else setting.gpu(one.gpu).identity
+
+
+def _no_number(asked: Measurement) -> Finding:
+    samples = [sample for sample in asked.samples if not (math.isfinite(sample) and sample > 0)]
+    why = f"the probe answered {samples[0]!r}, which is no {asked.unit}" if samples else "the probe gave no sample"
+    return missing(asked.check, asked.metric, asked.gpu, f"{why}. Run it again")
+
+
+def _worst(one: _Tried, layers: tuple[_Said, ...]) -> tuple[Grade, _Said]:
+    if one.implausible:
+        return Grade.INCONCLUSIVE, _too_good(one)
+    spoke = [(layer.grade, layer) for layer in layers if layer.grade is not None]
+    if not spoke:
+        return Grade.INCONCLUSIVE, _nothing_to_hold_it_against(one)
+    verdict, decided = max(spoke, key=lambda each: rank(each[0]))  # of equals the first: floor, peers, history
+    if verdict is Grade.PASS:
+        return verdict, _Said(Grade.PASS, "", "ok", _approval(layers))
+    return verdict, decided
+
+
+def _too_good(one: _Tried) -> _Said:
+    ceiling = one.limits.ceiling or 0.0
+    return _Said(
+        Grade.INCONCLUSIVE,
+        "",
+        "implausible",
+        f" is better than such a GPU can be ({amount(ceiling, one.measurement.unit)}), so the measurement is wrong, or"
+        " it is not the GPU it says it is. Run it again; if it stays, compare its name, clocks and the timer",
+        Remedy.RETEST,
+    )
+
+
+def _nothing_to_hold_it_against(one: _Tried) -> _Said:
+    return _Said(
+        Grade.INCONCLUSIVE,
+        "",
+        "no-yardstick",
+        ", and nothing to hold it against: no reference for this model and method, fewer than"
+        f" {peers.LEAST} equal GPUs here, no accepted run before. Give a reference file with what a good one shows",
+        Remedy.CHECK_CONFIG,
+    )
+
+
+def _approval(layers: tuple[_Said, ...]) -> str:
+    floor, among, before = (layer.grade is not None for layer in layers)
+    if floor:
+        return ", as it should be"
+    if among:
+        return ", like its peers; there is no floor for it, so a loss common to all of them cannot be seen"
+    assert before, "a pass without a layer that spoke"
+    return ", as before; there is neither a floor nor peers, so whether it ever was good is not known"
+
+
+def _by_floor(one: _Tried, figure: Figure) -> _Said:
+    limits, asked = one.limits, one.measurement
+    if one.alien:
+        return _Said(None, f"floor: only known for the method {one.alien}, this is {asked.method}")
+    bounds = [bound for bound in (limits.floor, limits.warn) if bound is not None]
+    if not bounds:
+        return _Said(None, "floor: none known for this model and method")
+    lines = _floor_lines(limits, asked)
+    verdict = grade(figure, lines)
+    floor = bounds[0]
+    side = "above" if asked.lower_is_better else "below"
+    where = f"floor {amount(floor, asked.unit)}, {_of_reference(one)}{limits.source or 'source not given'}"
+    if verdict is Grade.INCONCLUSIVE:
+        return _noisy(figure, lines, "floor", where)
+    if verdict is Grade.PASS:
+        return _Said(verdict, f"floor: passed ({where})")
+    under = limits.floor is not None and figure.good < _turned(limits.floor, asked)
+    if under:
+        kept = "" if limits.may_fail else "; that figure is an estimate, which only warns"
+        sentence = f", {_off(one.value, floor)} {side} the floor of {amount(floor, asked.unit)}{kept}"
+        return _Said(verdict, f"floor: {side} it ({where})", "below-floor", sentence, _hint(verdict))
+    sentence = f", {side} the {amount(bounds[-1], asked.unit)} that a good one keeps, though not {side} the floor"
+    return _Said(verdict, f"floor: near it ({where})", "near-floor", sentence, Remedy.WATCH)
+
+
+def _floor_lines(limits: Limits, asked: Measurement) -> Lines:
+    bounds = [_turned(bound, asked) for bound in (limits.floor, limits.warn) if bound is not None]
+    fail = bounds[0] if limits.floor is not None and limits.may_fail else -math.inf
+    usual = _turned(limits.reference, asked) if limits.reference else 0.0
+    margin = 1 - bounds[0] / usual if usual > bounds[0] else USUAL_MARGIN
+    return Lines(max(bounds), fail, margin)
+
+
+def _of_reference(one: _Tried) -> str:
+    reference = one.limits.reference
+    return f"{percent(one.value / reference)} of {amount(reference, one.measurement.unit)}, " if reference else ""
+
+
+def _by_peers(one: _Tried, standing: peers.Standing | None) -> _Said:
+    if one.implausible:
+        return _Said(None, "peers: not compared, since it is too good to be true")
+    if standing is None:
+        return _Said(None, f"peers: fewer than {peers.LEAST} equal GPUs were measured")
+    figure, asked = one.figure, one.measurement
+    assert figure is not None
+    median = _turned(standing.median, asked)
+    z = f", z {standing.z:.1f}" if standing.z is not None else ""
+    reference = one.limits.reference
+    common = f", which is {percent(median / reference)} of the reference" if reference else ""
+    where = f"median of {standing.n} {amount(median, asked.unit)}{common}{z}"
+    if standing.grade is Grade.INCONCLUSIVE:
+        return _Said(standing.grade, f"peers: too noisy to tell ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+    if standing.grade is Grade.PASS:
+        return _Said(standing.grade, f"peers: like them ({where})")
+    loss = f"{percent(standing.loss)} worse than the median of {standing.n} equal GPUs ({amount(median, asked.unit)})"
+    return _Said(standing.grade, f"peers: slower ({where})", "slower-than-peers", f", {loss}", _hint(standing.grade))
+
+
+def _by_history(one: _Tried, past: history.Comparison | None) -> _Said:
+    if past is None:
+        return _Said(None, "history: no accepted run of this GPU with this method")
+    figure, asked = one.figure, one.measurement
+    assert figure is not None
+    where = f"median of its last {past.n} accepted runs {amount(past.baseline, asked.unit)}"
+    if past.grade is Grade.INCONCLUSIVE:
+        return _Said(past.grade, f"history: too noisy to tell ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+    if past.grade is Grade.PASS:
+        return _Said(past.grade, f"history: as before ({where})")
+    sentence = f", {percent(past.loss)} worse than before ({where})"
+    return _Said(past.grade, f"history: slower ({where})", "slower-than-before", sentence, _hint(past.grade))
+
+
+def _noisy(figure: Figure, lines: Lines, layer: str, where: str) -> _Said:
+    return _Said(
+        Grade.INCONCLUSIVE,
+        f"{layer}: too noisy to tell ({where}; it may scatter by {percent(lines.margin / 4)})",
+        "noisy",
+        _scatter(figure),
+        Remedy.RETEST,
+    )
+
+
+def _scatter(figure: Figure) -> str:
+    return (
+        f", but its {len(figure.goods)} samples scatter by {percent(figure.noise or 0.0)}, too much to tell a good GPU"
+        " from a bad one. See that nothing else runs on the machine, and run it again"
+    )
+
+
+def _hint(verdict: Grade) -> Remedy:
+    return Remedy.CONTACT_VENDOR if verdict is Grade.FAIL else Remedy.WATCH
+
+
+def _off(value: float, bound: float) -> str:
+    return percent(abs(1 - value / bound)) if bound else "much"
+
+
+def _named(check: str, metric: str) -> str:
+    return (check if metric in ("", check) else f"{check} {metric}").replace("_", " ")

@@ -1,0 +1,65 @@
+"""Two lines that a figure may fall under, and what noise does to the answer. Figures here: more is better."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpukeeper.model.grade import Grade
+
+NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a good GPU from a bad one
+
+
+@dataclass(frozen=True)
+class Lines:
+    """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is held against it."""
+
+    warn: float
+    fail: float
+    margin: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The samples of one measurement, turned so that more is better."""
+
+    goods: tuple[float, ...]
+
+    @cached_property
+    def good(self) -> float:
+        return statistics.median(self.goods)
+
+    @cached_property
+    def noise(self) -> float | None:
+        return repeatability(self.goods)
+
+
+def repeatability(samples: Sequence[float]) -> float | None:
+    """Standard deviation ÷ mean. None: one sample says nothing about the next."""
+    if len(samples) < 2:
+        return None
+    mean = statistics.fmean(samples)
+    # statistics.stdev is exact, in fractions, and a hundred times slower.
+    deviation = math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1))
+    return deviation / abs(mean) if mean else math.inf
+
+
+def grade(figure: Figure, lines: Lines) -> Grade:
+    """By the median. A noisy figure is told only where no sample contradicts: all below failing, or all above warning.
+
+    Slower by a common factor is never better: PASS, WARN, FAIL in this order; when noisy PASS, INCONCLUSIVE, FAIL.
+    """
+    if is_noisy(figure, lines):
+        if max(figure.goods) < lines.fail:
+            return Grade.FAIL
+        return Grade.PASS if min(figure.goods) >= lines.warn else Grade.INCONCLUSIVE
+    if figure.good < lines.fail:
+        return Grade.FAIL
+    return Grade.WARN if figure.good < lines.warn else Grade.PASS
+
+
+def is_noisy(figure: Figure, lines: Lines) -> bool:
+    return figure.noise is not None and figure.noise > NOISE_SHARE * lines.margin

@@ -1,0 +1,250 @@
+"""What went wrong when a probe gave no figure, and what to do about it: the words of torch, CUDA and NCCL, told apart.
+
+A probe that could not run says nothing about the GPU, so most kinds are inconclusive. Two say that the GPU is broken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpukeeper.acceptance.record import Broken, Finding, Remedy
+from gpukeeper.model.grade import Grade
+
+LONGEST_QUOTE = 240
+SIGNALS_FROM = 128  # a shell says 128 + signal, subprocess says -signal
+MOST_SIGNALS = 64
+
+
+@dataclass(frozen=True)
+class Lesson:
+    sentence: str
+    advice: str
+    remedy: Remedy
+    grade: Grade = Grade.INCONCLUSIVE
+
+
+TEACH: Mapping[str, Lesson] = {
+    "ecc": Lesson(
+        "The GPU's memory gave data that could not be corrected (uncorrectable ECC error).",
+        "Take it out of use, reset it (nvidia-smi --gpu-reset -i INDEX, or reboot) and test again; twice: replace it.",
+        Remedy.RESET_GPU,
+        Grade.FAIL,
+    ),
+    "lost_gpu": Lesson(
+        "The GPU fell off the bus: the driver cannot reach it any more.",
+        "Reboot. If it happens again: reseat the board, check its power cables and cooling, then replace it. The kernel"
+        " log (dmesg | grep Xid) says more.",
+        Remedy.REBOOT,
+        Grade.FAIL,
+    ),
+    "kernel_fault": Lesson(
+        "A calculation of ours was stopped by the GPU (illegal address or instruction, or an unspecified failure).",
+        "Run it again: these calculations are known to be right, so the same GPU twice is a broken GPU. Look for Xid 13"
+        " or 31 in the kernel log.",
+        Remedy.RETEST,
+    ),
+    "out_of_memory": Lesson(
+        "The GPU had too little free memory for this check.",
+        "See who uses it: nvidia-smi, or gpukeeper observe. Stop that work, or ask for less (--set CHECK.share=0.2).",
+        Remedy.RETEST,
+    ),
+    "busy_gpu": Lesson(
+        "Another process has the GPU, or its compute mode lets in only one process.",
+        "See who: nvidia-smi, or gpukeeper observe. Stop that work; if nobody is there, allow sharing again with"
+        " nvidia-smi -c DEFAULT (as root).",
+        Remedy.RETEST,
+    ),
+    "driver_too_old": Lesson(
+        "The NVIDIA driver is older than what this torch was built for.",
+        "Update the driver of the machine, or use a torch built for an older CUDA: nvidia-smi shows the newest CUDA"
+        " that the driver can do, python -c 'import torch; print(torch.version.cuda)' the one that torch wants.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "driver_mismatch": Lesson(
+        "The driver in the kernel and the driver's library are of different versions.",
+        "A driver update waits for a reboot, or the image brings its own libcuda: reboot, or remove that library.",
+        Remedy.REBOOT,
+    ),
+    "fabric": Lesson(
+        "The NVLink switches are not set up, so CUDA does not start.",
+        "Start the fabric manager of exactly the driver's version: systemctl start nvidia-fabricmanager; in a virtual"
+        " machine that is the host's duty.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "cuda_mismatch": Lesson(
+        "This torch cannot use this GPU: it was built without CUDA, for another CUDA, or without code for this model.",
+        "Use a torch built for CUDA and for this GPU (pip install 'gpukeeper[accept]'), or name another interpreter"
+        " with --python. A LD_LIBRARY_PATH with another CUDA's libraries has the same effect: unset it.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "no_torch": Lesson(
+        "There is no torch in this Python.",
+        "Install it with pip install 'gpukeeper[accept]', or name an interpreter that has it with --python.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "no_gpu": Lesson(
+        "No GPU can be seen from here.",
+        "In a container: start it with --gpus all (Docker), or ask for nvidia.com/gpu (Kubernetes), and see that the"
+        " NVIDIA container toolkit is installed. On a machine: see that nvidia-smi lists the GPU, and that"
+        " CUDA_VISIBLE_DEVICES is not empty.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "port_taken": Lesson(
+        "The port on which the ranks meet is taken by another program (29500 unless MASTER_PORT says otherwise).",
+        "End the other run, or choose another port: MASTER_PORT=29501. See who has it with: ss -ltnp | grep 29500",
+        Remedy.CHECK_CONFIG,
+    ),
+    "dns": Lesson(
+        "The name of the machine where the ranks meet (MASTER_ADDR) cannot be resolved.",
+        "Try getent hosts NAME on every node. In Kubernetes the headless Service must publish addresses that are not"
+        " ready yet (publishNotReadyAddresses: true); else give MASTER_ADDR as an address.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "rendezvous": Lesson(
+        "The ranks did not find each other where they meet: MASTER_ADDR, port 29500 (or MASTER_PORT).",
+        "See that every node runs the same command with the same number of nodes, that the first one is up, and that"
+        " the port is open between them: nc -vz MASTER_ADDR 29500. This says nothing about the GPUs.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "nccl": Lesson(
+        "NCCL could not connect the GPUs.",
+        "The report keeps NCCL's own log. Usual causes: /dev/shm is too small (--ipc=host or --shm-size), memlock is"
+        " limited (--ulimit memlock=-1), the wrong network (NCCL_SOCKET_IFNAME), P2P blocked by ACS (try"
+        " NCCL_P2P_DISABLE=1 to see).",
+        Remedy.CHECK_CONFIG,
+    ),
+    "no_data": Lesson(
+        "The data set is not there, so nothing was trained; made-up data was not used instead.",
+        "Put it where the message says, name its folder (--set throughput.data_dir=DIR), or ask for made-up data"
+        " (--set throughput.data=synthetic).",
+        Remedy.CHECK_CONFIG,
+    ),
+    "bad_setting": Lesson(
+        "The check was asked for something that cannot work.",
+        "Correct the setting that the message names; gpukeeper check show CHECK lists them.",
+        Remedy.CHECK_CONFIG,
+    ),
+    "timeout": Lesson(
+        "The check did not come to an end in its time and was stopped.",
+        "Run it again alone (--check NAME). If it hangs again while others pass, look at the kernel log for Xids, and"
+        " with several GPUs at the rank that arrived last.",
+        Remedy.RETEST,
+    ),
+    "crashed": Lesson(
+        "The program that measures ended without an answer.",
+        "Run it again. Killed (signal 9): the machine or the container had too little memory. Otherwise the kernel log"
+        " and the last words below say more.",
+        Remedy.RETEST,
+    ),
+    "failed": Lesson(
+        "The program that measures met an error.",
+        "Read its words below; if they name nothing of yours, report it as a bug with the report's JSON.",
+        Remedy.RETEST,
+    ),
+}
+
+# In this order: the first that is found names the kind. What the hardware says comes before what followed from it, and
+# the cause (a port, a name) before the complaint of the one who waited for it.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("ecc", ("uncorrectable ECC error", "ECC_UNCORRECTABLE", "double.bit ECC")),
+    ("lost_gpu", ("fallen off the bus", "GPU is lost", "GPU_IS_LOST", "Xid.{0,60}: 79,", "device is lost")),
+    ("fabric", ("Error 802", "system not yet initialized", "SYSTEM_NOT_READY")),
+    ("driver_mismatch", ("Driver/library version mismatch", "Error 803", "unsupported display driver / cuda driver")),
+    (
+        "driver_too_old",
+        (
+            *("driver on your system is too old", "CUDA driver version is insufficient", "Error 804"),
+            *("forward compatibility was attempted", "compiled with an unsupported toolchain"),
+        ),
+    ),
+    (
+        "cuda_mismatch",
+        (
+            *("Torch not compiled with CUDA", "no kernel image is available", "compatible with the current PyTorch"),
+            r"lib(?:cuda|cudart|cublas|cudnn|nccl|nvrtc|nvJitLink|cusparse|cufft|torch)\w*\.so\S*: ",
+            *(r"undefined symbol: \S*(?:nccl|cuda|cublas|cudnn|nvJitLink)", "CUDNN_STATUS_(?:NOT_INIT|ARCH_MISMATCH)"),
+        ),
+    ),
+    ("no_torch", (r"No module named ['\"]?torch\b", "torch is not installed")),
+    ("busy_gpu", (r"CUDA-capable device\S* (?:is/)?are busy", "exclusive.process", "DEVICE_UNAVAILABLE")),
+    ("out_of_memory", ("out of memory", "OutOfMemoryError", "STATUS_ALLOC_FAILED", "Cannot allocate memory")),
+    (
+        "no_gpu",
+        (
+            *("No CUDA GPUs are available", "Found no NVIDIA driver", "no CUDA-capable device is detected"),
+            *("NO_DEVICE", "invalid device ordinal", "communicate with the NVIDIA driver", "CUDA unknown error"),
+            *("NVML Shared Library Not Found", r"libnvidia-ml\.so", "could not select device driver"),
+        ),
+    ),
+    (
+        "kernel_fault",
+        (
+            *("illegal memory access", "illegal instruction was encountered", "unspecified launch failure"),
+            *("misaligned address", "device-side assert", "hardware stack error", "invalid program counter"),
+        ),
+    ),
+    ("port_taken", ("EADDRINUSE", "Address already in use", "failed to listen on any local network address")),
+    ("no_data", (r"DataMissing\b", "data set .{0,80} is not (?:there|here|in)")),
+    ("bad_setting", (r"BadSetting\b", r"UsageError\b", "^ValueError: ")),
+    ("nccl", ("NCCL error in", "nccl(?:System|Internal|Remote|UnhandledCuda)Error", "ncclInvalid")),
+    (
+        "dns",
+        (
+            *("Name or service not known", "Temporary failure in name resolution", "nodename nor servname"),
+            *("gaierror", "getaddrinfo failed", "No address associated with hostname"),
+        ),
+    ),
+    (
+        "rendezvous",
+        (
+            *(r"Rendezvous\w*Error", "client socket has (?:timed out|failed to connect)", "waiting for clients"),
+            *("DistStoreError", "DistNetworkError", "connectFullMesh failed", "Connection refused"),
+            "^.{0,40}rendezvous failed",
+            "timed out .{0,30}waiting for .{0,60}(?:clients|workers|store|ranks)",
+        ),
+    ),
+    ("timeout", ("caught collective operation timeout", r"Timed out waiting \d+ms for (?:recv|send)")),
+)
+_KINDS = tuple((kind, re.compile("|".join(signs), re.IGNORECASE | re.MULTILINE)) for kind, signs in _SIGNS)
+# torch tries IPv6 first and says so; it is no fault while the IPv4 address was found.
+_HARMLESS = re.compile(r"^.*\[c10d\] The IPv6 network addresses of .* cannot be retrieved.*$", re.MULTILINE)
+
+
+def classify(words: str, exit_code: int | None = None, timed_out: bool = False) -> str:
+    """The kind of failure, by what was said and how it ended."""
+    said = _HARMLESS.sub("", words)
+    found = next((kind for kind, signs in _KINDS if signs.search(said)), None)
+    if found:
+        return found
+    if timed_out:
+        return "timeout"
+    return "crashed" if exit_code is not None and _by_signal(exit_code) else "failed"
+
+
+def broken_finding(check: str, gpu: str | None, answer: Broken, metric: str = "") -> Finding:
+    """A probe that gave no figure. Its last words are kept as evidence."""
+    kind = answer.kind if answer.kind in TEACH else classify(answer.words)
+    lesson = TEACH[kind]
+    return Finding(
+        check=check,
+        metric=metric,
+        gpu=gpu,
+        verdict=lesson.grade,
+        code=kind.replace("_", "-"),
+        message=f"{lesson.sentence} {lesson.advice}{_quote(answer.words)}",
+        action=lesson.remedy,
+        evidence={"words": answer.words},
+        seconds=answer.seconds,
+    )
+
+
+def _by_signal(exit_code: int) -> bool:
+    return exit_code < 0 or SIGNALS_FROM < exit_code <= SIGNALS_FROM + MOST_SIGNALS
+
+
+def _quote(words: str) -> str:
+    """The last line: with torch and Python that is the error, what comes before says where."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return f' It said: "{lines[-1][:LONGEST_QUOTE]}"' if lines else ""

@@ -1,0 +1,94 @@
+"""Is it as fast as its equals in the same run? How many they are decides which rule can tell.
+
+Three sigma can never fire among eight: the largest z of eight samples is 2.47. So a handful is held against shares of
+its median, and many against their own spread. Equals are of one model, power limit, slice profile and method.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpukeeper.acceptance.check import Setting
+from gpukeeper.acceptance.judging.lines import Figure, Lines, grade
+from gpukeeper.acceptance.record import Measurement
+from gpukeeper.model.grade import Grade
+from gpukeeper.model.unknown import Unknown
+
+LEAST = 3  # of two that differ, nobody knows which one is wrong
+MANY = 16
+WARN_DROP = 0.03
+FAIL_DROP = 0.05
+# Among many a warning costs little: at 3 % and z −3.5, 98.5 % of GPUs that are 5 % slow are found among 64; so 99.3 %,
+# and 0.02 % of good ones are warned about. Measured by tests/unit/acceptance/judging/test_statistics.py.
+WARN_DROP_MANY = 0.028
+WARN_Z = 3.0
+FAIL_DROP_WIDE = 0.08
+WIDE = 0.012  # a natural spread above this is high; 0.8 % is usual, 1.5 % was seen
+FAIL_Z = 3.5
+MAD_TO_SIGMA = 1.4826
+
+Stratum = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one figure stands among its equals, itself included."""
+
+    grade: Grade
+    n: int
+    median: float
+    z: float | None  # None: they are all equal
+    loss: float  # share below the median; negative: above it
+
+
+def stratum(measurement: Measurement, setting: Setting) -> Stratum | None:
+    """Only equals are compared. None: it cannot be said what it is equal to."""
+    if measurement.gpu is None:
+        return None
+    gpu = setting.gpu(measurement.gpu)
+    if isinstance(gpu.name, Unknown):
+        return None
+    return (gpu.name, gpu.profile, power_limit(measurement.gpu, setting), measurement.method, measurement.unit)
+
+
+def power_limit(uuid: str, setting: Setting) -> int | None:
+    """In watts. None: not known; those are compared among themselves."""
+    seen = setting.before.get(uuid)
+    limit = seen.states.get("power_limit_w") if seen else setting.gpu(uuid).facts.get("power_limit_w")
+    return round(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) else None
+
+
+def stand(figure: Figure, group: Sequence[Figure]) -> Standing | None:
+    """`group` includes the figure. None: too few to tell."""
+    median = statistics.median(one.good for one in group) if group else 0.0
+    if len(group) < LEAST or median <= 0:
+        return None
+    spread = spread_of(group)
+    z = (figure.good - median) / (spread * median) if spread else None
+    return Standing(grade(figure, lines(group)), len(group), median, z, 1 - figure.good / median)
+
+
+def lines(group: Sequence[Figure]) -> Lines:
+    warn, fail = drops(len(group), spread_of(group))
+    median = statistics.median(one.good for one in group)
+    return Lines((1 - warn) * median, (1 - fail) * median, fail)
+
+
+def drops(n: int, spread: float) -> tuple[float, float]:
+    """The shares below the median at which a figure warns and fails."""
+    if n < MANY:
+        return WARN_DROP, FAIL_DROP
+    fail = FAIL_DROP_WIDE if spread > WIDE else FAIL_DROP
+    return max(WARN_DROP_MANY, WARN_Z * spread), max(fail, FAIL_Z * spread)
+
+
+def spread_of(group: Sequence[Figure]) -> float:
+    """As a share of the median, by the median deviation, which one slow GPU does not move. Never below what repeating
+    the measurement alone scatters: eight figures may agree by luck."""
+    goods = [one.good for one in group]
+    median = statistics.median(goods)
+    deviation = MAD_TO_SIGMA * statistics.median(abs(good - median) for good in goods) / median if median > 0 else 0.0
+    noises = [one.noise for one in group if one.noise is not None]
+    return max(deviation, statistics.median(noises) if noises else 0.0)

@@ -1,0 +1,117 @@
+"""What the ranks of one probe answered, and what is common to all checks over several GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.judging import judge, messages
+from gpukeeper.acceptance.record import Broken, Done, Finding, Remedy, Values
+from gpukeeper.model.gpu import Gpu
+from gpukeeper.model.grade import Grade
+
+STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one says why
+
+
+Reader = Callable[[Mapping[int, Values], Setting], Iterable[Finding]]
+
+
+def read(check: str, trial: Trial, setting: Setting, reader: Reader) -> tuple[Finding, ...]:
+    """What the reader makes of all ranks' results. It is asked only when every rank has one: half a collective is none.
+
+    An answer without what a probe always says is no measurement.
+    """
+    answers = results(trial)
+    found = broken(check, trial, setting)
+    if found or not answers:
+        return found or (judge.missing(check, "", None, "no rank gave an answer"),)
+    if wrong := _other_world(answers, len(setting.gpus)):
+        return (judge.missing(check, "", None, wrong),)
+    try:
+        return tuple(reader(answers, setting))
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        why = f"the probe's answer cannot be read ({type(error).__name__}: {error})"
+        return (judge.missing(check, "", None, why),)
+
+
+def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
+    """Ranks that met in smaller groups tested each group, not the machine."""
+    told = ((rank, answer.get("world", answer.get("world_size", gpus))) for rank, answer in answers.items())
+    other = (f"rank {rank} says that {world} ranks ran, not {gpus}" for rank, world in told if world != gpus)
+    return next(other, "")
+
+
+def results(trial: Trial) -> dict[int, Values]:
+    """By rank: those that measured."""
+    done = {int(rank): answer.result for rank, answer in trial.answers.items() if isinstance(answer, Done)}
+    return dict(sorted(done.items()))
+
+
+def gpu(rank: int, setting: Setting) -> Gpu | None:
+    """Ranks are started in the order of the GPUs."""
+    return setting.gpus[rank] if 0 <= rank < len(setting.gpus) else None
+
+
+def uuid(rank: int, setting: Setting) -> str | None:
+    found = gpu(rank, setting)
+    return None if found is None else found.uuid
+
+
+def named(ranks: Iterable[int], setting: Setting) -> str:
+    """rank 2 (GPU 2) and rank 3 (GPU 3)."""
+    words = []
+    for rank in ranks:
+        found = gpu(rank, setting)
+        words.append(f"rank {rank}" if found is None else f"rank {rank} (GPU {found.index})")
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def broken(check: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+    """One for each cause: of several ranks it is the node's. Ranks that only followed another one add nothing."""
+    missing = [rank for rank in range(len(setting.gpus)) if str(rank) not in trial.answers]
+    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, Broken)}
+    causes = {rank: answer for rank, answer in told.items() if STOPPED not in answer.words} or told
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for rank, answer in sorted(causes.items()):
+        by_kind[answer.kind].append(rank)
+    found = [_of_cause(check, ranks, causes[ranks[0]], setting) for ranks in by_kind.values()]
+    if missing and not told:
+        why = f"{named(missing, setting)} gave no answer"
+        found.append(judge.missing(check, "", uuid(missing[0], setting) if len(missing) == 1 else None, why))
+    return tuple(found)
+
+
+def _of_cause(check: str, ranks: Sequence[int], answer: Broken, setting: Setting) -> Finding:
+    whose = uuid(ranks[0], setting) if len(ranks) == 1 else None
+    found = messages.broken_finding(check, whose, answer)
+    return msgspec.structs.replace(
+        found, message=f"{named(ranks, setting)}: {found.message}", evidence={**found.evidence, "ranks": list(ranks)}
+    )
+
+
+def noted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Figures that nobody knows a yardstick for at first: kept for later runs to be held against, neither good nor bad.
+
+    Only for what is measured beside a check's main figure: without a yardstick that one stays inconclusive.
+    """
+    return tuple(_noted(one) if one.code.endswith("-no-yardstick") else one for one in findings)
+
+
+def _noted(finding: Finding) -> Finding:
+    what = " ".join(part for part in (finding.check, finding.metric) if part).replace("_", " ")
+    return msgspec.structs.replace(
+        finding,
+        verdict=Grade.SKIPPED,
+        code=judge.code_of(finding.check, "noted"),
+        message=f"{what}: {judge.amount(finding.value or 0.0, finding.unit)}. Nothing is known to hold it against yet,"
+        " so it is not judged; later runs are held against it.",
+        action=Remedy.NONE,
+    )
+
+
+def with_evidence(findings: Iterable[Finding], evidence: Mapping[str, Any]) -> tuple[Finding, ...]:
+    return tuple(msgspec.structs.replace(one, evidence={**one.evidence, **evidence}) for one in findings)

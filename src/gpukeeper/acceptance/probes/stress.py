@@ -1,0 +1,125 @@
+"""Full load for a while, and right results while hot. Products of whole numbers: each window says how fast it was, and
+results are verified bit by bit as it goes.
+
+params: seconds, n, dtype, verify_every (products), window_s. inject: {"flip": true} one bit of one verified result;
+{"slow": 0.2} windows get slower by so much until the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpukeeper.acceptance.probes import integers
+from gpukeeper.acceptance.probes.device import Device
+from gpukeeper.acceptance.probes.dtypes import precision, unsupported
+from gpukeeper.acceptance.probes.integers import WHERE_MAX, Operands
+
+SEED = 70
+USUAL = ("bf16", "fp16", "fp32")
+WINDOWS_MAX = 3600  # a day in windows of 24 s; more would be a report that nobody can read
+
+
+@dataclass
+class Watch:
+    """What was seen while it ran."""
+
+    mismatches: int = 0
+    where: list[dict[str, Any]] = field(default_factory=list)
+    verified: int = 0
+    products: int = 0
+    windows: list[dict[str, float]] = field(default_factory=list)
+
+
+def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
+    n, dtype = int(params.get("n", 8192)), _dtype(device, str(params.get("dtype", USUAL[0])))
+    seconds = float(params.get("seconds", 60.0))
+    given = integers.operands(device, n, integers.bound(device, dtype, n), SEED)
+    watch = Watch()
+    with device.working(), precision(dtype, whole=True):
+        answer = integers.expected(device, given).product.to(integers.result_dtype(device, dtype))
+        multiply, kernel = integers.multiplier(device, dtype, given)
+        device.warm(multiply)
+        began = time.perf_counter()
+        while (at := time.perf_counter() - began) < seconds:
+            _window(device, multiply, given, answer, watch, _plan(params, at / seconds, seconds))
+            watch.windows[-1] |= {"at": at}
+        took = time.perf_counter() - began
+    steps = [window["step_ms"] for window in watch.windows]
+    return {
+        "seconds": took,
+        "windows": [{"at": one["at"], "tflops": 2 * n**3 / one["step_ms"] / 1e9} for one in watch.windows],
+        "step_ms_first": steps[0],
+        "step_ms_last": steps[-1],
+        "mismatches": watch.mismatches,
+        "where": watch.where,
+        "verified": watch.verified,
+        "products": watch.products,
+        "dtype": dtype,
+        "kernel": kernel,
+        "n": n,
+        "method": f"stress/{dtype}/n{n}/integers",
+    }
+
+
+def _dtype(device: Device, wanted: str) -> str:
+    """The usual one gives way to the next on a GPU that is too old for it; `method` says which it was."""
+    offers = USUAL if wanted == USUAL[0] else (wanted,)
+    found = next((one for one in offers if not unsupported(device, one)), None)
+    if found is None:
+        why = unsupported(device, wanted)
+        raise ValueError(f"stress in {wanted}: {why}. Name another kind of number: dtype fp16 or fp32")
+    return found
+
+
+@dataclass
+class _Plan:
+    seconds: float
+    every: int
+    slow: float
+    flip: bool
+
+
+def _plan(params: dict[str, Any], share: float, seconds: float) -> _Plan:
+    """How the next window goes; `share`: how much of the time has passed."""
+    inject = params.get("inject") or {}
+    length = max(float(params.get("window_s", 1.0)), seconds / WINDOWS_MAX)
+    return _Plan(
+        seconds=min(length, seconds),
+        every=max(1, int(params.get("verify_every", 8))),
+        slow=float(inject.get("slow", 0.0)) * share,
+        flip=bool(inject.get("flip")),
+    )
+
+
+def _window(
+    device: Device, multiply: Callable[[], Any], given: Operands, answer: Any, watch: Watch, plan: _Plan
+) -> None:
+    until, took, products = time.perf_counter() + plan.seconds, 0.0, 0
+    while True:
+        last: list[Any] = [None]
+
+        def once(last: list[Any] = last) -> None:
+            last[0] = multiply()
+
+        extra = round(plan.every * plan.slow)
+        took += device.span(once, plan.every + extra)
+        products += plan.every
+        _verify(last[0], given, answer, watch, plan)
+        if time.perf_counter() >= until:
+            break
+    watch.products += products
+    watch.windows.append({"step_ms": took / products * 1000})
+
+
+def _verify(got: Any, given: Operands, answer: Any, watch: Watch, plan: _Plan) -> None:
+    if plan.flip and not watch.mismatches:
+        integers.flip(got, len(got) // 3, len(got) // 2, 0)
+    mask = integers.differing(got, answer)
+    wrong = int(mask.sum().item())
+    watch.verified += 1
+    if wrong:
+        watch.mismatches += wrong
+        watch.where += integers.located(mask, got, given, watch.verified)[: WHERE_MAX - len(watch.where)]

@@ -1,0 +1,199 @@
+"""What an acceptance run is made of: a machine with GPUs, measurements, findings, a report. Values, no judgement.
+
+A finding without a measurement is never a pass; see judging/judge.py. The report is one record; JSON, HTML, CSV, JUnit
+and metrics are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gpukeeper.model.condition import NOT_ASKED
+from gpukeeper.model.direct import direct
+from gpukeeper.model.gpu import Fact, Gpu, Reading
+from gpukeeper.model.grade import Grade
+from gpukeeper.model.unknown import Unknown
+
+SCHEMA = "gpukeeper/acceptance/v1"
+Values: TypeAlias = Mapping[str, Any]  # what a probe was given or said; plain JSON
+
+
+@direct
+class Remedy(StrEnum):
+    """What to do about a finding."""
+
+    NONE = "none"
+    WATCH = "watch"
+    RETEST = "retest"
+    RESET_SETTING = "reset_setting"  # undo the setting that the finding names, then test again
+    RESET_GPU = "reset_gpu"
+    REBOOT = "reboot"
+    RESEAT_OR_CABLE = "reseat_or_cable"
+    REPLACE_GPU = "replace_gpu"
+    REPLACE_NIC = "replace_nic"
+    CHECK_CONFIG = "check_config"
+    CONTACT_VENDOR = "contact_vendor"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine as it was before the first check."""
+
+    node: str
+    gpus: tuple[Gpu, ...] | Unknown
+    silent: tuple[str, ...] = ()  # GPUs that are there and do not answer: why, one each
+    on_bus: int | Unknown = NOT_ASKED  # GPUs that the PCI bus shows, whatever the driver says
+    environment: Mapping[str, Fact] = {}  # driver, cuda, torch, nccl, kernel, python, shm, memlock, …
+    topology: Mapping[str, Mapping[str, str]] = {}  # by uuid and uuid: nvlink, switch, bridge, node, system
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe is asked to do."""
+
+    probe: str
+    params: Values = {}
+    deadline_s: float = 120.0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """What a probe measured."""
+
+    result: Values
+    seconds: float = 0.0
+    busy_s: float = 0.0  # in which the GPU had work of ours
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+    """A probe that gave no measurement."""
+
+    kind: str  # one of acceptance/judging/messages.py
+    words: str
+    seconds: float = 0.0
+
+
+Answer: TypeAlias = Done | Broken
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement is held against. None: there is none."""
+
+    floor: float | None = None  # below it FAIL
+    warn: float | None = None  # below it WARN
+    reference: float | None = None  # what a healthy one shows
+    ceiling: float | None = None  # above it nobody believes it
+    method: str = ""  # the only method these figures are valid for; empty: any
+    source: str = ""
+    may_fail: bool = True  # an estimate may only warn
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of one GPU (or of the node), measured several times. More is better unless `lower_is_better`."""
+
+    check: str
+    metric: str
+    gpu: str | None  # uuid; None: the node's
+    unit: str
+    method: str
+    samples: tuple[float, ...]
+    lower_is_better: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One verdict on one thing, with its reason. The smallest part of a report."""
+
+    check: str
+    metric: str = ""
+    gpu: str | None = None
+    verdict: Grade
+    code: str  # stable: gemm-below-floor
+    message: str  # a sentence
+    action: Remedy = Remedy.NONE
+    value: float | None = None
+    unit: str = ""
+    method: str = ""
+    samples: tuple[float, ...] = ()
+    lower_is_better: bool = False
+    repeatability: float | None = None  # standard deviation ÷ mean of the samples
+    floor: float | None = None
+    ceiling: float | None = None
+    reference: float | None = None
+    source: str = ""  # where floor and reference come from
+    peer_median: float | None = None
+    peer_z: float | None = None
+    peer_n: int = 0
+    baseline: float | None = None  # the same GPU before
+    layers: tuple[str, ...] = ()  # what each layer (floor, peers, history) said, in words
+    confirm: bool = False  # a FAIL that must be seen again before it counts
+    evidence: Values = {}
+    seconds: float = 0.0
+
+
+class NotTested(msgspec.Struct, frozen=True, kw_only=True):
+    """Coverage: what was left out, and why."""
+
+    check: str
+    what: str = ""
+    why: str
+    within: str = ""  # the span of --within in which it would have run
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """A counter that changed while a check ran."""
+
+    gpu: str
+    check: str
+    counter: str
+    before: int
+    after: int
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """What this run would have found: the smallest loss of a figure that it fails or warns about."""
+
+    check: str
+    metric: str
+    fails_at: float | None  # share lost, 0.05 is 5 %; None: it cannot fail
+    warns_at: float | None
+    by: str  # floor, peers, history
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one GPU."""
+
+    gpu: str
+    verdict: Grade
+    reason: str
+    busy: float | None = None  # share of the run's time in which it had work of ours
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. `device`: cuda, cpu or simulated; only cuda can accept a GPU."""
+
+    run: str
+    node: str
+    version: str
+    device: str
+    started: datetime
+    ended: datetime
+    profile: str  # quick, or the span of --within
+    within_s: float
+    verdict: Grade
+    reason: str
+    machine: Machine
+    expected: int | None = None
+    tallies: tuple[Tally, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    deltas: tuple[Delta, ...] = ()
+    coverage: tuple[NotTested, ...] = ()
+    power: tuple[Power, ...] = ()
+    timeline: tuple[Reading, ...] = ()
+    records: tuple[Values, ...] = ()  # what the probes said, whole
+    settings: Mapping[str, Any] = {}
+    programme: tuple[str, ...] = ()  # the checks that were to run; each has a finding, or a line in `coverage`
+    interrupted: bool = False
+    self_test: bool = False
+    schema: str = SCHEMA

@@ -1,0 +1,99 @@
+"""The fleet as one page: which nodes are accepted, which are not, and GPUs that stand out among all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpukeeper.acceptance.reports import plots
+from gpukeeper.acceptance.reports.html import badge, document, section, verdict_box
+from gpukeeper.acceptance.reports.markup import Markup, element, table
+from gpukeeper.acceptance.reports.merge import Fleet, FleetFigure, by_verdict
+from gpukeeper.acceptance.reports.wording import figure, less_is_better, moment, percent
+from gpukeeper.model.grade import Grade
+
+_MOST_ROWS = 24  # a picture with more of them says less
+
+
+def page(fleet: Fleet) -> str:
+    grouped = by_verdict(fleet)
+    facts = {str(grade): f"{len(names)} of {len(fleet.nodes) + len(fleet.missing)}" for grade, names in grouped.items()}
+    act = "Nobody." if fleet.verdict is Grade.PASS else "Whoever the reports of the nodes name, failing ones first."
+    sections = (
+        verdict_box("GPU acceptance of a fleet", f"{len(fleet.nodes)} nodes", fleet.verdict, fleet.reason, act, facts),
+        *(element("p", words, class_="note") for words in _notes(fleet)),
+        _nodes(fleet),
+        _outliers(fleet),
+        _figures(fleet),
+        element("footer", f"{fleet.schema} · made of {len(fleet.nodes)} reports"),
+    )
+    return document(f"{len(fleet.nodes)} nodes: {fleet.verdict}", element("main", *sections))
+
+
+def _notes(fleet: Fleet) -> Iterable[str]:
+    if fleet.missing:
+        yield f"No report of: {', '.join(fleet.missing)}. A node without a report is not accepted."
+    if fleet.unexpected:
+        yield f"Not expected, and here: {', '.join(fleet.unexpected)}."
+    yield from fleet.replaced
+    yield from fleet.doubles
+
+
+def _nodes(fleet: Fleet) -> Markup:
+    head = ("node", "verdict", "GPUs", "tested", "reason", "codes")
+    lines = [
+        [
+            one.node,
+            badge(one.verdict),
+            "not known" if one.gpus is None else str(one.gpus),
+            moment(one.ended),
+            one.reason,
+            ", ".join(one.worst) or "–",
+        ]
+        for one in fleet.nodes
+    ]
+    lines += [[name, badge(Grade.INCONCLUSIVE), "not known", "never", "no report", "–"] for name in fleet.missing]
+    return section("nodes", "Nodes", table(head, lines, "Failing first"))
+
+
+def _outliers(fleet: Fleet) -> Markup:
+    found = [(one, out) for one in fleet.figures for out in one.outliers]
+    if not found:
+        return section("outliers", "GPUs that stand out", element("p", "None, by the rules for peers."))
+    lines = [
+        [
+            f"{out.node} GPU {out.index}",
+            badge(out.verdict),
+            f"{one.check}.{one.metric}",
+            figure(out.value, one.unit),
+            figure(one.median, one.unit),
+            percent(out.drop),
+            out.gpu,
+        ]
+        for one, out in sorted(found, key=lambda pair: -pair[1].drop)
+    ]
+    head = ("where", "verdict", "figure", "measured", "median of the fleet", "worse by", "identity")
+    return section("outliers", "GPUs that stand out", table(head, lines, "Against all GPUs of their model"))
+
+
+def _figures(fleet: Fleet) -> Markup | None:
+    if not fleet.figures:
+        return None
+    return section("figures", "Figures", element("div", *(_plot(one) for one in fleet.figures), class_="plots"))
+
+
+def _plot(one: FleetFigure) -> Markup:
+    """The lowest and highest of all, when they are too many to show each."""
+    out = {f"{found.node}/{found.index}": found.verdict for found in one.outliers}
+    ordered = sorted(one.values, key=lambda pair: -pair[1] if less_is_better(one.unit) else pair[1])
+    shown = ordered if len(ordered) <= _MOST_ROWS else [*ordered[: _MOST_ROWS - 4], *ordered[-4:]]
+    lines = [plots.Row(_short(name), (), value, out.get(name, Grade.PASS)) for name, value in shown]
+    marks = {"median of the fleet": one.median} | ({"reference": one.reference} if one.reference is not None else {})
+    left_out = f"; {len(ordered) - len(shown)} between them not drawn" if len(shown) < len(ordered) else ""
+    words = f"{one.model}; {one.n} GPUs; {one.unit}; method {one.method}{left_out}"
+    name = f"{one.check}.{one.metric}"
+    caption = element("figcaption", name, element("span", words))
+    return element("figure", caption, plots.strips(name, one.unit, lines, marks))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 13 else f"…{name[-12:]}"

@@ -1,0 +1,401 @@
+"""The report as one page: what it says, who must act, what is wrong; then everything else. Pure.
+
+Self-contained: no script, nothing from outside. It is handed to people who were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpukeeper.acceptance.record import Delta, Finding, Remedy, Report
+from gpukeeper.acceptance.reports import pictures
+from gpukeeper.acceptance.reports.markup import Child, Markup, element, join, table
+from gpukeeper.acceptance.reports.plots import SYMBOLS
+from gpukeeper.acceptance.reports.style import STYLE
+from gpukeeper.acceptance.reports.wording import (
+    DUTIES,
+    duty,
+    fact,
+    figure,
+    gpu_words,
+    gpus_of,
+    hardest,
+    metric_words,
+    moment,
+    needs_attention,
+    percent,
+    retest_command,
+    serial_of,
+    worst_first,
+)
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.gpu import Fact, Gpu
+from gpukeeper.model.grade import Grade, rank, worst
+from gpukeeper.model.unknown import Unknown
+
+MEANING: Mapping[Grade, str] = {
+    Grade.PASS: "accepted",
+    Grade.WARN: "accepted, with remarks",
+    Grade.FAIL: "not accepted",
+    Grade.INCONCLUSIVE: "not accepted, since not everything could be tested and judged",
+    Grade.SKIPPED: "not tested",
+}
+_AT_FIRST = 6  # findings of a GPU that are shown as they are; the rest unfolds
+_FEW = 3  # findings of a check that need no table
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(report: Report) -> str:
+    sections = (
+        _header(report),
+        _attention(report),
+        _map(report),
+        *_checks(report),
+        _gpus(report),
+        _coverage(report),
+        _counters(report),
+        _power(report),
+        _environment(report),
+        _again(report),
+        _footer(report),
+    )
+    return document(f"{report.node}: {report.verdict}", element("main", *sections))
+
+
+def document(title: str, body: Markup) -> str:
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
+        element("title", f"Acceptance of {title}"),
+        element("style", Markup(STYLE)),
+    )
+    return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
+
+
+def badge(grade: Grade) -> Markup:
+    return element("span", f"{SYMBOLS[grade]} {grade}", class_=f"badge {grade}")
+
+
+def verdict_box(eyebrow: str, title: str, grade: Grade, reason: str, act: str, facts: Mapping[str, str]) -> Markup:
+    listed = (element("div", element("dt", name), element("dd", value)) for name, value in facts.items())
+    return element(
+        "header",
+        element("p", eyebrow, class_="eyebrow"),
+        element("h1", title),
+        element("p", f"{SYMBOLS[grade]} {grade}: {MEANING[grade]}", class_="word"),
+        element("p", reason, class_="reason"),
+        element("p", element("strong", "Who must act: "), act),
+        element("dl", *listed, class_="facts"),
+        class_=f"verdict {grade}",
+    )
+
+
+def section(name: str, title: str, *children: Child) -> Markup:
+    return element("section", element("h2", title, id=name), *children, aria_labelledby=name)
+
+
+def _header(report: Report) -> Markup:
+    act = duty(report)
+    box = verdict_box("GPU acceptance", report.node, report.verdict, report.reason, act, _facts(report))
+    links = [("attention", "Needs attention")]
+    links += [("map", "GPUs by check"), ("checks", "Checks")] if report.findings else []
+    links += [("gpus", "GPUs"), ("coverage", "Not tested"), ("environment", "Environment"), ("again", "Test again")]
+    nav = element("nav", *(element("a", words, href=f"#{name}") for name, words in links), aria_label="On this page")
+    return join([box, *(element("p", words, class_="note") for words in _caveats(report)), nav])
+
+
+def _facts(report: Report) -> dict[str, str]:
+    gpus = gpus_of(report.machine)
+    names = list(dict.fromkeys(fact(gpu.name) for gpu in gpus))
+    counted = "not known" if isinstance(report.machine.gpus, Unknown) else str(len(gpus))
+    expected = "no number was given" if report.expected is None else f"{report.expected} expected"
+    busy = [tally.busy for tally in report.tallies if tally.busy is not None]
+    return {
+        "CPUs in place of GPUs" if report.device == "cpu" else "GPUs": f"{counted} ({expected})",
+        "Model": ", ".join(names) or "–",
+        "Driver": fact(report.machine.environment.get("driver", "not known")),
+        "Started": moment(report.started),
+        "Took": in_words(report.ended - report.started),
+        "Profile": f"{report.profile} ({report.within_s:g} s at most)",
+        "GPUs were busy": percent(sum(busy) / len(busy), 0) if busy else "not measured",
+        "Run": report.run,
+    }
+
+
+def _caveats(report: Report) -> Iterable[str]:
+    if report.device == "cpu":
+        yield "CPU mode: the checks ran on the CPU, to try them out. No GPU was tested, none can be accepted."
+    elif report.device != "cuda":
+        yield f"Device {report.device}: nothing here was measured on a real GPU."
+    if report.self_test:
+        yield "Self-test: faults were injected on purpose. Nothing here is about this machine's GPUs."
+    if report.interrupted:
+        yield "The run was interrupted. What is below was seen until then; the rest was not tested."
+    if isinstance(report.machine.gpus, Unknown):
+        yield f"Which GPUs are here is {report.machine.gpus}."
+    yield from (f"A GPU does not answer: {why}" for why in report.machine.silent)
+
+
+def _attention(report: Report) -> Markup:
+    """A card for every GPU that something was found on, the worst first."""
+    found: dict[str | None, list[Finding]] = {}
+    for finding in needs_attention(report):
+        found.setdefault(finding.gpu, []).append(finding)
+    if not found:
+        words = "Nothing was found wanting." if report.findings else "Nothing was tested."
+        return section("attention", "Needs attention", element("p", words))
+    cards = [_card(report, gpu, findings) for gpu, findings in found.items()]
+    return section("attention", "Needs attention", element("ul", *cards, class_="findings"))
+
+
+def _card(report: Report, gpu: str | None, findings: Sequence[Finding]) -> Markup:
+    head = element("h3", badge(findings[0].verdict), f"  {gpu_words(report, gpu)}")
+    shown = [_told(finding) for finding in findings[:_AT_FIRST]]
+    rest = [_told(finding) for finding in findings[_AT_FIRST:]]
+    more = element("details", element("summary", f"{len(rest)} more"), *rest) if rest else None
+    remedy = hardest(one for one in findings if one.verdict is findings[0].verdict)
+    act = element("p", f"Do: {DUTIES[remedy][1]}.", class_="do") if remedy is not Remedy.NONE else None
+    return element("li", head, *shown, more, act, class_=findings[0].verdict.value)
+
+
+def _told(finding: Finding) -> Markup:
+    where = element("span", f"{SYMBOLS[finding.verdict]} {metric_words(finding)} · {finding.code}", class_="where")
+    against = element("span", _held_against(finding), class_="where") if finding.value is not None else None
+    lines = [where, element("br"), finding.message, *((element("br"), against) if against else ())]
+    return element("p", *lines, class_="told")
+
+
+def _held_against(finding: Finding) -> str:
+    """The figure and every line it was held against."""
+    told = [f"measured {figure(finding.value, finding.unit)}"]
+    lines = (("floor", finding.floor), ("reference", finding.reference), ("ceiling", finding.ceiling))
+    told += [f"{name} {figure(value, finding.unit)}" for name, value in lines if value is not None]
+    if finding.peer_median is not None:
+        told.append(f"median of {finding.peer_n} peers {figure(finding.peer_median, finding.unit)}")
+    if finding.baseline is not None:
+        told.append(f"before {figure(finding.baseline, finding.unit)}")
+    return " · ".join(told)
+
+
+def _map(report: Report) -> Markup | None:
+    """GPU by check, as a table: it reads aloud, and prints."""
+    checks = list(dict.fromkeys(finding.check for finding in report.findings))
+    if not checks:
+        return None
+    places: list[str | None] = [gpu.uuid for gpu in gpus_of(report.machine)]
+    places += [None] if any(finding.gpu is None for finding in report.findings) else []
+    lines = [[gpu_words(report, place), *(_mark(report, check, place) for check in checks)] for place in places]
+    key = ", ".join(f"{SYMBOLS[grade]} {grade}" for grade in Grade)
+    shown = table(["", *checks], lines, f"The worst finding of each check: {key}", class_="scroll map")
+    return section("map", "GPUs by check", shown)
+
+
+def _mark(report: Report, check: str, gpu: str | None) -> Child:
+    grades = [one.verdict for one in report.findings if one.check == check and one.gpu == gpu]
+    if not grades:
+        return element("span", " ", title="no finding")
+    grade = Grade.SKIPPED if set(grades) == {Grade.SKIPPED} else worst(grades)
+    title = f"{gpu_words(report, gpu)}, {check}: {grade}"
+    where = f"#check-{_anchor(check)}"
+    return element("a", SYMBOLS[grade], href=where, class_=f"mark {grade}", title=title, aria_label=title)
+
+
+def _checks(report: Report) -> Iterable[Markup]:
+    """Failing ones first."""
+    checks = dict.fromkeys(finding.check for finding in report.findings)
+    grades = {check: _grade(one.verdict for one in report.findings if one.check == check) for check in checks}
+    parts = [_check(report, check, grades[check]) for check in sorted(checks, key=lambda one: -rank(grades[one]))]
+    if parts:
+        yield section("checks", "Checks", *parts)
+
+
+def _grade(grades: Iterable[Grade]) -> Grade:
+    found = list(grades)
+    return Grade.SKIPPED if set(found) == {Grade.SKIPPED} else worst(found)
+
+
+def _check(report: Report, check: str, grade: Grade) -> Markup:
+    findings = worst_first(one for one in report.findings if one.check == check)
+    drawn = pictures.of_check(report, check)
+    title = element("h3", f"{check}  ", badge(grade), id=f"check-{_anchor(check)}")
+    if not drawn and len(findings) <= _FEW:
+        return element("div", title, *(element("p", _short(report, one)) for one in findings))
+    plots = element("div", *drawn, class_="plots") if drawn else None
+    words = f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"
+    return element(
+        "div", title, plots, element("details", element("summary", words), _findings(report, check, findings))
+    )
+
+
+def _short(report: Report, finding: Finding) -> str:
+    metric = f" {finding.metric}" if finding.metric else ""
+    return f"{SYMBOLS[finding.verdict]} {gpu_words(report, finding.gpu)}{metric}: {finding.message}"
+
+
+def _findings(report: Report, check: str, findings: Iterable[Finding]) -> Markup:
+    lines = [
+        [
+            gpu_words(report, one.gpu),
+            one.metric or "–",
+            badge(one.verdict),
+            figure(one.value, one.unit) if one.value is not None else "–",
+            percent(one.repeatability, 2),
+            one.message,
+        ]
+        for one in findings
+    ]
+    head = ("where", "metric", "verdict", "figure", "scatter", "finding")
+    return table(head, lines, f"All findings of {check}")
+
+
+def _anchor(check: str) -> str:
+    return "".join(ch if ch.isalnum() else "-" for ch in check)
+
+
+def _gpus(report: Report) -> Markup:
+    gpus = gpus_of(report.machine)
+    if not gpus:
+        return section("gpus", "GPUs", element("p", "There is none to tell of."))
+    verdicts = {tally.gpu: tally for tally in report.tallies}
+    grades = {gpu.uuid: verdicts[gpu.uuid].verdict if gpu.uuid in verdicts else Grade.SKIPPED for gpu in gpus}
+    ordered = sorted(gpus, key=lambda gpu: (-rank(grades[gpu.uuid]), gpu.index))
+    unfold = len(gpus) <= 2
+    parts = []
+    for gpu in ordered:
+        tally = verdicts.get(gpu.uuid)
+        reason = tally.reason if tally else "it was not part of this run"
+        parts.append(_gpu(report, gpu, grades[gpu.uuid], reason, unfold=unfold or grades[gpu.uuid] is Grade.FAIL))
+    return section("gpus", "GPUs", *parts)
+
+
+def _gpu(report: Report, gpu: Gpu, grade: Grade, reason: str, *, unfold: bool) -> Markup:
+    known: dict[str, Fact] = {"model": gpu.name, "serial": gpu.serial, "uuid": gpu.uuid, "PCI": gpu.pci}
+    known |= {"memory": gpu.memory_mib if isinstance(gpu.memory_mib, Unknown) else f"{gpu.memory_mib:,} MiB"}
+    known |= {"part of": gpu.part_of, "slice": gpu.profile} if gpu.part_of else {}
+    facts = {name: fact(value) for name, value in {**known, **gpu.facts}.items()}
+    listed = (element("div", element("dt", name), element("dd", value)) for name, value in facts.items())
+    serial = f", serial {serial_of(gpu)}" if serial_of(gpu) else ""
+    summary = element("summary", badge(grade), f"  {gpu_words(report, gpu.uuid)}{serial}")
+    drawn = pictures.of_gpu(report, gpu.uuid)
+    body = (
+        element("p", reason),
+        element("dl", *listed, class_="facts"),
+        element("div", drawn, class_="plots wide") if drawn else None,
+        _history(report, gpu),
+    )
+    return element("details", summary, *body, class_=f"gpu {grade}", open="" if unfold else None)
+
+
+def _history(report: Report, gpu: Gpu) -> Markup:
+    """Its figures against its own earlier ones."""
+    past = [one for one in report.findings if one.gpu == gpu.uuid and one.baseline and one.value is not None]
+    if not past:
+        return element("p", "No earlier run of this GPU by the same methods is known.", class_="muted")
+    lines = [
+        [
+            metric_words(one),
+            figure(one.value, one.unit),
+            figure(one.baseline, one.unit),
+            f"{((one.value or 0.0) / (one.baseline or 1.0) - 1) * 100:+.1f} %",
+        ]
+        for one in past
+    ]
+    return table(("figure", "now", "before", "change"), lines, "Against its own earlier runs")
+
+
+def _coverage(report: Report) -> Markup:
+    if not report.coverage:
+        whole = report.findings and not report.interrupted
+        words = "Every check that applies here was run." if whole else "Nothing is known of what was left out."
+        return section("coverage", "Not tested", element("p", words))
+    lines = [
+        [one.check, one.what or "all of it", one.why, f"--within {one.within}" if one.within else "–"]
+        for one in report.coverage
+    ]
+    words = "Nothing below was tested, so nothing below was accepted."
+    shown = table(("check", "what", "why not", "tested with"), lines, "Left out of this run")
+    return section("coverage", "Not tested", element("p", words), shown)
+
+
+def _counters(report: Report) -> Markup:
+    """A line for every counter of a GPU, with the checks during which it changed."""
+    if not report.deltas:
+        asked = "No counter of errors, as far as the driver could be asked, changed while a check ran."
+        words = asked if report.findings else "No check ran, so no counter was watched."
+        return section("counters", "Counters", element("p", words))
+    grouped: dict[tuple[str, str], list[Delta]] = {}
+    for one in report.deltas:
+        grouped.setdefault((one.gpu, one.counter), []).append(one)
+    lines = [
+        [
+            gpu_words(report, gpu),
+            counter,
+            f"{found[0].before:,}",
+            f"{found[-1].after:,}",
+            _rise(counter, sum(one.after - one.before for one in found)),
+            ", ".join(dict.fromkeys(one.check for one in found)),
+        ]
+        for (gpu, counter), found in grouped.items()
+    ]
+    head = ("where", "counter", "before", "after", "change", "while")
+    return section("counters", "Counters", table(head, lines, "Counters that changed while a check ran"))
+
+
+def _rise(counter: str, change: int) -> str:
+    return f"{change / 1e9:+,.1f} s" if counter.endswith("_ns") else f"{change:+,}"
+
+
+def _power(report: Report) -> Markup | None:
+    if not report.power:
+        return None
+    held = [one for one in report.power if one.fails_at is not None or one.warns_at is not None]
+    lines = [
+        [
+            f"{one.check}.{one.metric}" if one.metric else one.check,
+            "it only warns" if one.fails_at is None else f"a loss of {percent(one.fails_at)}",
+            "–" if one.warns_at is None else f"a loss of {percent(one.warns_at)}",
+            one.by,
+        ]
+        for one in held
+    ]
+    words = element("p", "The smallest loss of speed that this run would have found. A smaller one passes unseen.")
+    shown = table(("figure", "fails from", "warns from", "by"), lines, "Detection power of this run") if held else None
+    names = [f"{one.check}.{one.metric}" if one.metric else one.check for one in report.power if one not in held]
+    rest = element("p", f"No loss would have been found in: {', '.join(names)}.", class_="muted") if names else None
+    return section("power", "What it would have found", words, shown, rest)
+
+
+def _environment(report: Report) -> Markup:
+    lines: Sequence[Sequence[Child]] = [
+        [name, fact(value)] for name, value in sorted(report.machine.environment.items())
+    ]
+    shown: Child = element("p", "Nothing is known of it.")
+    if lines:
+        shown = table(("fact", "value"), lines, "The machine as it was before the first check")
+    return section("environment", "Environment", shown, _topology(report))
+
+
+def _topology(report: Report) -> Markup | None:
+    links = report.machine.topology
+    gpus = [gpu for gpu in gpus_of(report.machine) if gpu.uuid in links]
+    if len(gpus) < 2:
+        return None
+    names = [gpu_words(report, gpu.uuid) for gpu in gpus]
+    lines = [
+        [name, *("–" if other is gpu else links[gpu.uuid].get(other.uuid, "not known") for other in gpus)]
+        for name, gpu in zip(names, gpus, strict=True)
+    ]
+    return table(["", *names], lines, "How GPUs reach each other")
+
+
+def _again(report: Report) -> Markup:
+    words = element("p", "On this machine, once what is named above was done:")
+    return section("again", "Test again", words, element("pre", element("code", retest_command(report))))
+
+
+def _footer(report: Report) -> Markup:
+    words = f"gpukeeper {report.version} · run {report.run} · {report.schema} · {moment(report.ended)}. "
+    files = "The same record as JSON: report.json; what was measured second by second: samples.json."
+    return element("footer", words, files)

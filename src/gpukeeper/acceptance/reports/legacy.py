@@ -1,0 +1,331 @@
+"""The report files of the older test kits, for programs that still read them. Pure: names and contents.
+
+Where the old kits wrote `true` for a figure they had not kept, these files say value, unit and method. LEGACY_FIELDS
+is every file and field; docs/reference/acceptance-files.md is compared with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance.record import Finding, Report
+from gpukeeper.acceptance.reports import lines
+from gpukeeper.acceptance.reports.records import Said, broken, family, floats, mappings, said
+from gpukeeper.acceptance.reports.wording import fact, gpu_of, gpu_words, gpus_of, needs_attention, serial_of, value_of
+from gpukeeper.model import reading
+from gpukeeper.model.grade import Grade, worst
+
+SUMMARY = "summary.json"
+GPU_TESTS, DDP_TESTS, DDP_TRAINING = "gpu_tests_result.json", "ddp_tests_result.json", "ddp_training_result.json"
+THROUGHPUT = "results.json"
+HOST = "gpu_accept_<node>.json"
+SKIPPED: Mapping[str, str] = {
+    GPU_TESTS: "gpu_tests_skipped.json",
+    DDP_TESTS: "ddp_tests_skipped.json",
+    DDP_TRAINING: "ddp_training_skipped.json",
+    THROUGHPUT: "throughput_skipped.json",
+}
+_SKIP_FIELDS = {"skipped": "always true", "reason": "why it did not run"}
+LEGACY_FIELDS: Mapping[str, Mapping[str, str]] = {
+    SUMMARY: {
+        "env": "what the tests ran on",
+        "env.cuda_available": "whether a GPU was there",
+        "env.cuda_device_count": "how many; null when that could not be learned",
+        "env.torch": "version of PyTorch; null when there is none",
+        "gpu_tests": "everything on single GPUs; null when nothing of it ran",
+        "gpu_tests.returncode": "0 accepted, 2 not",
+        "gpu_tests.stdout": "its lines, with the old tags",
+        "gpu_tests.stderr": "what went wrong while measuring",
+        "ddp_tests": "collectives, as above; null when they did not run",
+        "ddp_tests.returncode": "0 accepted, 3 not",
+        "ddp_tests.stdout": "as above",
+        "ddp_tests.stderr": "as above",
+        "ddp_train": "training over all GPUs, as above; null when it did not run",
+        "ddp_train.returncode": "0 accepted, 3 not",
+        "ddp_train.stdout": "as above",
+        "ddp_train.stderr": "as above",
+    },
+    GPU_TESTS: {
+        "env": "what the tests ran on",
+        "env.cuda_available": "whether a GPU was there",
+        "env.cuda_device_count": "how many; null when that could not be learned",
+        "env.torch": "version of PyTorch; null when there is none",
+        "env.python": "version of Python; null when it could not be learned",
+        "env.nvidia_smi": "a line for every GPU, as nvidia-smi -L writes it",
+        "compute": "a list: gpu, metric, value, unit, method, verdict of every figure; empty when none was measured",
+        "training": "a list: gpu, loss_start, loss_end, improved of every GPU; only when nothing failed",
+        "failures": "sentences, in the place of training when something failed or could not be tested",
+    },
+    DDP_TESTS: {
+        "world": "number of ranks",
+        "iters": "rounds, each with fresh buffers",
+        "numel": "elements of the largest all-reduce",
+        "time": "seconds that its rounds took; null when not measured",
+        "ok": "true only when every element on every rank was right and the check passed",
+    },
+    DDP_TRAINING: {
+        "world": "number of ranks",
+        "epochs": "how often the data was gone through",
+        "batch_size": "per rank",
+        "steps": "steps taken",
+        "loss_start": "before the first step",
+        "loss_end": "after the last one",
+        "improved": "true only when the loss fell as far as it must, on every rank",
+    },
+    THROUGHPUT: {
+        "model": "resnet50, resnet18 or transformer",
+        "world_size": "number of ranks",
+        "batch_size_per_gpu": "samples of a step on a GPU",
+        "global_batch_size": "on all of them",
+        "total_time_seconds": "of the measured steps",
+        "average_step_time_seconds": "mean of them",
+        "throughput_samples_per_second": "of all ranks together, counted once",
+        "total_samples": "of all ranks together",
+        "device": "cuda or cpu",
+        "backend": "nccl or gloo",
+        "nccl_overhead_ms": "time of a step in collectives; null when not measured",
+        "gpu_utilization_pct": "null when not measured",
+        "avg_step_time_ms": "mean step time in milliseconds",
+    },
+    HOST: {
+        "node": "name of the machine",
+        "verdict": "PASS, WARN, FAIL or INCONCLUSIVE",
+        "reason": "a sentence",
+        "started": "when",
+        "ended": "when",
+        "gpus": "a list: index, uuid, serial, name, verdict",
+        "results": "a list: tag, gpu, check, metric, value, unit, method, verdict, message of every finding",
+    },
+    **dict.fromkeys(SKIPPED.values(), _SKIP_FIELDS),
+}
+# The older kits ended with these: 0 also without any GPU, 2 for a GPU, 3 for a collective; torchrun made 1 of that.
+ACCEPTED, GPU_FAILED, COLLECTIVE_FAILED = 0, 2, 3
+_COLLECTIVE = frozenset({"collectives", "nccl_tests", "links"})
+_TOGETHER = _COLLECTIVE | {"ddp"}
+_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "int32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1}
+
+
+def is_ours(name: str, content: bytes) -> bool:
+    """Whether a file of that name was written by us or by an older kit: an object with documented fields and no others.
+    `results.json` is anybody's name, and nobody's other file may be replaced."""
+    fields = _SKIP_FIELDS if name in SKIPPED.values() else LEGACY_FIELDS.get(name, LEGACY_FIELDS[SUMMARY])
+    try:
+        found = reading.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return bool(found) and found.keys() <= {field.partition(".")[0] for field in fields}
+
+
+def exit_code(report: Report) -> int:
+    """For scripts of the older kits. 3 only when nothing but work over several GPUs failed; never 0 without a test."""
+    if report.verdict in {Grade.PASS, Grade.WARN}:
+        return ACCEPTED
+    guilty = {family(finding.check) for finding in report.findings if finding.verdict is Grade.FAIL}
+    return COLLECTIVE_FAILED if guilty and guilty <= _TOGETHER else GPU_FAILED
+
+
+def files(report: Report, summary: str = SUMMARY) -> dict[str, str]:
+    """By name. What did not run has a `…_skipped.json` with the reason instead."""
+    written: dict[str, Any] = {summary: _summary(report)}
+    makers: Mapping[str, Callable[[Report], dict[str, Any] | None]] = {
+        GPU_TESTS: _gpu_tests,
+        DDP_TESTS: _ddp_tests,
+        DDP_TRAINING: _ddp_training,
+        THROUGHPUT: _throughput,
+    }
+    for name, make in makers.items():
+        made = make(report)
+        if made is None:
+            written[SKIPPED[name]] = {"skipped": True, "reason": _why_not(report, _BEHIND[name])}
+        else:
+            written[name] = made
+    written[host_file(report.node)] = _host(report)
+    return {
+        name: msgspec.json.format(msgspec.json.encode(said), indent=1).decode() + "\n" for name, said in written.items()
+    }
+
+
+def host_file(node: str) -> str:
+    return HOST.replace("<node>", re.sub(r"[^A-Za-z0-9._-]", "_", node) or "node")
+
+
+_BEHIND: Mapping[str, frozenset[str]] = {
+    GPU_TESTS: frozenset(),
+    DDP_TESTS: _COLLECTIVE,
+    DDP_TRAINING: frozenset({"ddp"}),
+    THROUGHPUT: frozenset({"throughput"}),
+}
+
+
+def _summary(report: Report) -> dict[str, Any]:
+    collective = [finding for finding in report.findings if family(finding.check) in _COLLECTIVE]
+    together = [finding for finding in report.findings if family(finding.check) == "ddp"]
+    single = [finding for finding in report.findings if family(finding.check) not in _TOGETHER]
+    return {
+        "env": _env(report),
+        "gpu_tests": _part(report, single, GPU_FAILED),
+        "ddp_tests": _part(report, collective, COLLECTIVE_FAILED),
+        "ddp_train": _part(report, together, COLLECTIVE_FAILED),
+    }
+
+
+def _part(report: Report, findings: Sequence[Finding], failed: int) -> dict[str, Any] | None:
+    ran = [finding for finding in findings if finding.verdict is not Grade.SKIPPED]
+    if not ran:
+        return None
+    checks = dict.fromkeys(finding.check for finding in ran)
+    accepted = report.device == "cuda" and worst(one.verdict for one in ran) in {Grade.PASS, Grade.WARN}
+    return {
+        "returncode": ACCEPTED if accepted else failed,
+        "stdout": "\n".join(lines.tagged(finding, report) for finding in ran),
+        "stderr": "\n".join(words for check in checks for words in broken(report, check)),
+    }
+
+
+def _env(report: Report) -> dict[str, Any]:
+    count = None if not isinstance(report.machine.gpus, tuple) else len(report.machine.gpus)
+    if report.device == "cpu":
+        count = 0
+    return {
+        "cuda_available": bool(count),
+        "cuda_device_count": count,
+        "torch": _version(report, "torch"),
+    }
+
+
+def _version(report: Report, name: str) -> str | None:
+    known = report.machine.environment.get(name)
+    return known if isinstance(known, str) else None
+
+
+def _gpu_tests(report: Report) -> dict[str, Any] | None:
+    ran = [one for one in report.findings if family(one.check) not in _TOGETHER and one.verdict is not Grade.SKIPPED]
+    if not ran:
+        return None
+    listed = [f"GPU {gpu.index}: {fact(gpu.name)} (UUID: {gpu.uuid})" for gpu in gpus_of(report.machine)]
+    env = {**_env(report), "python": _version(report, "python"), "nvidia_smi": "\n".join(listed) or "no GPU"}
+    failures = [f"{gpu_words(report, one.gpu)}: {one.message}" for one in needs_attention(report) if _failed(one)]
+    compute = [_figure(report, one) for one in ran if value_of(one) is not None]
+    ending = {"failures": failures} if failures else {"training": _trainings(report)}
+    return {"env": env, "compute": compute, **ending}
+
+
+def _failed(finding: Finding) -> bool:
+    return finding.verdict is not Grade.WARN and family(finding.check) not in _TOGETHER
+
+
+def _figure(report: Report, finding: Finding) -> dict[str, Any]:
+    return {
+        "gpu": gpu_words(report, finding.gpu),
+        "metric": f"{finding.check}.{finding.metric}" if finding.metric else finding.check,
+        "value": value_of(finding),
+        "unit": finding.unit,
+        "method": finding.method,
+        "verdict": finding.verdict,
+    }
+
+
+def _trainings(report: Report) -> list[dict[str, Any]]:
+    found = []
+    for one in said(report, "training"):
+        for run in mappings(one.result.get("runs"))[:1]:
+            figures = {name: run.get(name) for name in ("loss_start", "loss_end")}
+            found.append({"gpu": gpu_words(report, one.by), **figures, "improved": _passed(report, "training", one.by)})
+    return found
+
+
+def _passed(report: Report, check: str, gpu: str | None = None) -> bool:
+    """Every finding of it, on this GPU or on any."""
+    mine = [one for one in report.findings if family(one.check) == check and (gpu is None or one.gpu in {gpu, None})]
+    return worst(finding.verdict for finding in mine) in {Grade.PASS, Grade.WARN}
+
+
+def _ddp_tests(report: Report) -> dict[str, Any] | None:
+    ranks = said(report, "collectives")
+    reduced = [_all_reduce(one) for one in ranks]
+    if not reduced:
+        return None
+    first = reduced[0]
+    right = all(one.get("wrong") == 0 for one in _entries(ranks))
+    size = _BYTES.get(str(ranks[0].result.get("dtype", "fp32")), 4)
+    counted = first.get("bytes")
+    return {
+        "world": ranks[0].result.get("world"),
+        "iters": first.get("rounds"),
+        "numel": first.get("numel", counted // size if isinstance(counted, int) else None),
+        "time": sum(spans) if (spans := floats(first.get("seconds", []))) else None,
+        "ok": right and len(ranks) == ranks[0].result.get("world") and _passed(report, "collectives"),
+    }
+
+
+def _entries(ranks: Sequence[Said]) -> list[Mapping[str, Any]]:
+    """Those that ran: sizes that did not fit into memory are only named."""
+    return [one for rank in ranks for one in mappings(rank.result.get("results")) if "left_out" not in one]
+
+
+def _all_reduce(rank: Said) -> Mapping[str, Any]:
+    """The largest; an empty one when this rank did none."""
+    found = [one for one in _entries([rank]) if one.get("op") == "all_reduce"]
+    return max(found, key=lambda one: int(one.get("bytes", 0)), default={})
+
+
+def _ddp_training(report: Report) -> dict[str, Any] | None:
+    ranks = said(report, "ddp")
+    if not ranks:
+        return None
+    first = ranks[0].result
+    told = {name: first.get(name) for name in LEGACY_FIELDS[DDP_TRAINING] if name != "improved"}
+    return {**told, "improved": len(ranks) == first.get("world") and _passed(report, "ddp")}
+
+
+def _throughput(report: Report) -> dict[str, Any] | None:
+    ranks = said(report, "throughput")
+    return {name: ranks[0].result.get(name) for name in LEGACY_FIELDS[THROUGHPUT]} if ranks else None
+
+
+def _why_not(report: Report, checks: frozenset[str]) -> str:
+    """What the run itself says, else that nothing of it ran."""
+    told = [one.message for one in report.findings if family(one.check) in checks]
+    told += [one.why for one in report.coverage if family(one.check) in checks]
+    return told[0] if told else ("no_gpu" if not gpus_of(report.machine) else f"not part of this run: {report.reason}")
+
+
+def _host(report: Report) -> dict[str, Any]:
+    verdicts = {tally.gpu: tally.verdict for tally in report.tallies}
+    return {
+        "node": report.node,
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "started": report.started,
+        "ended": report.ended,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "serial": serial_of(gpu) or None,
+                "name": fact(gpu.name),
+                "verdict": verdicts.get(gpu.uuid),
+            }
+            for gpu in gpus_of(report.machine)
+        ],
+        "results": [_host_line(report, finding) for finding in report.findings],
+    }
+
+
+def _host_line(report: Report, finding: Finding) -> dict[str, Any]:
+    gpu = gpu_of(report, finding.gpu)
+    return {
+        "tag": f"[{lines.tag(finding.check, finding.metric)}]",
+        "gpu": None if gpu is None else gpu.index,
+        "check": finding.check,
+        "metric": finding.metric,
+        "value": value_of(finding),
+        "unit": finding.unit,
+        "method": finding.method,
+        "verdict": finding.verdict,
+        "message": finding.message,
+    }

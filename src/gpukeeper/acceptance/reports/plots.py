@@ -1,0 +1,326 @@
+"""Pictures of a report as inline SVG: strips, matrices, curves, timelines. Pure; colours come from the page's style.
+
+Every picture has a title and says in words what it shows; no meaning is in colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from gpukeeper.acceptance.reports.markup import Markup, element
+from gpukeeper.acceptance.reports.wording import figure
+from gpukeeper.model.gpu import Reading
+from gpukeeper.model.grade import Grade
+
+SYMBOLS: Mapping[Grade, str] = {
+    Grade.PASS: "✓",
+    Grade.WARN: "▲",
+    Grade.FAIL: "✕",
+    Grade.INCONCLUSIVE: "?",
+    Grade.SKIPPED: "–",
+}
+WIDTH, WIDE = 560.0, 1000.0
+_LEFT, _RIGHT, _ROW, _LANE = 86.0, 454.0, 19.0, 14.0
+# Why clocks are held back, by the driver's bits: the first that matches names the moment.
+REASONS: tuple[tuple[int, str, str], ...] = (
+    (0x80, "power brake", "bad"),
+    (0x40, "hardware thermal slowdown", "bad"),
+    (0x08, "hardware slowdown", "bad"),
+    (0x20, "software thermal slowdown", "bad"),
+    (0x04, "power cap", "cap"),
+    (0x02, "application clocks", "cap"),
+)
+_BUCKETS = 280
+_COLUMNS = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    samples: tuple[float, ...]
+    value: float
+    verdict: Grade
+
+
+@dataclass(frozen=True)
+class Scale:
+    low: float
+    high: float
+    left: float
+    right: float
+    logarithmic: bool = False
+
+    def at(self, value: float) -> float:
+        low, high, here = (math.log2(v) if self.logarithmic else v for v in (self.low, self.high, value))
+        share = 0.5 if high == low else (here - low) / (high - low)
+        return self.left + max(0.0, min(1.0, share)) * (self.right - self.left)
+
+
+def strips(title: str, unit: str, rows: Sequence[Row], marks: Mapping[str, float]) -> Markup:
+    """A line for every GPU: its samples as dots, its figure as a bar, the marks (floor, median, …) across all."""
+    shown = {name: value for name, value in marks.items() if math.isfinite(value)}
+    scale = _scale([value for row in rows for value in (*row.samples, row.value)], shown.values())
+    top = 6 + _LANE * len(shown)
+    bottom = top + _ROW * len(rows)
+    said = "; ".join(f"{row.label} {figure(row.value, unit)} {row.verdict}" for row in rows)
+    return _svg(
+        f"{title}, {unit}" if unit else title,
+        f"{said}. {', '.join(f'{name} {figure(value, unit)}' for name, value in shown.items())}",
+        bottom + 22,
+        *_marks(shown, scale, top, bottom),
+        *(part for place, row in enumerate(rows) for part in _strip(row, scale, top + _ROW * (place + 0.5))),
+        *_axis(scale, bottom),
+    )
+
+
+def matrix(
+    title: str, across: Sequence[str], down: Sequence[str], values: Mapping[tuple[int, int], float], unit: str
+) -> Markup:
+    """A square for every pair; the fuller, the higher. `values` by line and column; what is absent is left open."""
+    known = list(values.values())
+    highest = max(known, default=1.0)
+    # From four fifths on: pairs that differ by noise look alike, one at half speed does not.
+    scale = Scale(min(min(known, default=0.0), 0.8 * highest), highest, 0.08, 0.6)
+    side = min(52.0, (WIDTH - _LEFT) / max(1, len(across)))
+    height = 24 + min(side, 26.0) * len(down)
+    parts = [_label(name, _LEFT + side * (x + 0.5), 14, "middle") for x, name in enumerate(across)]
+    for y, name in enumerate(down):
+        middle = 24 + min(side, 26.0) * (y + 0.5)
+        parts.append(_label(name, _LEFT - 8, middle + 4, "end"))
+        for x in range(len(across)):
+            parts += _square(values.get((y, x)), scale, _LEFT + side * x, middle, side, unit)
+    said = f"from {figure(min(known, default=0.0), unit)} to {figure(max(known, default=0.0), unit)}"
+    return _svg(title, said, height + 4, *parts)
+
+
+def steps(title: str, spans: Mapping[str, Sequence[float]], unit: str) -> Markup:
+    """Rank by step: how much longer than the median of all ranks each took. A slow rank is a coloured line."""
+    size = math.ceil(max((len(line) for line in spans.values()), default=1) / _COLUMNS)
+    lines = {name: _squeezed(line, max(1, size)) for name, line in spans.items() if line}
+    columns = max((len(line) for line in lines.values()), default=0)
+    middle = [median(line[x] for line in lines.values() if x < len(line)) for x in range(columns)]
+    wide = (WIDTH - _LEFT) / max(1, columns)
+    parts = []
+    for y, (name, line) in enumerate(lines.items()):
+        parts.append(_label(name, _LEFT - 8, 8 + 16 * y + 11, "end"))
+        for x, value in enumerate(line):
+            late = max(0.0, min(1.0, (value / middle[x] - 1) / 0.2)) if middle[x] else 0.0
+            cell = {"x": _LEFT + wide * x, "y": 8 + 16.0 * y, "width": wide + 0.3, "height": 14}
+            parts.append(element("rect", class_="heat", fill_opacity=f"{0.08 + 0.9 * late:.2f}", **cell))
+    said = "; ".join(f"{name} {figure(median(spans[name]), unit)}" for name in lines)
+    return _svg(title, f"median step: {said}", 8 + 16.0 * len(lines) + 4, *parts)
+
+
+def curves(title: str, unit: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
+    """Over sizes in bytes, each twice the one before; lines differ by their dashes and are named at their end."""
+    points = [point for line in series.values() for point in line]
+    across = Scale(min(x for x, _ in points), max(x for x, _ in points), _LEFT, _RIGHT, logarithmic=True)
+    up = Scale(0.0, max(y for _, y in points) * 1.08 or 1.0, 190, 16)
+    parts = [*_grid(up, unit), *_sizes(across)]
+    taken: list[float] = []
+    for place, (name, line) in enumerate(series.items()):
+        path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in sorted(line))
+        parts.append(element("polyline", points=path, class_=f"curve dash{place % 5}"))
+        parts += [element("circle", cx=across.at(x), cy=up.at(y), r=2.2, class_="dot") for x, y in line]
+        last = _apart(up.at(max(line)[1]), taken)
+        taken.append(last)
+        parts.append(_label(name, _RIGHT + 8, last + 4, "start"))
+    said = "; ".join(f"{name} up to {figure(max(y for _, y in line), unit)}" for name, line in series.items())
+    return _svg(f"{title}, {unit}", said, 216, *parts)
+
+
+def timeline(title: str, readings: Sequence[Reading]) -> Markup:
+    """Clock, power and temperature of one GPU; above them which check ran, behind them why clocks were held back."""
+    ordered = sorted(readings, key=lambda one: one.at)
+    across = Scale(ordered[0].at, max(ordered[-1].at, ordered[0].at + 1), _LEFT, WIDE - 12)
+    lanes = [
+        ("SM clock", "MHz", [(one.at, one.sm_mhz) for one in ordered]),
+        ("power", "W", [(one.at, one.power_w) for one in ordered]),
+        ("temperature", "°C", [(one.at, one.temperature_c) for one in ordered]),
+    ]
+    parts = [_hatch(), *_bands(ordered, across), *_held_back(ordered, across, 24, 24 + 62 * len(lanes))]
+    for place, (name, unit, points) in enumerate(lanes):
+        parts += _lane(name, unit, [(x, y) for x, y in points if y is not None], across, 28 + 62.0 * place)
+    seconds = "".join(f"; {name} for {span:.0f} s" for name, span in held_back(ordered).items())
+    bottom = 24 + 62.0 * len(lanes)
+    parts += [_label(f"{x:g} s", across.at(x), bottom + 14, "middle") for x in _nice(across.low, across.high, 10)]
+    said = f"{len(ordered)} readings over {across.high - across.low:.0f} s{seconds}"
+    return _svg(title, said, bottom + 20, *parts, width=WIDE)
+
+
+def held_back(readings: Sequence[Reading]) -> dict[str, float]:
+    """Seconds by reason for which clocks were held back, as the readings show it."""
+    found: dict[str, float] = {}
+    for one, following in pairwise(readings):
+        name, _ = reason_of(one.reasons)
+        if name:
+            found[name] = found.get(name, 0.0) + following.at - one.at
+    return found
+
+
+def reason_of(bits: int | None) -> tuple[str, str]:
+    return next(((name, kind) for bit, name, kind in REASONS if (bits or 0) & bit), ("", ""))
+
+
+def _svg(title: str, words: str, height: float, *parts: Markup, width: float = WIDTH) -> Markup:
+    told = (element("title", title), element("desc", words))
+    return element(
+        "svg", *told, *parts, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=f"{title}: {words}"
+    )
+
+
+def _label(words: str, x: float, y: float, anchor: str, class_: str = "label") -> Markup:
+    return element("text", words, x=x, y=y, text_anchor=anchor, class_=class_)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def _scale(values: Iterable[float], marks: Iterable[float]) -> Scale:
+    known = [value for value in (*values, *marks) if math.isfinite(value)] or [0.0]
+    room = (max(known) - min(known)) * 0.06 or abs(max(known)) * 0.02 or 1.0
+    return Scale(min(known) - room, max(known) + room, _LEFT, _RIGHT)
+
+
+def _marks(marks: Mapping[str, float], scale: Scale, top: float, bottom: float) -> Iterable[Markup]:
+    """Each has a line of its own for its name, so that names never meet."""
+    for lane, (name, value) in enumerate(marks.items()):
+        x, y = scale.at(value), 12 + _LANE * lane
+        before = x > (_LEFT + _RIGHT) / 2
+        yield _line(x, y - 9, x, bottom, f"mark {name.split()[0]}")
+        yield _label(f"{name} {figure(value)}", x - 5 if before else x + 5, y, "end" if before else "start", "small")
+    yield element("rect", x=_LEFT, y=top, width=_RIGHT - _LEFT, height=bottom - top, class_="frame")
+
+
+def _strip(row: Row, scale: Scale, y: float) -> Iterable[Markup]:
+    yield _line(_LEFT, y, _RIGHT, y, "grid")
+    yield _label(row.label, _LEFT - 8, y + 4, "end")
+    for sample in row.samples:
+        yield element("circle", cx=scale.at(sample), cy=y, r=2.6, class_=f"sample {row.verdict}")
+    x = scale.at(row.value)
+    yield element("rect", x=x - 1.5, y=y - 7, width=3, height=14, rx=1.5, class_=f"value {row.verdict}")
+    yield _label(f"{SYMBOLS[row.verdict]} {figure(row.value)}", _RIGHT + 10, y + 4, "start", f"figure {row.verdict}")
+
+
+def _axis(scale: Scale, bottom: float) -> Iterable[Markup]:
+    for value in _nice(scale.low, scale.high, 5):
+        yield _label(figure(value), scale.at(value), bottom + 15, "middle", "small")
+
+
+def _grid(up: Scale, unit: str) -> Iterable[Markup]:
+    for value in _nice(up.low, up.high, 4):
+        yield _line(_LEFT, up.at(value), _RIGHT, up.at(value), "grid")
+        yield _label(f"{figure(value)} {unit}", _LEFT - 8, up.at(value) + 4, "end", "small")
+
+
+def _sizes(across: Scale) -> Iterable[Markup]:
+    low, high = math.ceil(math.log2(across.low)), math.floor(math.log2(across.high))
+    for power in range(low, high + 1, max(1, (high - low) // 5)):
+        value, unit = _binary(power)
+        yield _label(f"{value} {unit}", across.at(2.0**power), 208, "middle", "small")
+
+
+def _binary(power: int) -> tuple[int, str]:
+    return 2 ** (power % 10), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[min(power // 10, 5)]
+
+
+def _apart(wanted: float, taken: Sequence[float]) -> float:
+    """A place for a name that no other name has."""
+    while any(abs(wanted - other) < 12 for other in taken):
+        wanted += 3
+    return wanted
+
+
+def _square(value: float | None, scale: Scale, x: float, middle: float, side: float, unit: str) -> Iterable[Markup]:
+    high = min(side, 26.0)
+    place = {"x": x + 1, "y": middle - high / 2 + 1, "width": side - 2, "height": high - 2, "rx": 2}
+    if value is None:
+        return (element("rect", class_="frame", **place),)
+    told = element("title", figure(value, unit))
+    cell = element("rect", told, class_="cell", fill_opacity=f"{scale.at(value):.2f}", **place)
+    words = (_label(figure(value), x + side / 2, middle + 4, "middle", "small inside"),) if side >= 34 else ()
+    return (cell, *words)
+
+
+def _squeezed(values: Sequence[float], size: int) -> list[float]:
+    """The mean of every `size` of them: the same stretch of steps for all ranks."""
+    return [fmean(values[start : start + size]) for start in range(0, len(values), size)]
+
+
+def _bands(readings: Sequence[Reading], across: Scale) -> Iterable[Markup]:
+    """Where one check ends and the next begins, with its name where it fits."""
+    start = 0
+    for place in range(1, len(readings) + 1):
+        if place < len(readings) and readings[place].check == readings[start].check:
+            continue
+        until = readings[min(place, len(readings) - 1)].at
+        left, right = across.at(readings[start].at), across.at(until)
+        name = readings[start].check
+        if name:
+            yield _line(left, 20, left, 24 + 186, "grid")
+            if right - left > 6.2 * len(name):
+                yield _label(name, (left + right) / 2, 14, "middle", "small")
+        start = place
+
+
+def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: float) -> Iterable[Markup]:
+    start = 0
+    for place in range(1, len(readings) + 1):
+        kind = reason_of(readings[start].reasons)
+        if place < len(readings) and reason_of(readings[place].reasons) == kind:
+            continue
+        left, right = across.at(readings[start].at), across.at(readings[min(place, len(readings) - 1)].at)
+        if kind[0]:
+            told = element("title", f"clocks held back: {kind[0]}")
+            place_of = {"x": left, "y": top, "width": max(1.5, right - left), "height": bottom - top}
+            yield element("rect", told, class_=f"held {kind[1]}", **place_of)
+        start = place
+
+
+def _hatch() -> Markup:
+    """Stripes for what is bad, so that it is not told by colour alone. The same in every picture, so one will do."""
+    stripe = element("line", x1=0, y1=0, x2=0, y2=6, class_="stripe")
+    turned = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
+    return element("defs", element("pattern", stripe, id="hatch", width=6, height=6, **turned))
+
+
+def _lane(name: str, unit: str, points: Sequence[tuple[float, float]], across: Scale, top: float) -> Iterable[Markup]:
+    yield element("rect", x=_LEFT, y=top, width=across.right - _LEFT, height=52, class_="frame")
+    yield _label(name, _LEFT - 8, top + 14, "end")
+    if not points:
+        yield _label("not measured", _LEFT + 8, top + 30, "start", "small")
+        return
+    highest, lowest = max(y for _, y in points), min(y for _, y in points)
+    up = Scale(lowest, highest if highest > lowest else lowest + 1, top + 48, top + 4)
+    yield _label(f"{figure(lowest)} to", _LEFT - 8, top + 31, "end", "small")
+    yield _label(f"{figure(highest)} {unit}", _LEFT - 8, top + 45, "end", "small")
+    path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in _thinned(points))
+    yield element("polyline", points=path, class_="curve")
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    """Lowest and highest of every stretch: a day of readings draws as fast as a minute, and no peak is lost."""
+    size = math.ceil(len(points) / _BUCKETS)
+    if size <= 2:
+        yield from points
+        return
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        low, high = min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])
+        yield from sorted({low, high})
+
+
+def _nice(low: float, high: float, wanted: int) -> list[float]:
+    """Round figures between two others."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / wanted
+    size = 10 ** math.floor(math.log10(raw))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
+    first = math.ceil(low / step)
+    return [place * step for place in range(first, math.floor(high / step) + 1)]

@@ -1,0 +1,353 @@
+"""The folder that keeps reports: one folder for a run, there whole or not at all.
+
+Retention removes only what is certainly ours and nothing but ours: a folder with a report of this schema, a manifest
+that names all files in it, no KEEP. Links are never followed, and what cannot be read is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import document, html, junit, legacy, tables, textfile
+from gpukeeper.model.errors import KeeperError, UsageError
+from gpukeeper.model.grade import Grade
+
+KEEP, MANIFEST = "KEEP", "MANIFEST.sha256"
+HTML, CSV, JUNIT, METRICS = "report.html", "results.csv", "junit.xml", "metrics.prom"
+OLDEST = timedelta(days=90)
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_UNFINISHED = ".unfinished-"
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+_LARGEST = 256 << 20  # bytes; samples of a day on eight GPUs are a fifth of it
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in the folder. `problem`: why nothing else is known of it."""
+
+    run: str
+    path: str
+    node: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    verdict: Grade | None = None
+    reason: str = ""
+    device: str = ""
+    profile: str = ""
+    kept: bool = False
+    problem: str = ""
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """What retention did: `removed` are gone, `spared` would have been due, with the reason why they stay."""
+
+    removed: tuple[str, ...] = ()
+    spared: Mapping[str, str] = {}
+
+
+class ReportFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(
+        self,
+        report: Report,
+        *,
+        keep: bool = False,
+        with_legacy: bool = False,
+        summary: str = legacy.SUMMARY,
+        extra: Mapping[str, bytes] | None = None,
+    ) -> Path:
+        """All views of a report; the path of its folder. `extra`: logs to keep with it. A run is never overwritten."""
+        final = self.path / _run_name(report.run)
+        if os.path.lexists(final):
+            raise UsageError(f"{final} exists already; a report is never overwritten. Nothing was written.")
+        report = document.encodable(report)
+        contents = {**_views(report), **_old(report, summary, with_legacy), **(extra or {})}
+        if keep:
+            contents[KEEP] = b"Retention leaves this run alone. Delete this file to let it go.\n"
+        made = self.path / f"{_UNFINISHED}{report.run}-{secrets.token_hex(4)}"
+        try:
+            self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            _write_all(made, contents)
+            made.rename(final)  # the system refuses when somebody else wrote this run meanwhile
+            _sync(self.path)
+        except OSError as error:
+            shutil.rmtree(made, ignore_errors=True)
+            raise KeeperError(
+                f"The report of run {report.run} could not be written to {self.path}: {error}. Nothing of it is there."
+            ) from error
+        return final
+
+    def keep(self, wanted: str, *, kept: bool = True) -> Path:
+        """Take a run out of retention, or give it back."""
+        marker = self.find(wanted) / KEEP
+        if kept:
+            _write_one(marker, b"Retention leaves this run alone. Delete this file to let it go.\n", anew=False)
+        else:
+            marker.unlink(missing_ok=True)
+        return marker.parent
+
+    def list(self) -> Sequence[Entry]:
+        """Newest first; those that cannot be read first of all, each with its problem."""
+        entries = [entry for path in self._folders() if (entry := _entry(path)) is not None]
+        readable = sorted((one for one in entries if one.started), key=_when, reverse=True)
+        return [*(one for one in entries if not one.started), *readable]
+
+    def find(self, wanted: str) -> Path:
+        """The folder of a run: by its name, by how its name begins, or by a path to it or to its report.json."""
+        given = Path(wanted)
+        if given.name == document.REPORT and given.is_file():
+            return given.parent
+        if (given / document.REPORT).is_file():
+            return given
+        names = [path.name for path in self._folders() if not path.name.startswith(".")]
+        found = [wanted] if wanted in names else [name for name in names if wanted and name.startswith(wanted)]
+        if len(found) == 1:
+            return self.path / found[0]
+        if found:
+            raise UsageError(f"{wanted} may be any of {', '.join(sorted(found))}. Write more of the name.")
+        known = ", ".join(sorted(names, reverse=True)[:5]) or "none"
+        raise UsageError(f"There is no report {wanted} in {self.path}. The newest there: {known}.")
+
+    def load(self, wanted: str, *, samples: bool = True) -> Report:
+        """`samples`: with timeline and records, where their file is still there."""
+        folder = self.find(wanted)
+        report = load_file(folder / document.REPORT)
+        beside = folder / document.SAMPLES
+        if not samples or not beside.exists():
+            return report
+        return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
+
+    def verify(self, wanted: str) -> Sequence[str]:
+        """What is not as the manifest says: sentences; none when all is."""
+        folder = self.find(wanted)
+        listed = _manifest(folder)
+        if listed is None:
+            return [f"{folder / MANIFEST} cannot be read; nothing was compared."]
+        there = {path.name for path in folder.iterdir()} - {MANIFEST, KEEP}
+        wrong = [f"{name} is missing." for name in sorted(listed.keys() - there)]
+        wrong += [f"{name} is not in the manifest." for name in sorted(there - listed.keys())]
+        both = sorted(there & listed.keys())
+        return wrong + [f"{name} was changed." for name in both if _digest(read(folder / name)) != listed[name]]
+
+    def prune(
+        self,
+        now: datetime,
+        *,
+        older_than: timedelta = OLDEST,
+        keep_last: int = 1,
+        most: int | None = None,
+        quota: int | None = None,
+    ) -> Removal:
+        """Remove runs that ended before then, and the oldest beyond `most` runs and beyond `quota` bytes; never the
+        newest `keep_last`."""
+        runs = [entry for entry in self.list() if not entry.problem]
+        together = list(accumulate(_size(Path(entry.path)) for entry in runs)) if quota is not None else []
+        due = [
+            entry
+            for place, entry in enumerate(runs)
+            if place >= keep_last
+            and (
+                (entry.ended and now - entry.ended > older_than)
+                or (most is not None and place >= most)
+                or (quota is not None and together[place] > quota)
+            )
+        ]
+        spared = {entry.run: entry.problem for entry in self.list() if entry.problem}
+        removed = []
+        for entry in due:
+            why = _why_not_removed(Path(entry.path), entry)
+            if why:
+                spared[entry.run] = why
+            else:
+                removed.append(entry.run)
+        return Removal(removed=tuple(removed), spared=spared)
+
+    def _folders(self) -> Iterable[Path]:
+        """Real folders only: a link may lead anywhere."""
+        try:
+            with os.scandir(self.path) as entries:
+                return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise KeeperError(f"The folder of reports {self.path} cannot be read: {error}.") from error
+
+
+def _size(folder: Path) -> int:
+    """Bytes of its files. What cannot be looked at counts nothing; whether it may go is asked later."""
+    size = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                size += entry.stat(follow_symlinks=False).st_size
+    return size
+
+
+def _views(report: Report) -> dict[str, bytes]:
+    return {
+        document.REPORT: document.report_json(report),
+        document.SAMPLES: document.samples_json(report),
+        HTML: html.page(report).encode(),
+        CSV: tables.csv(report).encode(),
+        JUNIT: junit.xml(report).encode(),
+        METRICS: textfile.metrics(report).encode(),
+    }
+
+
+def refuse_summary(name: str) -> None:
+    """Also asked before a run: an hour of testing must not end without its report."""
+    taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
+    if not _RUN_NAME.fullmatch(name) or name in taken:
+        raise UsageError(f"--report-name {name!r}: write a plain file name, for example summary.json.")
+
+
+def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
+    refuse_summary(summary)
+    return {name: text.encode() for name, text in legacy.files(report, summary).items()} if with_legacy else {}
+
+
+def _run_name(run: str) -> str:
+    if not _RUN_NAME.fullmatch(run):
+        raise UsageError(f"{run!r} cannot be the name of a folder: letters, digits, dots, dashes, underscores only.")
+    return run
+
+
+def _write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
+    folder.mkdir(mode=0o700)
+    for name, content in contents.items():
+        _write_one(folder / name, content)
+    digests = sorted((name, _digest(content)) for name, content in contents.items() if name != KEEP)
+    _write_one(folder / MANIFEST, "".join(f"{digest}  {name}\n" for name, digest in digests).encode())
+    folder.chmod(_FOLDER_MODE)
+    _sync(folder)
+
+
+def _write_one(path: Path, content: bytes, *, anew: bool = True) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if anew else os.O_TRUNC)
+    with os.fdopen(os.open(path, flags, _FILE_MODE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), _FILE_MODE)
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def read(path: Path) -> bytes:
+    """Of a regular file only: a pipe in its place would make us wait for ever, a device would fill the memory."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+                raise KeeperError(f"{path} cannot be read: it is no plain file of at most {_LARGEST >> 20} MiB.")
+            return file.read(_LARGEST)
+    except OSError as error:
+        raise KeeperError(f"{path} cannot be read: {error}.") from error
+
+
+def load_file(path: Path) -> Report:
+    """The report in this file. One that the manifest beside it does not vouch for accepts nobody."""
+    text = read(path)
+    return document.read_report(text, str(path), _unlisted(path, text))
+
+
+def _unlisted(path: Path, text: bytes) -> Iterable[str]:
+    listed = _manifest(path.parent)
+    if listed is None:
+        yield (
+            f"whether {path} is as it was written is not known: there is no readable {MANIFEST} beside it; copy the"
+            " whole folder of a run"
+        )
+    elif path.name not in listed:
+        yield f"{path} is not in the {MANIFEST} beside it"
+    elif listed[path.name] != _digest(text):
+        yield f"{path} was changed after it was written: its digest is not the one in {MANIFEST}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _entry(folder: Path) -> Entry | None:
+    """None: nothing of ours, as far as anybody can see."""
+    if folder.name.startswith(_UNFINISHED):
+        words = "it was never finished: the run ended while its report was written. Delete it by hand"
+        return Entry(run=folder.name, path=str(folder), problem=words)
+    path = folder / document.REPORT
+    if not os.path.lexists(path):
+        return None
+    try:
+        report = load_file(path)
+    except (KeeperError, OSError) as error:
+        return Entry(run=folder.name, path=str(folder), problem=str(error))
+    fields = ("node", "started", "ended", "verdict", "reason", "device", "profile")
+    found = {name: getattr(report, name) for name in fields}
+    return Entry(run=folder.name, path=str(folder), kept=os.path.lexists(folder / KEEP), **found)
+
+
+def _when(entry: Entry) -> tuple[datetime, str]:
+    assert entry.started is not None, "only readable entries are ordered by time"
+    return entry.started, entry.run
+
+
+def _manifest(folder: Path) -> dict[str, str] | None:
+    try:
+        lines = read(folder / MANIFEST).decode().splitlines()
+    except (KeeperError, UnicodeError):
+        return None
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
+
+
+def _why_not_removed(folder: Path, entry: Entry) -> str:
+    """Removes it, or says why not."""
+    if entry.kept:
+        return "it is kept"
+    listed = _manifest(folder)
+    if listed is None:
+        return f"its {MANIFEST} cannot be read, so what is in it may not be ours"
+    elsewhere = [name for name in listed if "/" in name or name in {".", ".."}]
+    if elsewhere:
+        return f"its {MANIFEST} names what is not in this folder: {elsewhere[0]}"
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _remove(folder, number, listed)
+        finally:
+            os.close(number)
+    except OSError as error:
+        return f"it could not be removed: {error}"
+
+
+def _remove(folder: Path, number: int, listed: Mapping[str, str]) -> str:
+    """What is unlinked are names seen in this very folder, never what a file says."""
+    with os.scandir(number) as entries:
+        there = {one.name: stat.S_ISREG(one.stat(follow_symlinks=False).st_mode) for one in entries}
+    foreign = sorted(name for name, plain in there.items() if not plain or name not in {*listed, MANIFEST})
+    if foreign:
+        return f"it has what gpukeeper did not write: {', '.join(foreign[:3])}"
+    gone = folder.with_name(f"{_UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
+    folder.rename(gone)  # from here on nobody takes a half of it for a report
+    for name in there:
+        os.unlink(name, dir_fd=number)
+    gone.rmdir()
+    return ""

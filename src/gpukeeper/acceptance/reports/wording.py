@@ -1,0 +1,174 @@
+"""Words that all views of a report share: figures, GPUs, moments, who must act. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from statistics import median
+
+from gpukeeper.acceptance.record import Finding, Machine, Remedy, Report
+from gpukeeper.model.gpu import Fact, Gpu
+from gpukeeper.model.grade import Grade, rank
+from gpukeeper.model.unknown import Unknown
+
+NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
+SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
+LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
+_SIGNS = {"us": "µs", "C": "°C", "percent": "%"}
+# Who has to do something, and what, from the mildest to the hardest.
+DUTIES: Mapping[Remedy, tuple[str, str]] = {
+    Remedy.NONE: ("Nobody", "nothing has to be done"),
+    Remedy.WATCH: ("The operator", "watch it, and test it again within days"),
+    Remedy.RETEST: ("The operator", "test again"),
+    Remedy.RESET_SETTING: (
+        "The administrator",
+        "reset it and test again: the finding names the setting and the command",
+    ),
+    Remedy.CHECK_CONFIG: ("The administrator", "mend the configuration that the finding names, then test again"),
+    Remedy.RESET_GPU: ("The administrator", "reset the GPU, then test again"),
+    Remedy.REBOOT: ("The administrator", "reboot the machine, then test again"),
+    Remedy.RESEAT_OR_CABLE: ("Whoever stands at the machine", "reseat the GPU and its cables, then test again"),
+    Remedy.REPLACE_NIC: ("The vendor", "replace the network card"),
+    Remedy.CONTACT_VENDOR: ("The vendor", "look into what was found"),
+    Remedy.REPLACE_GPU: ("The vendor", "replace the GPU"),
+}
+_HARDNESS = {remedy: place for place, remedy in enumerate(DUTIES)}
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """Four digits that count: 794.5, 4.263, 12,345. A share is told in percent."""
+    if value is None:
+        return "not measured"
+    if not math.isfinite(value):
+        return str(value)
+    if unit == "share":
+        return f"{figure(value * 100)} %"
+    digits = 0 if value == 0 or abs(value) >= 1000 else max(0, 3 - math.floor(math.log10(abs(value))))
+    words = f"{value:,.{min(digits, 9)}f}"
+    if "." in words:
+        words = words.rstrip("0").rstrip(".")
+    return f"{words} {unit_words(unit)}".rstrip()
+
+
+def unit_words(unit: str) -> str:
+    return _SIGNS.get(unit, unit)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "–" if share is None else f"{share * 100:.{digits}f} %"
+
+
+def fact(value: Fact) -> str:
+    if isinstance(value, Unknown):
+        return str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return figure(value) if isinstance(value, float) else str(value)
+
+
+def printable(words: str) -> str:
+    """In one line, without what drives a terminal: a report may hold anybody's words."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in words)
+
+
+def identity_of(report: Report, gpu: Gpu) -> str:
+    """What it is known by in other reports. Where neither a serial number nor a uuid tells it from others: its place in
+    its machine, so that GPUs of two machines are never taken for one."""
+    known = report.device == "cuda" and any(sign in "123456789abcdef" for sign in gpu.uuid.lower().removeprefix("gpu-"))
+    return gpu.identity if gpu.identity != gpu.uuid or known else f"{report.node}/{gpu.index}"
+
+
+def moment(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def gpus_of(machine: Machine) -> tuple[Gpu, ...]:
+    """Nothing when they could not be learned; who must tell the difference asks the machine itself."""
+    return () if isinstance(machine.gpus, Unknown) else machine.gpus
+
+
+def gpu_of(report: Report, uuid: str | None) -> Gpu | None:
+    return next((gpu for gpu in gpus_of(report.machine) if gpu.uuid == uuid), None)
+
+
+def gpu_words(report: Report, uuid: str | None) -> str:
+    """GPU 3; a slice by its profile too; the node; a uuid that the machine does not list as it is."""
+    if uuid is None:
+        return NODE
+    gpu = gpu_of(report, uuid)
+    if gpu is None:
+        return uuid
+    place = "CPU" if report.device == "cpu" else "GPU"
+    return f"{place} {gpu.index}" + (f" {gpu.profile}" if gpu.profile else "")
+
+
+def serial_of(gpu: Gpu | None) -> str:
+    return "" if gpu is None or isinstance(gpu.serial, Unknown) else gpu.serial
+
+
+def metric_words(finding: Finding) -> str:
+    return f"{finding.check}.{finding.metric}" if finding.metric else finding.check
+
+
+def less_is_better(unit: str) -> bool:
+    """Where its unit tells; a finding may say it itself."""
+    return unit in LESS_IS_BETTER
+
+
+def direction(unit: str) -> str:
+    """In words; nothing of a unit that does not tell it, as shares and watts do not."""
+    if unit in SPEEDS:
+        return "more is better"
+    return "less is better" if less_is_better(unit) else ""
+
+
+def value_of(finding: Finding) -> float | None:
+    """The figure, or the median of its samples."""
+    if finding.value is not None:
+        return finding.value
+    return median(finding.samples) if finding.samples else None
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda one: (-rank(one.verdict), one.check, one.metric, one.gpu or ""))
+
+
+def needs_attention(report: Report) -> list[Finding]:
+    good = {Grade.PASS, Grade.SKIPPED}
+    return worst_first(finding for finding in report.findings if finding.verdict not in good)
+
+
+def hardest(findings: Iterable[Finding]) -> Remedy:
+    return max((finding.action for finding in findings), key=_HARDNESS.__getitem__, default=Remedy.NONE)
+
+
+def duty(report: Report) -> str:
+    """One sentence: who must act, how, and on what. The hardest remedy of the worst findings."""
+    guilty = [finding for finding in report.findings if finding.verdict is report.verdict]
+    remedy = hardest(guilty)
+    if remedy is Remedy.NONE and report.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:
+        return "The operator: read what was found, and test again."
+    who, what = DUTIES[remedy]
+    if remedy is Remedy.NONE:
+        return f"{who}: {what}."
+    places = dict.fromkeys(gpu_words(report, finding.gpu) for finding in guilty if finding.action is remedy)
+    return f"{who}: {what} ({', '.join(places)})."
+
+
+def retest_command(report: Report) -> str:
+    """What to type to test again what was found wanting, and nothing else; everything when nothing was."""
+    found = [finding for finding in report.findings if finding.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}]
+    words = ["gpukeeper", "accept"]
+    if report.device != "cuda":
+        words += ["--device", report.device]
+    if report.profile != "quick":
+        words += ["--within", report.profile]
+    places = {gpu.index for finding in found if (gpu := gpu_of(report, finding.gpu)) is not None}
+    if places and not any(finding.gpu is None for finding in found):
+        words += ["--gpus", ",".join(str(place) for place in sorted(places))]
+    elif report.expected is not None:
+        words += ["--expect", str(report.expected)]
+    return " ".join(words)

@@ -1,0 +1,427 @@
+"""The story of an acceptance run: observe the machine, decide which checks fit, act (run them), verify (judge; what
+fails is seen again before it counts), record.
+
+Nothing here knows what a check means; acceptance/ does. An interruption leaves a report of what was seen, which accepts
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import chain, count
+from typing import Any
+
+import msgspec
+
+from gpukeeper.acceptance import suite
+from gpukeeper.acceptance.check import Check, How, Setting, Trial, Wish
+from gpukeeper.acceptance.judging import circumstances, judge, tally
+from gpukeeper.acceptance.judging.power import detection_power
+from gpukeeper.acceptance.ports import Workbench
+from gpukeeper.acceptance.record import (
+    Answer,
+    Broken,
+    Delta,
+    Done,
+    Finding,
+    Limits,
+    Machine,
+    NotTested,
+    Remedy,
+    Report,
+    Values,
+)
+from gpukeeper.acceptance.recording import told_apart
+from gpukeeper.acceptance.suite import Chosen, Programme
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.gpu import Gpu, Health, Reading
+from gpukeeper.model.grade import Grade, Past
+from gpukeeper.model.ports import Clock
+from gpukeeper.model.unknown import Unknown
+
+ATTEMPTS = 3  # a FAIL that could be chance counts when two of three agree
+NO_DELTA = ("energy_mj", "violation_power_ns")  # they always rise
+SILENT = Broken(kind="failed", words="the GPU's program gave no answer")
+
+
+class Began(msgspec.Struct, frozen=True):
+    """A check begins; `left_s`: what the rest is thought to take."""
+
+    check: str
+    what: str
+    number: int
+    of: int
+    left_s: float
+
+
+class Repeated(msgspec.Struct, frozen=True):
+    """It is run again, to see whether what failed fails again."""
+
+    check: str
+    attempt: int
+    gpus: tuple[str, ...]
+
+
+Step = Began | Repeated | Finding | NotTested | Machine
+Progress = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run needs besides the machine."""
+
+    run: str
+    version: str
+    wish: Wish
+    checks: tuple[Check, ...]
+    limits: Callable[[Gpu, str, str, str], Limits]
+    history: Callable[[Sequence[Gpu]], Mapping[str, tuple[Past, ...]]]
+    progress: Progress = lambda step: None
+    self_test: bool = False
+
+
+@dataclass
+class Run:
+    """What was seen so far."""
+
+    order: Order
+    started: datetime
+    machine: Machine
+    gpus: tuple[Gpu, ...]
+    before: dict[str, Health] = field(default_factory=dict)
+    last: dict[str, Health] = field(default_factory=dict)
+    at_check: dict[str, Mapping[str, Health]] = field(default_factory=dict)
+    history: Mapping[str, tuple[Past, ...]] = field(default_factory=dict)
+    readings: list[Reading] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    coverage: list[NotTested] = field(default_factory=list)
+    records: list[Values] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=dict)
+    programme: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    def setting(self, after: Mapping[str, Health] | None = None) -> Setting:
+        order = self.order
+        return Setting(
+            wish=order.wish,
+            machine=self.machine,
+            gpus=self.gpus,
+            limits=order.limits,
+            history=self.history,
+            before=self.before,
+            after=after or {},
+            readings=tuple(self.readings),
+            at_check=self.at_check,
+        )
+
+    def found(self, findings: Iterable[Finding]) -> None:
+        for one in findings:
+            self.findings.append(one)
+            self.order.progress(one)
+
+    def left_out(self, one: NotTested) -> None:
+        self.coverage.append(one)
+        self.order.progress(one)
+
+
+async def accept(workbench: Workbench, order: Order, clock: Clock, stop: asyncio.Event | None = None) -> Report:
+    """`stop`: set by whoever interrupts. The report then says so and is never a pass."""
+    stop = stop or asyncio.Event()
+    run = await _observe(workbench, order, clock)
+    programme = suite.choose(order.checks, order.wish, run.gpus)
+    run.programme = tuple(one.check.name for one in programme.chosen)
+    for left_out in programme.left_out:
+        run.left_out(left_out)
+    try:
+        await _act(workbench, run, programme, clock, stop)
+        after = await _look(workbench, run)
+    except _Stopped:
+        after = run.last
+    run.interrupted = stop.is_set()
+    setting = run.setting(after)
+    for one in programme.chosen:
+        if one.check.how is How.LOOK:
+            try:
+                run.found(one.check.read(Trial(one.serving), setting))
+            except Exception as error:
+                run.found(_failed(run, one.check, error))
+    if not run.interrupted:
+        run.found(_asked_for_in_vain(run))
+    return _report(run, clock.now())
+
+
+async def _observe(workbench: Workbench, order: Order, clock: Clock) -> Run:
+    started = clock.now()
+    machine = told_apart(await workbench.machine())
+    order.progress(machine)
+    gpus: tuple[Gpu, ...] = ()
+    if not isinstance(machine.gpus, Unknown):
+        _refuse_unknown(machine.gpus, order.wish.gpus)
+        gpus = tally.wanted(machine.gpus, order.wish.gpus)
+    run = Run(order, started, machine, gpus, history=order.history(gpus))
+    run.before = await _look(workbench, run)
+    return run
+
+
+def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
+    """A GPU that was asked for by name and is not here must not make the others look tested."""
+    unknown = [name for name in names if not tally.wanted(gpus, (name,))]
+    if unknown:
+        here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
+        raise UsageError(f"--gpus {', '.join(unknown)}: no such GPU here. Nothing was run. GPUs here: {here}")
+
+
+async def _look(workbench: Workbench, run: Run, check: str = "") -> dict[str, Health]:
+    """Every GPU now. What cannot be seen leaves its entry out, and the health check says so."""
+    try:
+        seen = await workbench.health()
+        run.readings += [msgspec.structs.replace(one, check=check) for one in await workbench.readings()]
+    except Exception as error:
+        seen = Unknown(f"{type(error).__name__}: {error}")
+    now = {} if isinstance(seen, Unknown) else dict(seen)
+    if check:
+        run.deltas += changes(run.last, now, check)
+        run.at_check[_unused(check, run.at_check)] = now
+    run.last = {**run.last, **now}
+    return now
+
+
+def _unused(check: str, looks: Collection[str]) -> str:
+    """A look of an earlier try stays: what it saw may be gone from the next one."""
+    names = chain((check,), (f"{check}, try {number}" for number in count(2)))
+    return next(name for name in names if name not in looks)
+
+
+def changes(before: Mapping[str, Health], after: Mapping[str, Health], check: str) -> list[Delta]:
+    found = []
+    for uuid, now in after.items():
+        then = before[uuid].counters if uuid in before else {}
+        for counter, value in now.counters.items():
+            old = then.get(counter)
+            if isinstance(old, int) and isinstance(value, int) and old != value and counter not in NO_DELTA:
+                found.append(Delta(gpu=uuid, check=check, counter=counter, before=old, after=value))
+    return found
+
+
+class _Stopped(Exception):
+    """Somebody interrupted the run."""
+
+
+async def _act(workbench: Workbench, run: Run, programme: Programme, clock: Clock, stop: asyncio.Event) -> None:
+    running = [one for one in programme.chosen if one.check.how is not How.LOOK]
+    # PyTorch from a cold disk may take a minute to start: that must not cost the checks their time.
+    slow_start = max((clock.now() - run.started).total_seconds() - suite.START_S, 0.0)
+    for number, one in enumerate(running, start=1):
+        rest = running[number - 1 :]
+        why = _replaced_anyway(run, one)
+        late = _time_is_up(run, one, (clock.now() - run.started).total_seconds() - slow_start)
+        if why is not None or late is not None:
+            run.left_out(NotTested(check=one.check.name, what=one.serving.what, why=why or late or ""))
+            run.found(() if why is not None else _not_run(run, one.check, late or ""))
+            continue
+        if stop.is_set():
+            _leave_out(run, rest)
+            raise _Stopped
+        left = sum(each.serving.seconds for each in rest)
+        run.order.progress(Began(one.check.name, one.serving.what, number, len(running), left))
+        try:
+            found = await _unless(stop, _verified(workbench, run, one, clock))
+        except _Stopped:
+            _leave_out(run, rest)
+            raise
+        except Exception as error:  # whatever it is, it must not take the report of the others with it
+            await _look(workbench, run, one.check.name)
+            found = _failed(run, one.check, error)
+        run.found(found)
+
+
+def _leave_out(run: Run, rest: Sequence[Chosen]) -> None:
+    for one in rest:
+        run.left_out(NotTested(check=one.check.name, what=one.serving.what, why="the run was interrupted"))
+
+
+def _time_is_up(run: Run, one: Chosen, used: float) -> str | None:
+    """Earlier checks took longer than thought."""
+    wish = run.order.wish
+    if one.check.name not in wish.only and wish.device == "cuda" and used + 0.7 * one.serving.seconds > wish.within_s:
+        return f"the time was up: {used:.0f} s of {wish.within_s:.0f} s were used"
+    return None
+
+
+def _replaced_anyway(run: Run, one: Chosen) -> str | None:
+    lost = next((each for each in run.findings if _is_final(each)), None)
+    if lost is not None and one.serving.depth > 0:
+        return f"a GPU has to be replaced already: {lost.message}"
+    return None
+
+
+def _not_run(run: Run, check: Check, why: str) -> tuple[Finding, ...]:
+    """It was to run and did not: a verdict without it would claim what nobody saw."""
+    words = f"{check.name} did not run: {why}. Run it again with more time (--within)."
+    return _unmeasured(run, check, "not-run", words)
+
+
+def _asked_for_in_vain(run: Run) -> tuple[Finding, ...]:
+    """Checks asked for by name of which nothing was judged: a good verdict must not read as if it were theirs."""
+    judged = {one.check for one in run.findings if one.verdict is not Grade.SKIPPED}
+    return tuple(
+        Finding(
+            check=name,
+            verdict=Grade.INCONCLUSIVE,
+            code=judge.code_of(name, "not-run"),
+            message=f"{name} was asked for (--check) and did not run: {_why_not(run, name)}.",
+            action=Remedy.CHECK_CONFIG,
+        )
+        for name in run.order.wish.only
+        if name not in judged
+    )
+
+
+def _why_not(run: Run, check: str) -> str:
+    why = [one.why for one in run.coverage if one.check == check and not one.what]
+    why += [one.message for one in run.findings if one.check == check]
+    return next(iter(why), "it found nothing to look at here").rstrip(".")
+
+
+def _failed(run: Run, check: Check, error: Exception) -> tuple[Finding, ...]:
+    words = (
+        f"{check.name} ended with an error ({type(error).__name__}: {error}), so it says nothing. Run it again; if the"
+        " words name nothing of yours, report it as a bug with the report's JSON."
+    )
+    return _unmeasured(run, check, "failed", words)
+
+
+def _unmeasured(run: Run, check: Check, what: str, message: str) -> tuple[Finding, ...]:
+    """Of every GPU, where each was to be measured: none of them passes."""
+    whose: list[str | None] = [gpu.uuid for gpu in run.gpus] if check.how is How.EACH else [None]
+    bare = Finding(
+        check=check.name,
+        verdict=Grade.INCONCLUSIVE,
+        code=judge.code_of(check.name, what),
+        message=message,
+        action=Remedy.RETEST,
+    )
+    return tuple(msgspec.structs.replace(bare, gpu=gpu) for gpu in whose)
+
+
+def _is_final(finding: Finding) -> bool:
+    return finding.verdict is Grade.FAIL and finding.action is Remedy.REPLACE_GPU
+
+
+async def _verified(workbench: Workbench, run: Run, one: Chosen, clock: Clock) -> tuple[Finding, ...]:
+    """Run it and read it; what fails by a figure that could be chance is run again.
+
+    On all GPUs: alone, a suspect has the machine's power and air for itself and is held against others that did not.
+    Only one that gave no answer is not asked again: it would hang as long once more.
+    """
+    gpus = [gpu.uuid for gpu in run.gpus]
+    first = await _ask(workbench, run, one, clock, gpus)
+    answering = [uuid for uuid in gpus if isinstance(first.answers.get(uuid), Done)]
+    tries = [_read(run, one, first, first)]
+    while len(tries) < ATTEMPTS and (suspects := _suspects(tries)):
+        run.order.progress(Repeated(one.check.name, len(tries) + 1, tuple(sorted(filter(None, suspects)))))
+        try:
+            again = await _ask(workbench, run, one, clock, answering, again=True)
+            merged = replace(again, answers={**first.answers, **again.answers})
+            tries.append(_read(run, one, merged, again))
+        except Exception as error:  # what the tries before it showed still counts
+            tries.append(_failed(run, one.check, error))
+    return tally.confirmed(tries)
+
+
+def _read(run: Run, one: Chosen, trial: Trial, latest: Trial) -> tuple[Finding, ...]:
+    """`latest`: the try that was just made; what else was going on meanwhile decides what a slow figure is worth."""
+    setting = run.setting()
+    return circumstances.qualified(one.check.read(trial, setting), latest, setting)
+
+
+def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
+    """GPUs (None: the node) about which the tries so far do not agree, or which failed only once."""
+    return {
+        key[2]
+        for key in {tally.key(one) for found in tries for one in found if tally.needs_another(one)}
+        if tally.undecided([tally.find(one, key) for one in tries])
+    }
+
+
+async def _ask(
+    workbench: Workbench, run: Run, one: Chosen, clock: Clock, gpus: Sequence[str], *, again: bool = False
+) -> Trial:
+    """`gpus`: whom to ask, where each is asked on its own."""
+    assert one.check.ask is not None, f"{one.check.name} has nothing to run"
+    began, before = clock.now(), dict(run.last)
+    job = one.check.ask(one.serving, run.setting())
+    answers: Mapping[str, Answer]
+    if one.check.how is How.TOGETHER:
+        answers = await workbench.together([gpu.uuid for gpu in run.gpus], job)
+    else:
+        given = await workbench.each(dict.fromkeys(gpus, job))
+        answers = {uuid: given.get(uuid, SILENT) for uuid in gpus}
+    _add_busy(run, answers)
+    after = await _look(workbench, run, one.check.name)
+    seconds = (clock.now() - began).total_seconds()
+    for who, answer in answers.items():
+        record = {"check": one.check.name, "who": who, "params": job.params, "again": again}
+        run.records.append({**record, "answer": msgspec.to_builtins(answer)})
+    return Trial(one.serving, answers, seconds, (before, after))
+
+
+def _add_busy(run: Run, answers: Mapping[str, Answer]) -> None:
+    """By GPU; a rank is the GPU at its place."""
+    ranks = {str(rank): gpu.uuid for rank, gpu in enumerate(run.gpus)}
+    for who, answer in answers.items():
+        if isinstance(answer, Done):
+            uuid = ranks.get(who, who)
+            run.busy[uuid] = run.busy.get(uuid, 0.0) + answer.busy_s
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, ...]]) -> tuple[Finding, ...]:
+    """The work's findings; or, when somebody interrupts, the work is ended first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise _Stopped
+    finally:
+        stopping.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+
+def _report(run: Run, ended: datetime) -> Report:
+    order, seconds = run.order, (ended - run.started).total_seconds()
+    tallies = tally.of_gpus(run.gpus, run.findings, run.busy, seconds)
+    verdict, reason = tally.of_run(
+        order.wish, run.gpus, run.findings, interrupted=run.interrupted, self_test=order.self_test
+    )
+    return Report(
+        run=order.run,
+        node=run.machine.node,
+        version=order.version,
+        device=order.wish.device,
+        started=run.started,
+        ended=ended,
+        profile=order.wish.profile,
+        within_s=order.wish.within_s,
+        verdict=verdict,
+        reason=reason,
+        machine=run.machine,
+        expected=order.wish.expected,
+        tallies=tallies,
+        findings=tuple(run.findings),
+        deltas=tuple(run.deltas),
+        coverage=tuple(run.coverage),
+        power=detection_power(run.findings, run.setting()),
+        timeline=tuple(run.readings),
+        records=tuple(run.records),
+        settings={"wish": msgspec.to_builtins(order.wish)},
+        programme=run.programme,
+        interrupted=run.interrupted,
+        self_test=order.self_test,
+    )

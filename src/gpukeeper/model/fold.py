@@ -1,0 +1,258 @@
+"""State from journal. Pure: the same lines in the same order give the same memory, on any store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.model.condition import GpuMemory
+from gpukeeper.model.decision import Action, Result
+from gpukeeper.model.event import (
+    BaselineSeen,
+    Closed,
+    Decided,
+    Event,
+    GpuChecked,
+    Held,
+    NodeTested,
+    Noticed,
+    Quarantined,
+    Released,
+    ResetTried,
+    Restored,
+    Returned,
+    Vanished,
+    WarningSent,
+)
+from gpukeeper.model.grade import Past
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.memory import EMPTY, Hold, Memory, Stopped, Warned
+from gpukeeper.model.policy import WITHOUT_GPU
+from gpukeeper.model.subject import Outcome, State, Subject
+
+WARNINGS_KEPT = 12
+HOLDS_KEPT = timedelta(days=30)
+RUNS_KEPT = 10  # of each GPU
+_STARTED = (State.RUNNING, State.PAUSED)
+_OVER = (State.SUSPENDED, State.ENDED)
+
+
+def remember(memory: Memory, line: Event) -> Memory | None:
+    """The memory of a thing after one more line about it. None: nothing is left to remember.
+
+    What vanished is remembered: a platform that lost its list for a moment must not cost anybody a hold.
+    """
+    match line:
+        case Noticed():
+            return _notice(memory, line)
+        case WarningSent():
+            return msgspec.structs.replace(memory, warnings=(*memory.warnings, warned_by(line))[-WARNINGS_KEPT:])
+        case Held():
+            return msgspec.structs.replace(memory, holds=_add_hold(memory.holds, line.hold))
+        case Released():
+            mark = line.mark or memory.released_mark
+            return msgspec.structs.replace(memory, holds=_end_holds(memory, line), released_mark=mark)
+        case Closed(action=Action.STOP, result=Result.RECLAIMED):
+            stopped = Stopped(line.by, line.rule, line.at, line.incarnation)
+            return msgspec.structs.replace(memory, stopped=stopped)
+        case Closed(action=Action.REMOVE, result=Result.RECLAIMED):
+            return None
+        case Restored(result="restored"):
+            return msgspec.structs.replace(memory, stopped=None)
+        case GpuChecked() | BaselineSeen() | Quarantined() | Returned() | ResetTried():
+            return msgspec.structs.replace(memory, gpu=_of_gpu(memory.gpu or GpuMemory(), line))
+        case NodeTested():
+            return msgspec.structs.replace(memory, tested=_tested(memory.tested, line))
+        case _:
+            return memory
+
+
+def warned_by(line: WarningSent) -> Warned:
+    return Warned(
+        line.rule, line.stage, line.at, line.delivered, line.incarnation, line.limit, line.until, line.removes
+    )
+
+
+def _tested(before: tuple[Past, ...], line: NodeTested) -> tuple[Past, ...]:
+    """The newest runs of each GPU, and of each of its figures: runs in which a GPU was too slow show no figure, and
+    many of them must not make anybody forget how fast it was. What was not run on a GPU says nothing about one."""
+    if line.device != "cuda":
+        return before
+    now = tuple(
+        Past(at=line.at, run=line.run, identity=identity, verdict=verdict, values=line.values.get(identity, {}))
+        for identity, verdict in sorted(line.gpus.items())
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for one in reversed((*before, *now)):
+        shown = [(one.identity, figure) for figure in ("", *one.values)]
+        counts.update(shown)
+        if any(counts[each] <= RUNS_KEPT for each in shown):
+            kept.append(one)
+    return tuple(reversed(kept))
+
+
+def recalled(subject: Subject, memory: Memory) -> Subject:
+    """What the platform says of ended work, with what only the ledger still knows of that very run.
+
+    A platform forgets: who stopped it with the events of an engine that was restarted, and a GPU that it held without
+    asking for it with its processes.
+    """
+    if subject.state is not State.ENDED or subject.seen.incarnation != memory.incarnation:
+        return subject
+    known: dict[str, object] = {}
+    if subject.class_ == WITHOUT_GPU and memory.class_:
+        known["class_"] = memory.class_
+    stopped = memory.stopped is not None and memory.stopped.incarnation == subject.seen.incarnation
+    if stopped and subject.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+        known["outcome"] = Outcome.STOPPED
+    return msgspec.structs.replace(subject, **known) if known else subject
+
+
+def refs_of(line: Event) -> tuple[Ref, ...]:
+    """What a line is about. A hold on a tree is also remembered by the uid that outlasts the device number."""
+    if line.ref is None:
+        return ()
+    lasting = line.hold.lasting if isinstance(line, Held) else line.lasting if isinstance(line, Released) else ""
+    return (line.ref, msgspec.structs.replace(line.ref, uid=lasting)) if lasting else (line.ref,)
+
+
+def lasting_key(subject: Subject) -> str | None:
+    """The second key of a tree: see `refs_of`."""
+    return None if subject.lasting is None else msgspec.structs.replace(subject.ref, uid=subject.lasting).key
+
+
+def with_lasting_holds(subject: Subject, memory: Memory, lasting: Memory) -> Memory:
+    """`lasting`: what is remembered by the lasting key. It decides about the holds that were taken under that key: a
+    release under another device number ends them only there. All others count by the device number."""
+    if subject.lasting is None:
+        return memory
+    others = tuple(hold for hold in memory.holds if hold.lasting != subject.lasting)
+    return msgspec.structs.replace(memory, holds=(*others, *lasting.holds))
+
+
+def holds_from(lines: Iterable[Held | Released]) -> dict[str, tuple[Hold, ...]]:
+    """The holds that these lines make, by the key of what is held."""
+    memories: dict[str, Memory] = {}
+    for line in lines:
+        assert line.ref is not None, "a hold is always on something"
+        memories[line.ref.key] = remember(memories.get(line.ref.key, EMPTY), line) or EMPTY
+    return {key: memory.holds for key, memory in memories.items()}
+
+
+def is_gone(line: Event) -> bool:
+    """Lines after which the thing is not there any more."""
+    return isinstance(line, Vanished) or (
+        isinstance(line, Closed) and line.action is Action.REMOVE and line.result is Result.RECLAIMED
+    )
+
+
+def closes(line: Closed) -> bool:
+    """Whether an outcome closes its intent. What could not be verified stays open, and is looked at first."""
+    return line.result is not Result.UNKNOWN
+
+
+def decision_words(line: Decided) -> str:
+    return f"{line.action} {line.rule} {line.verdict}"
+
+
+def _notice(memory: Memory, line: Noticed) -> Memory:
+    new = line.incarnation != memory.incarnation
+    memory = msgspec.structs.replace(memory, class_=line.class_ or ("" if new else memory.class_))
+    if new and memory.started is not None:
+        memory = _add_run(memory, line.previous_end)
+    if line.state is State.ENDED:
+        return _notice_end(memory, line)
+    if line.state not in _STARTED:
+        return msgspec.structs.replace(memory, state=str(line.state), incarnation=line.incarnation)
+    return msgspec.structs.replace(
+        memory,
+        state=str(line.state),
+        incarnation=line.incarnation,
+        started=line.started,
+        first_start=memory.first_start or line.started or line.at,
+        # What runs again after a stop was resumed by somebody, even where that is no new incarnation.
+        stopped=None if new or memory.state in _OVER else memory.stopped,
+        first_seen_ended=None,
+    )
+
+
+def _notice_end(memory: Memory, line: Noticed) -> Memory:
+    if memory.started is None and line.started is not None and memory.incarnation != line.incarnation:
+        memory = msgspec.structs.replace(memory, started=line.started, first_start=memory.first_start or line.started)
+    memory = _add_run(memory, line.ended)
+    # What is suspended does not end by itself: somebody resumed it, and that run is not the one that we stopped.
+    ours = (
+        memory.stopped is not None
+        and memory.stopped.incarnation == line.incarnation
+        and memory.state != State.SUSPENDED
+    )
+    stopped = memory.stopped if ours else None
+    if not ours and line.outcome is Outcome.STOPPED:
+        # No journalled intent of ours stopped this incarnation, so a person did: the lenient reading.
+        stopped = Stopped("somebody", "", line.ended or line.at, line.incarnation)
+    return msgspec.structs.replace(
+        memory,
+        state=str(line.state),
+        incarnation=line.incarnation,
+        stopped=stopped,
+        first_seen_ended=(memory.first_seen_ended or line.at) if memory.incarnation == line.incarnation else line.at,
+        ended=line.ended,
+        ends_seen=memory.ends_seen + 1,
+    )
+
+
+def _add_run(memory: Memory, end: datetime | None) -> Memory:
+    """Close the run that was under way. An end nobody saw adds nothing: less runtime keeps longer."""
+    ran = timedelta()
+    if memory.started is not None and end is not None and end > memory.started:
+        ran = end - memory.started
+    return msgspec.structs.replace(memory, ran=memory.ran + ran, started=None)
+
+
+def _add_hold(holds: tuple[Hold, ...], new: Hold) -> tuple[Hold, ...]:
+    """Old ones are forgotten by age, never by number: else many short holds would hide a long one."""
+    recent = [h for h in holds if h.until > new.at - HOLDS_KEPT]
+    if recent and _continues(recent[-1], new):
+        recent[-1] = msgspec.structs.replace(new, at=recent[-1].at, until=max(recent[-1].until, new.until))
+        return tuple(recent)
+    return (*recent, new)
+
+
+def _continues(old: Hold, new: Hold) -> bool:
+    return not old.admin and not new.admin and old.by == new.by and old.until == new.at
+
+
+def _end_holds(memory: Memory, line: Released) -> tuple[Hold, ...]:
+    """A user's release ends users' holds, or only their own; an admin's hold is ended by whoever took it."""
+    return tuple(
+        h
+        if h.until <= line.at or ((h.admin or line.own) and h.by != line.by)
+        else msgspec.structs.replace(h, until=line.at)
+        for h in memory.holds
+    )
+
+
+def _of_gpu(gpu: GpuMemory, line: GpuChecked | BaselineSeen | Quarantined | Returned | ResetTried) -> GpuMemory:
+    match line:
+        case GpuChecked():
+            return msgspec.structs.replace(gpu, checked=line.at, result=line.result, reason=line.reason)
+        case BaselineSeen():
+            return msgspec.structs.replace(gpu, baseline_mib=line.memory_used_mib)
+        case Quarantined():
+            # The first reason is why it is out; what is found later does not make it younger.
+            if gpu.quarantined is not None:
+                return gpu
+            return msgspec.structs.replace(
+                gpu, quarantined=line.at, quarantine_reason=line.reason, quarantined_by=line.by
+            )
+        case Returned():
+            # Whoever returns it says that it is well as it is; a new driver may well use more memory for itself.
+            return msgspec.structs.replace(
+                gpu, quarantined=None, quarantine_reason="", quarantined_by="", baseline_mib=None
+            )
+        case ResetTried():
+            return msgspec.structs.replace(gpu, last_reset=line.at)

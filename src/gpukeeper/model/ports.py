@@ -1,0 +1,27 @@
+"""Protocols that more than one layer asks for: the time, measurements, and where measurements are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from gpukeeper.model.series import Sample, Series
+from gpukeeper.model.subject import Subject
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """Aware, UTC."""
+        ...
+
+
+class Meter(Protocol):
+    async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]: ...
+
+
+class Signals(Protocol):
+    async def add(self, samples: Sequence[Sample]) -> None: ...
+    async def series(
+        self, keys: Sequence[str], since: datetime, until: datetime
+    ) -> Mapping[str, tuple[Series, ...]]: ...

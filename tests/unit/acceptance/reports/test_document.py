@@ -1,0 +1,88 @@
+"""A report is its JSON: what is written is what is read, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import document
+from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.grade import Grade
+from gpukeeper.model.unknown import Unknown
+from tests.unit.acceptance.reports import examples
+
+
+@pytest.mark.parametrize("name", examples.EXAMPLES)
+def test_what_is_written_is_read_back(name: str) -> None:
+    """C4.7: one record; the views are made of it."""
+    report = examples.EXAMPLES[name]()
+    read = document.decode_report(document.report_json(report), "report.json")
+    samples = document.read_samples(document.samples_json(report), "samples.json")
+    assert document.with_samples(read, samples, "samples.json") == report
+
+
+def test_samples_are_in_the_side_file_alone() -> None:
+    report = examples.eight_gpus()
+    lean = document.decode_report(document.report_json(report), "report.json")
+    assert not lean.timeline
+    assert not lean.records
+    assert lean.findings == report.findings
+
+
+def test_unknown_facts_stay_unknown() -> None:
+    read = document.decode_report(document.report_json(examples.one_good_gpu()), "report.json")
+    assert isinstance(read.machine.environment["fabric_manager"], Unknown)
+    assert read.machine.environment["nccl_tests"] is None
+
+
+def test_a_figure_that_is_no_number_becomes_words_and_no_figure() -> None:
+    found = examples.finding(
+        "gemm", None, Grade.FAIL, value=math.nan, samples=(1.0, math.nan, math.inf), unit="TFLOP/s"
+    )
+    read = document.decode_report(document.report_json(examples.report([], [found])), "report.json")
+    assert read.findings[0].value is None
+    assert read.findings[0].samples == (1.0,)
+    assert read.findings[0].evidence["not_finite"] == ["nan", "inf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "not an acceptance report"),
+        (b"not json", "not an acceptance report"),
+        (b"[1, 2]", "not an acceptance report"),
+        (b'{"a": 1}', "names no schema"),
+        (b'{"schema": "somebody/else"}', "somebody/else"),
+        (b'{"schema": "gpukeeper/acceptance/v9"}', "the version that wrote it"),
+        (b'{"schema": "gpukeeper/acceptance/v1", "run": 7}', "damaged"),
+    ],
+)
+def test_what_is_no_report_of_this_version_is_refused_with_a_sentence(text: bytes, words: str) -> None:
+    with pytest.raises(KeeperError, match=words) as told:
+        document.read_report(text, "some/report.json")
+    assert "some/report.json" in str(told.value)
+
+
+def test_a_report_cut_off_in_the_middle_is_refused() -> None:
+    whole = document.report_json(examples.one_good_gpu())
+    with pytest.raises(KeeperError, match="some report"):
+        document.read_report(whole[: len(whole) // 2], "some report")
+
+
+def test_samples_of_another_run_are_refused() -> None:
+    one, other = examples.one_good_gpu(), examples.eight_gpus()
+    samples = document.read_samples(document.samples_json(other), "samples.json")
+    with pytest.raises(KeeperError, match=other.run):
+        document.with_samples(one, samples, "samples.json")
+
+
+def test_fields_of_a_later_minor_version_do_no_harm() -> None:
+    plain = json.loads(document.report_json(examples.one_good_gpu()))
+    plain["something_new"] = {"a": 1}
+    read = document.read_report(json.dumps(plain).encode(), "report.json")
+    assert isinstance(read, Report)
+    assert msgspec.structs.asdict(read)["run"] == plain["run"]

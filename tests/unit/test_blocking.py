@@ -1,0 +1,40 @@
+"""Work that does not come back is left behind, and not without end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+
+from gpukeeper import blocking
+from gpukeeper.blocking import in_thread
+
+AT_ONCE, A_WHILE = timedelta(milliseconds=10), timedelta(minutes=1)
+
+
+def test_with_too_many_left_behind_only_that_work_is_not_begun_until_they_come_back() -> None:
+    hangs, begun = threading.Event(), list[int]()
+
+    def work() -> int:
+        begun.append(1)
+        hangs.wait()
+        return 7
+
+    async def main() -> None:
+        try:
+            for _ in range(blocking.LEFT_BEHIND_MAX + 5):
+                with pytest.raises(TimeoutError):
+                    await in_thread(work, AT_ONCE)
+            left = set(blocking._left_behind[work.__code__])
+            assert len(left) == blocking.LEFT_BEHIND_MAX
+            assert await in_thread(lambda: 8, A_WHILE) == 8
+        finally:
+            hangs.set()
+        for thread in left:
+            thread.join()
+        assert len(begun) == blocking.LEFT_BEHIND_MAX
+        assert await in_thread(work, A_WHILE) == 7
+
+    asyncio.run(main())
