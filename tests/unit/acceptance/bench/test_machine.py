@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.acceptance.bench import foreign, machine
+from gpukeeper.acceptance.bench import machine
+from gpukeeper.devices import holders
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.unknown import Unknown
 
@@ -125,7 +126,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "proc/self/ns").mkdir(parents=True)
     (tmp_path / "proc/self/ns/pid").touch()
     number = (tmp_path / "proc/self/ns/pid").stat().st_ino
-    monkeypatch.setattr(foreign, "FIRST_PID_NAMESPACE", number)
+    monkeypatch.setattr(holders, "FIRST_PID_NAMESPACE", number)
     (tmp_path / "proc/self/cgroup").write_text("0::/user.slice/session-1.scope\n")
     (tmp_path / "proc/self/mountinfo").write_text("27 1 254:0 / / rw - ext4 /dev/vda rw\n")
     return tmp_path
@@ -152,7 +153,7 @@ def test_each_sign_of_a_workload_is_enough(bare: Path, monkeypatch: pytest.Monke
     assert inside(bare)
     (bare / "proc/self/cgroup").write_text("0::/\n")
     assert not inside(bare)
-    monkeypatch.setattr(foreign, "FIRST_PID_NAMESPACE", 1)
+    monkeypatch.setattr(holders, "FIRST_PID_NAMESPACE", 1)
     assert inside(bare)
 
 
