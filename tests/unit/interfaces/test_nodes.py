@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.engine.fleet import observe_fleet
 from gpukeeper.interfaces.cli import apply, observe, plan
 from gpukeeper.interfaces.terminal import nodes
 from gpukeeper.interfaces.terminal.interrupts import Progress
@@ -42,8 +43,8 @@ def test_a_disk_says_how_full_it_is_and_nothing_of_work() -> None:
 
 def test_observe_shows_nodes_in_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(Workers(node("worker-1", GIB), tree("/tmp/ray/session_1", "worker-1", Unknown("too many files"))))
-    looked = asyncio.run(observe.look(one))
-    observe._print(one, looked, Narrow(), gpus=False, quiet=False)
+    found = asyncio.run(observe_fleet(one.keeper, one.book))
+    observe.print_view(observe.view_of(one, found, Narrow()), quiet=False)
     printed = capsys.readouterr()
     things, below = printed.out.split("\n\n")
     assert cells(things.splitlines()[1])[0] == "tree"

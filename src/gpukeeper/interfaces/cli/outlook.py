@@ -58,12 +58,13 @@ def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> Non
 def say_the_rest(found: Outlooks, *, quiet: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.fleet import unseen_lines, untouched
 
     if quiet:
         return
     for place in found.places:
-        for words in show.unseen_words(place, place.unseen):
-            say(f"{words}. What is there is unknown, so none of it is touched.")
+        for words in untouched(unseen_lines(place.platform, place.place, place.unseen)):
+            say(words)
         if place.breaker:
             say(place.breaker)
         if place.left_out:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
@@ -22,7 +21,6 @@ from gpukeeper.notify.terminals import plain
 if TYPE_CHECKING:
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
-    from gpukeeper.model.decision import Unseen
     from gpukeeper.model.event import Closed, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -56,10 +54,17 @@ WHY_KEPT = {
 }
 
 
-def as_json(schema: str, body: dict[str, object]) -> None:
+def as_json(schema: str, body: dict[str, object] | msgspec.Struct) -> None:
     """One document with the name and version of its schema; see docs/reference/json.md."""
+    if isinstance(body, msgspec.Struct):
+        body = {name: getattr(body, field) for name, field in zip(*_names(body), strict=True)}
     document = {"schema": f"gpukeeper/{schema}/v1", **body}
     typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
+
+
+def _names(view: msgspec.Struct) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its fields as they are written, and as they are called."""
+    return view.__struct_encode_fields__, view.__struct_fields__
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
@@ -153,38 +158,10 @@ def kept_summary(decisions: Iterable[Decision]) -> str:
 
 
 def unseen_lines(report: PassReport) -> list[str]:
-    lines = unseen_words(report.survey.platform, report.survey.unseen)
-    return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
+    from gpukeeper.views import fleet
 
-
-class Place(Protocol):
-    """A platform, or what was told of one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def place(self) -> str: ...
-
-
-def unseen_words(platform: Place, unseen: Iterable[Unseen]) -> list[str]:
-    """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
-    place = f"{platform.name}/{platform.place}"
-    alike: dict[str, list[Unseen]] = {}
-    for one in unseen:
-        alike.setdefault(_gist(one), []).append(one)
-    lines = []
-    for first, *others in alike.values():
-        what = "everything" if first.what == place else first.what
-        lines.append(f"{place}: not seen: {what} ({first.why})")
-        if others:
-            lines.append(f"{place}: not seen, for the same reason: {', '.join(one.what for one in others)}")
-    return lines
-
-
-def _gist(one: Unseen) -> str:
-    """Its reason without names: those in quotes, and its own."""
-    kind = re.escape(one.what.partition(" ")[0])
-    return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)
+    place = report.survey.platform
+    return fleet.untouched(fleet.unseen_lines(place.name, place.place, report.survey.unseen))
 
 
 def when(at: datetime | None, now: datetime) -> str:
