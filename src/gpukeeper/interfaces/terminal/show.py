@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
-from gpukeeper.lifecycle.budget import TREES
-from gpukeeper.model.decision import Action, Decision, Result, Verdict
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.decision import Decision, Result
+from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
+from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
     from gpukeeper.model.event import Closed, WarningSent
 
@@ -44,13 +43,6 @@ COLOURS = {
     "WARN": typer.colors.YELLOW,
     "FAIL": typer.colors.RED,
     "INCONCLUSIVE": typer.colors.CYAN,
-}
-WHY_KEPT = {
-    Verdict.WAIT: "waiting",
-    Verdict.PROTECT: "protected",
-    Verdict.UNKNOWN: "not known",
-    Verdict.REPORT: "reported only",
-    Verdict.SILENT: "no rule applies",
 }
 
 
@@ -88,8 +80,8 @@ def progress_line(words: str) -> None:
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
-    word = d.action.value if d.action is not Action.KEEP else _kept_word(d)
-    return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+    row = workload_row(d)
+    return (row.next, row.path, row.owner or "-", holds(row), row.reason)
 
 
 def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
@@ -98,19 +90,13 @@ def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
     return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
 
 
-def _kept_word(d: Decision) -> str:
-    return {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}.get(d.verdict, "kept")
-
-
-def holds(d: Decision) -> str:
+def holds(row: WorkloadRow) -> str:
     """GPUs of what runs, bytes of what lies around."""
-    if isinstance(d.gpus, Unknown):
+    if isinstance(row.gpus, Unknown):
         return "? GPUs"
-    if d.gpus:
-        return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
-    if isinstance(d.size, Unknown):  # of a tree its bytes are what matters; of other things they are seldom measured
-        return "?" if d.rule in TREES and not d.size.by_design else "-"
-    return size_in_words(d.size) if d.size else "-"
+    if row.gpus:
+        return f"{row.gpus} GPU{'s' if row.gpus > 1 else ''}"
+    return "?" if isinstance(row.size, Unknown) else "-" if row.size is None else size_in_words(row.size)
 
 
 def outcome_row(line: Closed) -> tuple[str, ...]:
@@ -147,27 +133,8 @@ def fact(value: object) -> str:
     return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
 
 
-def kept_summary(decisions: Iterable[Decision]) -> str:
-    """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
-    counts: dict[str, int] = {}
-    for d in decisions:
-        if d.action is Action.KEEP:
-            counts[WHY_KEPT[d.verdict]] = counts.get(WHY_KEPT[d.verdict], 0) + 1
-    parts = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-    return f"{sum(counts.values())} kept" + (f": {parts}" if parts else "")
-
-
-def unseen_lines(report: PassReport) -> list[str]:
-    from gpukeeper.views import fleet
-
-    place = report.survey.platform
-    return fleet.untouched(fleet.unseen_lines(place.name, place.place, report.survey.unseen))
-
-
 def when(at: datetime | None, now: datetime) -> str:
-    if at is None:
-        return "-"
-    return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+    return "-" if at is None else when_in_words(at, now)
 
 
 def clear(*, when: bool) -> None:
