@@ -6,12 +6,13 @@ import posixpath
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.keeper import Followed, Keeper
-from gpukeeper.engine.observe import is_too_full, may_be_idle, views
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
 from gpukeeper.lifecycle.rules import idle, temporary_tree
+from gpukeeper.lifecycle.rules.idle import may_be_idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
     Accepted,
@@ -163,7 +164,7 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
         return found
     if _notes_work(keeper, step, found):
         return Result.CHANGED, f"changed since the plan was made: {keeper.working[where_work_runs(step)]}"
-    if step.decision.disk and found.disk is not None and not is_too_full(keeper, found, book):
+    if step.decision.disk and found.disk is not None and not keeper.pressure.is_too_full(found, book.policy.disk):
         # Seen before its evidence is taken, which may be long; the steps after it are not even begun.
         return Result.CHANGED, f"changed since the plan was made: {_relieved(found.disk, book)}"
     ends = step.decision.action in (Action.REMOVE, Action.TRIM) or found.goes_when_stopped

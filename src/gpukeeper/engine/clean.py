@@ -15,8 +15,8 @@ from itertools import pairwise
 import msgspec
 
 from gpukeeper.engine.keeper import GpuCheck, Keeper
-from gpukeeper.engine.observe import views
 from gpukeeper.engine.ports import Gpus, Platform
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.cleanliness import Judgement, Life, Lives, Word, judge, new_baseline
 from gpukeeper.lifecycle.reset import ResetFacts, why_not
 from gpukeeper.lifecycle.rules import stop_hold

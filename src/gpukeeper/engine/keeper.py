@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpukeeper.engine.clockwatch import ClockWatch
 from gpukeeper.engine.confirm import Confirmations
 from gpukeeper.engine.ports import EvidenceStore, Gpus, Ledger, Notifier, Platform
+from gpukeeper.engine.pressure import Pressure
 from gpukeeper.model.decision import Action, Decision, Guard, Unseen
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
@@ -39,9 +40,7 @@ class Keeper:
     patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
     may_act: Callable[[], str | None] = lambda: None  # asked before each step; a sentence: not now
     stopping: bool = False  # asked before each step, so that a daemon ends after the step under way
-    demand: dict[tuple[str, str], Demanded] = field(default_factory=dict)  # by place, over passes
-    held: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)  # by place: GPUs open in no workload
-    pressed: set[tuple[str, str, str]] = field(default_factory=set)  # place and disk: too full, over passes
+    pressure: Pressure = field(default_factory=Pressure)
     working: dict[tuple[str, str, str, str], str] = field(default_factory=dict)  # see act.where_work_runs
     tenants: dict[tuple[str, str], dict[str, dict[str, Tenancy]]] = field(default_factory=dict)  # by place, device, key
     counted: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # by place: seen and running, in all
@@ -119,14 +118,6 @@ class Outlook:
     running: int = 0
     unseen: tuple[Unseen, ...] = ()
     breaker: str | None = None
-
-
-@dataclass
-class Demanded:
-    """How scarce GPUs are at a place, with the hysteresis of the policy."""
-
-    since: float | None = None  # when it went over the mark, as a timestamp
-    high: bool = False
 
 
 def check_guards(platform: Platform) -> None:

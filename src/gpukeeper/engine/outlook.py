@@ -140,4 +140,4 @@ def _told(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> 
 
 
 def standing(keeper: Keeper) -> Standing:
-    return Standing(tuple(place for place, one in keeper.demand.items() if one.high), keeper.watched_from)
+    return Standing(keeper.pressure.scarce_places(), keeper.watched_from)

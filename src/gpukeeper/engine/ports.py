@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
@@ -30,6 +30,8 @@ from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
+
+PlaceKey: TypeAlias = tuple[str, str]  # platform and place
 
 
 class Platform(Protocol):
@@ -119,6 +121,11 @@ class Platform(Protocol):
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """Bring back what gpukeeper stopped (no evidence) or removed (from its evidence)."""
         ...
+
+
+def key_of(platform: Platform) -> PlaceKey:
+    """By which everything that is kept for a place is found again."""
+    return platform.name, platform.place
 
 
 class Gpus(Protocol):

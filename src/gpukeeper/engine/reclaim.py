@@ -16,7 +16,7 @@ from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import record_vanished
 from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
@@ -291,7 +291,7 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
+    return bool(disk) and not keeper.pressure.is_full(key_of(platform), disk)
 
 
 def _work_beside(keeper: Keeper, step: Step) -> tuple[str, str] | None:

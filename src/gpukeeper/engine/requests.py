@@ -14,8 +14,8 @@ from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
 from gpukeeper.engine.find import Found, find, look_at
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import holds_elsewhere
 from gpukeeper.engine.verify import evidence_of, settle
+from gpukeeper.engine.view import holds_elsewhere
 from gpukeeper.lifecycle.decide import REQUEST, decide, why_not_yet
 from gpukeeper.lifecycle.explain import ahead, in_spite_of
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpukeeper.engine.observe import notice
+from gpukeeper.engine.notice import notice
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.verify import as_found
 from gpukeeper.lifecycle.budget import Fleet, open_breaker

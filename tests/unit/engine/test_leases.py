@@ -187,8 +187,7 @@ async def is_high(b: Bench) -> bool:
     for _ in range(2):
         await survey(b.keeper, b.platform, b.book)
         await asyncio.sleep(301)
-    found = b.keeper.demand.get(("docker", "node-3"))
-    return found is not None and found.high
+    return b.keeper.pressure.gpus_are_scarce(("docker", "node-3"))
 
 
 @virtual

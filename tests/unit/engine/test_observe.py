@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.observe import Survey, changed_decisions, notice, survey
+from gpukeeper.engine.notice import notice
+from gpukeeper.engine.observe import Survey, changed_decisions, survey
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
@@ -218,7 +219,7 @@ async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
 
 async def demand(b: Bench) -> bool:
     await survey(b.keeper, b.platform, b.book)
-    return b.keeper.demand["docker", "node-3"].high
+    return b.keeper.pressure.gpus_are_scarce(("docker", "node-3"))
 
 
 @virtual

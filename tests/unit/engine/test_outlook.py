@@ -7,7 +7,6 @@ import pytest
 
 from gpukeeper.engine import outlook
 from gpukeeper.engine.explain import without_reason
-from gpukeeper.engine.keeper import Demanded
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Announced, Decision
 from gpukeeper.model.identity import Ref, Seen
@@ -79,7 +78,7 @@ async def test_nothing_is_kept_where_nobody_can_ask(b: Bench) -> None:
 
 @virtual
 async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
-    b.keeper.demand["docker", "node-3"] = Demanded(high=True)
+    b.keeper.pressure.set_scarce(("docker", "node-3"))
     b.keeper.watched_from = 7.0
     assert outlook.standing(b.keeper) == outlook.Standing((("docker", "node-3"),), 7.0)
 
