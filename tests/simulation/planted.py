@@ -15,6 +15,7 @@ from gpukeeper.engine import loop as engine_loop
 from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
 from gpukeeper.engine import view as engine_view
+from gpukeeper.engine.beside import WorkBeside
 from gpukeeper.engine.pressure import Pressure
 from gpukeeper.lifecycle import activity, budget, decide, warnings
 from gpukeeper.lifecycle.rules import (
@@ -386,7 +387,7 @@ def delete_beside_work() -> Iterator[None]:
     """Both guards are away: the rule's, and that of the engine which leaves the rest of a folder alone."""
     with (
         _told_of_trees(lambda view: {"busy": None if isinstance(view.subject.busy, str) else view.subject.busy}),
-        swapped(engine_act, "_notes_work", lambda keeper, step, found: False),
+        swapped(WorkBeside, "note", lambda self, step, found: None),
     ):
         yield
 
@@ -538,7 +539,7 @@ def let_a_bug_at_one_place_end_every_pass() -> Iterator[None]:
     one_pass = engine_loop._pass
 
     async def fatal(w: Any, platform: Any, agenda: Any, only: Any) -> timedelta:
-        if any("bug in gpukeeper" in said for said in w.keeper.failures.values()):
+        if any("bug in gpukeeper" in said for said in w.keeper.last_passes.failures.values()):
             return timedelta(days=1)
         return await one_pass(w, platform, agenda, only)
 

@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.keeper import Keeper, Listing
+from gpukeeper.engine.answering import Listing
+from gpukeeper.engine.backoff import BACK_OFF
+from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import confirmed
 from gpukeeper.engine.notice import is_strange
 from gpukeeper.engine.ports import Platform, key_of
@@ -37,7 +39,6 @@ from gpukeeper.model.unknown import Unknown
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
-BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
 # Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
@@ -119,7 +120,7 @@ async def survey(
     lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
     page.
     """
-    found = Survey(platform, keeper.clock.now(), whole=only is None)
+    found, here = Survey(platform, keeper.clock.now(), whole=only is None), key_of(platform)
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return found
@@ -138,7 +139,7 @@ async def survey(
             made = await look.decide(page.subjects)
             for subject in page.subjects:
                 before.pop(subject.ref.key, None)
-            refs += [one.ref for one in page.subjects] if keeper.answering else []
+            refs += [one.ref for one in page.subjects] if keeper.answering.enabled else []
             if record is not None:
                 await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
                 soon = keeper.clock.now() + 2 * book.policy.schedule.every
@@ -148,12 +149,10 @@ async def survey(
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
     look.remember()
     if only is not None:
-        found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
+        found.seen, found.running = keeper.last_passes.counted(here) or (found.seen, found.running)
         return found
-    keeper.counted[platform.name, platform.place] = (found.seen, found.running)
-    if keeper.answering:
-        unseen = tuple(f"{one.what}: {one.why}" for one in found.unseen)
-        keeper.listed[platform.name, platform.place] = Listing(begun, tuple(refs), unseen)
+    keeper.last_passes.count(here, found.seen, found.running)
+    keeper.answering.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
@@ -185,8 +184,7 @@ class _Look:
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
         await recall(keeper, subjects, book)
         if found.platform.local:  # elsewhere nobody says which device it is
-            here = keeper.tenants.setdefault((found.platform.name, found.platform.place), {})
-            note_tenants(subjects, book, self.tenants, here)
+            note_tenants(subjects, book, self.tenants, keeper.tenants.at(key_of(found.platform)))
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
@@ -219,7 +217,7 @@ class _Look:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
         here, keeper = key_of(self.found.platform), self.keeper
         if self.found.whole:
-            keeper.tenants[here] = self.tenants
+            keeper.tenants.replace(here, self.tenants)
         if self.found.whole and not self.found.unseen:
             keeper.pressure.set_held(here, self.held)
             keeper.pressure.keep_disks(here, self.disks)
@@ -307,12 +305,13 @@ def _offered(decision: Decision, platform: Platform) -> Decision:
 
 def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datetime) -> Decision:
     """An earlier step on it is open, or came to nothing a moment ago: it waits, and what is behind it does not."""
-    key, tried = decision.seen.ref.key, keeper.in_vain.get(decision.seen.ref.key)
+    key = decision.seen.ref.key
     if decision.action is Action.KEEP:
         return decision
     if key in unsettled:
         return _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
-    if tried is not None and decision.action in ACTING and timedelta() <= now - tried < BACK_OFF:
+    tried = keeper.back_off.failed_at(key, now)
+    if tried is not None and decision.action in ACTING:
         ago = f"a step on it came to nothing {in_words(now - tried)} ago, tried again after {in_words(BACK_OFF)}"
         return _kept(decision, f"{decision.reason}; {ago}")
     return decision
@@ -324,7 +323,7 @@ def _kept(decision: Decision, reason: str) -> Decision:
 
 def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
     """The line of a lease that begins with this decision. Not while the clock is in doubt: its end would be wrong."""
-    if decision.begins is None or keeper.clock_watch.doubt() is not None:
+    if decision.begins is None or keeper.clock_watch.doubt(keeper.clock.now()) is not None:
         return []
     return [Held(at=now, ref=decision.seen.ref, owner=decision.owner, by=decision.begins.by, hold=decision.begins)]
 

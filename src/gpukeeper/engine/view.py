@@ -40,7 +40,7 @@ async def views(
         # Whether it was used since its last lease, which may be longer ago than any idle time.
         series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
     memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
-    tenants = await new_tenants(keeper, platform, subjects, book)
+    tenants = await new_tenants(keeper.tenants, platform, subjects, book)
     joined = []
     for subject in subjects:
         key = subject.ref.key
@@ -53,7 +53,7 @@ async def views(
         subject = recalled(subject, memory)  # noqa: PLW2901
         scarce = _is_scarce(keeper, platform, subject, book)
         held = elsewhere.get(key, ())
-        watched, tenant = keeper.watched_since(now), tenants.get(key)
+        watched, tenant = keeper.uptime.watched_since(now), tenants.get(key)
         joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
     return joined
 
@@ -68,7 +68,7 @@ def _is_scarce(keeper: Keeper, platform: Platform, subject: Subject, book: Ruleb
 async def recall(keeper: Keeper, subjects: Sequence[Subject], book: Rulebook) -> None:
     """A single `plan` or `apply` has no minutes of its own to judge by; what others measured has."""
     live = [one for one in subjects if may_be_idle(one, book)]
-    if keeper.recall is None or keeper.serving or not live:
+    if keeper.recall is None or keeper.uptime.serving or not live:
         return
     with suppress(PlatformError):  # not measured is not idle
         await keeper.signals.add(await keeper.recall.read(live))

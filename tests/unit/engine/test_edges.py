@@ -58,7 +58,7 @@ async def test_nobody_is_warned_by_a_wrong_clock(b: Bench) -> None:
     thing = b.running("train", 3 * DAY)
     thing.busy_until = b.now() + DAY
     tell = b.notifier.told
-    b.keeper.clock_watch.doubt()
+    b.keeper.clock_watch.doubt(b.clock.now())
     b.world.clock.skew = 30 * MINUTE
     await reclaim(b.keeper, b.platform, b.book)
     assert tell == []

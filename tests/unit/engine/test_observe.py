@@ -301,8 +301,8 @@ class Past:
 async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
     thing = b.running("train")
     assert (await b.decide())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
-    b.keeper.recall = past = Past(b)
-    b.keeper.signals = RecalledSignals(b.signals)
+    past = Past(b)
+    b.change_ports(recall=past, signals=RecalledSignals(b.signals))
     found = (await b.decide())[thing.ref.name]
     assert (found.rule, found.action) == ("idle", Action.WARN)
     assert past.asked == 1
@@ -312,8 +312,9 @@ async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
 @virtual
 async def test_a_daemon_measures_by_itself(b: Bench) -> None:
     b.running("train")
-    b.keeper.recall = past = Past(b)
-    b.keeper.serving = True
+    past = Past(b)
+    b.change_ports(recall=past)
+    b.keeper.uptime.serving = True
     await b.decide()
     assert past.asked == 0
 

@@ -45,7 +45,7 @@ def ask_standing(keeper: Keeper) -> None:
     except KeeperError:
         return
     if found is not None:
-        keeper.watched_from = found.watched_from
+        keeper.uptime.watched_from = found.watched_from
         for place in found.scarce:
             keeper.pressure.set_scarce(place)
 
