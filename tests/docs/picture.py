@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ _THEME = TerminalTheme(
 
 def picture() -> str:
     """The SVG of what the commands print now."""
-    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
     with tempfile.TemporaryDirectory() as folder:
         _make_fleet(Path(folder))
         for number, command in enumerate(COMMANDS):
