@@ -8,8 +8,8 @@ import msgspec
 
 from gpukeeper.engine.failures import bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import views
 from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View

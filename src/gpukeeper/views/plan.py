@@ -10,7 +10,8 @@ import msgspec
 
 from gpukeeper.engine.observe import LIVE, Pile
 from gpukeeper.engine.outlook import Outlooks, PolicyHead
-from gpukeeper.engine.reclaim import STOPPING, PassReport
+from gpukeeper.engine.permission import STOPPING
+from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.lifecycle.budget import backlog_sentence
 from gpukeeper.model.decision import Action, Decision, Unseen, Verdict
 from gpukeeper.model.durations import when_in_words
