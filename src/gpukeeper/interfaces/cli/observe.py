@@ -113,7 +113,7 @@ async def look(session: Session) -> Looked:
 
 
 async def _look_at(session: Session, platform: Platform, found: Looked) -> None:
-    from gpukeeper.engine.observe import views
+    from gpukeeper.engine.view import views
     from gpukeeper.lifecycle.rules.target import in_scope
 
     keeper, book = session.keeper, session.book

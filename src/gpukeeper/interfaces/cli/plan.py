@@ -169,7 +169,7 @@ def _pile_in_words(pile: Pile) -> str:
 
 def say_the_rest(session: Session, reports: list[PassReport]) -> None:
     """What a reader must know about a plan besides its lines."""
-    from gpukeeper.engine.reclaim import STOPPING
+    from gpukeeper.engine.permission import STOPPING
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
     from gpukeeper.lifecycle.budget import backlog_sentence
