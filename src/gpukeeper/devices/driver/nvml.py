@@ -27,11 +27,11 @@ RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older bindings do 
 
 
 def gpus(nvml: Any, more: More) -> tuple[GpuFacts, ...]:
-    return tuple(gpu if handle is None else with_more(nvml, handle, gpu, more) for handle, gpu in every_gpu(nvml))
+    return tuple(with_more(nvml, handle, gpu, more) for handle, gpu in every_gpu(nvml))
 
 
 def with_more(nvml: Any, handle: Any, gpu: GpuFacts, more: More) -> GpuFacts:
-    return msgspec.structs.replace(gpu, **more(nvml, handle))
+    return gpu if handle is None else msgspec.structs.replace(gpu, **more(nvml, handle))
 
 
 def every_gpu(nvml: Any) -> list[tuple[Any, GpuFacts]]:
