@@ -12,7 +12,8 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpukeeper.engine.observe import Pile, Survey
+    from gpukeeper.engine.counts import Pile
+    from gpukeeper.engine.observe import Survey
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Decision
@@ -74,7 +75,7 @@ def plan(
 
 def _saw_nothing(found: Survey) -> bool:
     """Trees, nodes and disks are seen, too, though they are no workloads."""
-    return bool(found.unseen) and not (found.seen or found.decisions or found.trees or found.nodes)
+    return bool(found.unseen) and not (found.counts.seen or found.decisions or found.counts.trees or found.nodes)
 
 
 def _nothing_answered(reports: list[PassReport]) -> bool:
@@ -146,11 +147,11 @@ def _print_trees(reports: list[PassReport]) -> None:
 
 def tree_totals(reports: list[PassReport]) -> list[tuple[str, Pile, Pile, Pile]]:
     """By category, the cheapest first: all, what is kept, what is due."""
-    from gpukeeper.engine.observe import LIVE, Pile
+    from gpukeeper.engine.counts import LIVE, Pile
     from gpukeeper.model.subject import Category
 
     def piled(category: str, *, due: bool) -> Pile:
-        return sum((report.survey.trees.get((category, due), Pile()) for report in reports), Pile())
+        return sum((report.survey.counts.trees.get((category, due), Pile()) for report in reports), Pile())
 
     names = [*(one.value for one in Category), LIVE]
     totals = [(name, piled(name, due=False), piled(name, due=True)) for name in names]
@@ -182,7 +183,7 @@ def say_the_rest(session: Session, reports: list[PassReport]) -> None:
         if report.plan.breaker:
             say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
         if report.plan.deferred:
-            say(backlog_sentence(report.plan.deferred, session.book.policy, report.survey.seen))
+            say(backlog_sentence(report.plan.deferred, session.book.policy, report.survey.counts.seen))
         for words in report.relief:
             say(words)
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
@@ -203,7 +204,7 @@ def _sentence(
     count = f"{len(due)} due" if due else "Nothing is due"
     if any(report.survey.unseen or report.stopped for report in reports):
         count += " of what could be seen"
-    elif not due and not others and any(report.survey.seen for report in reports):
+    elif not due and not others and any(report.survey.counts.seen for report in reports):
         count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
     tail = f"Policy: {session.loaded.source} ({policy.preset}, mode {policy.mode})."
     acts = ""
@@ -230,8 +231,8 @@ def _place(report: PassReport) -> dict[str, object]:
         "platform": found.platform.name,
         "place": found.platform.place,
         "at": found.at,
-        "seen": found.seen,
-        "running": found.running,
+        "seen": found.counts.seen,
+        "running": found.counts.running,
         "unseen": found.unseen,
         "breaker": report.plan.breaker,
         "paused": report.paused,
