@@ -25,21 +25,19 @@ from gpukeeper.platforms.kubernetes.controllers import (
     recreates_jobsets,
 )
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
-from gpukeeper.platforms.kubernetes.finish import Ending, of_pod, of_root
 from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, cleanup_words
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_ASKED, TTL
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, Node
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Spec, when
 
 ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")  # of a Job: its end is near, and not yet there
-QUEUE = "kueue.x-k8s.io/queue-name"
 SIBLINGS = 12  # children shown below one owner
 BLOCKED_BELOW = 3
 UNPLACED = 3  # pods without a node that are named
@@ -72,7 +70,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     reports: Mapping[str, Report]  # of controllers, by their name
     now: datetime
     runtime: RuntimeTtl | NoRuntime | Unknown | None = None
-    ttl_field: bool | Unknown = marked.NOT_ASKED  # whether the served TrainJob has one
+    ttl_field: bool | Unknown = NOT_ASKED  # whether the served TrainJob has one
     events: tuple[str, ...] | Unknown = ()
     clashes: Mapping[str, tuple[str, ...] | Unknown] = {}  # by controller
 
@@ -117,7 +115,7 @@ def _told(node: Node, facts: Facts) -> Iterator[str]:
     yield _state(node, now)
     made = when(meta.creation_timestamp)
     yield f"created {ago(made, now)}" if isinstance(made, datetime) else "created at an unknown time"
-    if isinstance(node.seen, Root) and (ttl := _ttl_words(node.kind, node.seen.spec, facts.ttl_field)):
+    if isinstance(node.seen, Root) and (ttl := node.kind.ttl_words(node.seen.spec, facts.ttl_field)):
         yield ttl
     asked_for = when(meta.deletion_timestamp)
     if asked_for is not None:
@@ -136,31 +134,19 @@ def _state(node: Node, now: datetime) -> str:
             holds = f", {gpus.written} GPUs asked for, counted as {MOST_GPUS}: no node has more"
         where = f" on {node.seen.spec.node_name}" if node.seen.spec.node_name else ", no node yet"
         return f"{node.seen.status.phase or 'no phase'}{where}{holds}"
-    ending = of_root(node.kind, node.seen, now)
+    ending = node.kind.ending(node.seen, now)
     if isinstance(ending.over, Unknown):
         return f"state {ending.over}"
     if ending.over:
         at = f"{ago(ending.at, now)}" if isinstance(ending.at, datetime) else "at an unknown time"
         return f"{_outcome(ending)} {at}"
-    if _suspended(node.kind, node.seen.spec):
+    if node.kind.is_suspended(node.seen.spec):
         return "suspended"
     return "runs until it is stopped" if node.kind.runs else "not finished"
 
 
 def _outcome(ending: Ending) -> str:
     return str(ending.outcome.value) if isinstance(ending.outcome, Outcome) else "ended"
-
-
-def _ttl_words(kind: Kind, spec: Spec, ttl_field: bool | Unknown) -> str:
-    if kind is TRAINJOB and ttl_field is False:
-        return "this kind has no TTL"
-    if kind in V1_KINDS:
-        seconds = None if spec.run_policy is None else spec.run_policy.ttl_seconds_after_finished
-    elif kind in {JOB, JOBSET, RAYJOB, TRAINJOB}:
-        seconds = spec.ttl_seconds_after_finished
-    else:
-        return ""
-    return "no TTL" if seconds is None else f"TTL {in_words(timedelta(seconds=seconds))}"
 
 
 def _controller_line(report: Report) -> str:
@@ -338,19 +324,19 @@ def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
 def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
     """Who removes what has ended."""
     top, seen, now = facts.top, facts.top.seen, facts.now
-    ours = f"gpukeeper removes it by the policy's retention; for this one alone: annotation {marked.TTL}: 1h"
+    ours = f"gpukeeper removes it by the policy's retention; for this one alone: annotation {TTL}: 1h"
     if isinstance(seen, Pod):
         yield Cause("a pod of its own has no TTL: nobody but gpukeeper or you removes it", ours)
         return
     said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now, ttl_field=facts.ttl_field)
     yield from (Cause(note, "Correct it; until then it does nothing, or holds") for note in notes)
     if top.kind is TRAINJOB and facts.ttl_field is not True:
-        own = f" (its own {marked.TTL} is {in_words(said.ttl)})" if isinstance(said.ttl, timedelta) else ""
+        own = f" (its own {TTL} is {in_words(said.ttl)})" if isinstance(said.ttl, timedelta) else ""
         yield Cause(f"{_no_ttl_field(facts.ttl_field)}: nobody but gpukeeper or you removes it{own}", ours)
     elif top.kind is RAYJOB:
         yield from _ray_ttl(seen.spec, ending)
     elif not said.ttl_elsewhere and not top.kind.runs and said.ttl is None:
-        field = marked.RUN_POLICY_TTL if top.kind in V1_KINDS else marked.FIELD_TTL
+        field = top.kind.ttl_field
         unless = ", unless its runtime names one for it" if top.kind is TRAINJOB else ""
         words = f"it names no TTL ({field}), so that its controller keeps it for ever{unless}"
         yield Cause(words, f"Set it; or {ours}")
@@ -363,7 +349,7 @@ def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
 def _no_ttl_field(ttl_field: bool | Unknown) -> str:
     if isinstance(ttl_field, Unknown):
         return f"a TrainJob has no TTL in any release that gpukeeper knows ({ttl_field.why})"
-    return f"a TrainJob has no TTL in this cluster (its CRD has no {marked.FIELD_TTL})"
+    return f"a TrainJob has no TTL in this cluster (its CRD has no {FIELD_TTL})"
 
 
 def _ttl_of_controller(facts: Facts, ttl: timedelta, ended: datetime) -> Iterator[Cause]:
@@ -398,7 +384,7 @@ def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
 def _against_the_ttl(facts: Facts, ending: Ending, where: str, seconds: int) -> str:
     """Where its controller makes it anew, that comes before any TTL of the TrainJob is over."""
     if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(facts.trainer) != "always":
-        return f"Take it out of {where}, and give the TrainJob the annotation {marked.TTL}: {seconds}s"
+        return f"Take it out of {where}, and give the TrainJob the annotation {TTL}: {seconds}s"
     return f"{_remove_it(facts)}. A TTL on the TrainJob comes too late"
 
 
@@ -414,7 +400,7 @@ def _remove_it(facts: Facts) -> str:
 
 
 def _ray_ttl(spec: Spec, ending: Ending) -> Iterator[Cause]:
-    waits = marked.ray_words(spec, ending)
+    waits = cleanup_words(spec, ending)
     if waits is not None:
         yield Cause(waits, "Wait, unless KubeRay is down")
     elif not spec.cluster_selector:
@@ -424,7 +410,7 @@ def _ray_ttl(spec: Spec, ending: Ending) -> Iterator[Cause]:
         )
     yield Cause(
         "a RayJob's ttlSecondsAfterFinished removes its RayCluster only; the RayJob itself stays",
-        f"gpukeeper removes it by the policy's retention; for this one alone: annotation {marked.TTL}: 1h",
+        f"gpukeeper removes it by the policy's retention; for this one alone: annotation {TTL}: 1h",
     )
 
 
@@ -438,7 +424,7 @@ def _going_on(facts: Facts) -> Iterator[Cause]:
         yield Cause(f"it has not ended: its phase is {top.seen.status.phase or 'not written yet'}")
         yield from _not_placed(facts)
         return
-    if _suspended(top.kind, top.seen.spec):
+    if top.kind.is_suspended(top.seen.spec):
         yield Cause("it is suspended, so that it neither runs nor ends", "Resume it, or remove it if nobody needs it")
         return
     yield Cause(f"it has not ended: {_no_end(top.kind, top.seen)}; {_waits_for(facts)}")
@@ -571,17 +557,11 @@ def _unread(facts: Facts) -> Iterator[Cause]:
 
 
 def _ending(node: Node, now: datetime) -> Ending:
-    return of_pod(node.seen, now) if isinstance(node.seen, Pod) else of_root(node.kind, node.seen, now)
+    return of_pod(node.seen, now) if isinstance(node.seen, Pod) else node.kind.ending(node.seen, now)
 
 
 def _over(node: Node, now: datetime) -> bool:
     return _ending(node, now).over is True
-
-
-def _suspended(kind: Kind, spec: Spec) -> bool:
-    if kind in V1_KINDS:
-        return spec.run_policy is not None and bool(spec.run_policy.suspend)
-    return bool(spec.suspend)
 
 
 def _tally(facts: Facts) -> Tally:

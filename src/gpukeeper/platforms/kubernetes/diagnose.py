@@ -21,7 +21,7 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.owners import Node, Served, climb, descendants
 from gpukeeper.platforms.kubernetes.schema import has_ttl
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when

@@ -15,8 +15,8 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controllers import BUILT_IN, KUBERAY, KUEUE, TRAINER, Controller, Gone, Standing
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.owners import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
