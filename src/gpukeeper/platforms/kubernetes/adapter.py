@@ -53,8 +53,9 @@ from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
 from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
-from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
+from gpukeeper.platforms.kubernetes.owners import climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when

@@ -22,7 +22,7 @@ from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.other_owners import Named
-from gpukeeper.platforms.kubernetes.owners import Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ def excluded(given: Mapping[str, str], now: datetime) -> str | None:
 def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool = False) -> str | None:
     """Whoever else owns its life: it would come back, or be dispatched anew, if we took it away."""
     by = None if spec is None else kind.managed_by(spec)
-    if by is not None and by != kind.controller:
+    if by is not None and by != kind.manager:
         return f"{by[:SHOWN]} (managedBy)"
     labels, annotations = meta.labels or {}, meta.annotations or {}
     if MULTIKUEUE_ORIGIN in labels:

@@ -6,10 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import Controller
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import End, Kind, Lever, Propagation, SuspendPart, pod_specs
 from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, SHOWN, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, Root, Spec
+
+CONTROLLER = Controller(
+    "JobSet's controller",
+    ("jobset-controller-manager", "jobset-controller"),
+    "6d4f6a47.jobset.x-k8s.io",
+    ("jobset-system", "kubeflow-system"),
+    "jobset",
+)
 
 
 class _JobSet(Kind, frozen=True):
@@ -43,7 +52,8 @@ JOBSET = _JobSet(
     versions=("v1alpha2",),
     children=(JOB,),
     part_label="jobset.sigs.k8s.io/jobset-name",
-    controller="jobset.sigs.k8s.io/jobset-controller",
+    controller=CONTROLLER,
+    manager="jobset.sigs.k8s.io/jobset-controller",
     succeeded=("Completed",),
     failed=("Failed",),
     lever=Lever.SUSPEND,

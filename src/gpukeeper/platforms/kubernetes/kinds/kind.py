@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from gpukeeper.model.decision import Refused
+from gpukeeper.model.diagnosis import Cause
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending, by_conditions
 from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL, seconds
 from gpukeeper.platforms.kubernetes.wire import (
@@ -29,6 +31,9 @@ from gpukeeper.platforms.kubernetes.wire import (
     Template,
     Wire,
 )
+
+if TYPE_CHECKING:
+    from gpukeeper.platforms.kubernetes.facts import Facts
 
 INFRASTRUCTURE, SERVING = "infrastructure", "serving"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -79,6 +84,15 @@ class EvictPod(msgspec.Struct, frozen=True):
 End: TypeAlias = SuspendItself | SuspendPart | EvictPod
 
 
+class Runtime(msgspec.Struct, frozen=True):
+    """Another object of the same group that it is made from."""
+
+    kind: str
+    name: str
+    plural: str
+    namespaced: bool
+
+
 class _StirredSpec(Wire, frozen=True):
     suspend: bool | None = None
 
@@ -113,7 +127,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     children: tuple[Kind, ...] = ()  # the kinds it makes
     part_label: str = ""  # the label of its children that has its name
     uid_label: str = ""  # the label of its pods that has its uid, where its selector says so
-    controller: str = ""  # its own controller's name in `managedBy`; any other value there: hands off
+    controller: Controller = BUILT_IN
+    finalizers: tuple[Finalizer, ...] = ()  # that its controller puts on it
+    manager: str = ""  # its controller's name in `managedBy`; any other value there: hands off
     runs: bool = False  # never over by itself: a service, a set
     matters: Matters = Matters.ALWAYS
     watched: bool = True  # False: it changes all the time, and the regular look finds it
@@ -131,6 +147,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     propagation: Propagation = Propagation.BACKGROUND
     has_ttl: bool = False  # it has ttlSecondsAfterFinished
     ttl_in_crd: bool = False  # only some releases have that field, so the cluster must be asked
+    ttl_unless: str = ""  # what else may name one, as the end of a sentence
+    removed_alone: str = "its log is lost and the root stays"  # what happens if one is, below a root that has ended
 
     @property
     def name(self) -> str:
@@ -184,7 +202,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return spec.replicas == 0 if self.lever is Lever.SCALE else self.is_suspended(spec)
 
     def managed_by(self, spec: Spec) -> str | None:
-        settings = self.settings(spec) if self.controller else None
+        settings = self.settings(spec) if self.manager else None
         return None if settings is None else settings.managed_by
 
     def templates(self, spec: Spec) -> Iterator[PodSpec]:
@@ -285,6 +303,36 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def busy_until(self, spec: Spec, ending: Ending) -> datetime | Unknown | None:
         """Until when its own controller still cleans up after this end; it must not be overtaken."""
         return None
+
+    # Why one is still there
+
+    def runtime(self, root: Root) -> Runtime | None:
+        return None
+
+    def no_end(self, root: Root) -> str:
+        """Of one that goes on: what it says of itself instead."""
+        true = [one.type for one in root.status.conditions or () if one.status == "True"]
+        none = f"no condition {' or '.join((*self.succeeded, *self.failed))} is True"
+        return f"{none}, only {', '.join(true)}" if true else none
+
+    def without(self, part: Kind, facts: Facts, ending: Ending) -> str:
+        """What happens to it if this part of it is removed alone."""
+        if ending.over is not True:
+            return "its controller makes it anew, or the work fails"
+        return part.removed_alone
+
+    def causes_elsewhere(self, root: Root) -> Iterator[Cause]:
+        """That lie with others."""
+        yield from ()
+
+    def causes_of_ttl(
+        self, spec: Spec, ending: Ending, in_crd: bool | Unknown, found: timedelta | Unknown | None
+    ) -> Sequence[Cause] | None:
+        """Of one that has ended, where its TTL is not as usual. `found`: the TTL that counts. None: it is as usual."""
+        return None
+
+    def more_causes(self, facts: Facts, ending: Ending) -> Iterator[Cause]:
+        yield from ()
 
 
 def pod_specs(*templates: Template | None) -> Iterator[PodSpec]:

@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpukeeper.model.decision import Refused
+from gpukeeper.model.diagnosis import Cause
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import START, Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, usable
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import (
@@ -24,7 +26,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     pod_specs,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, SHOWN, seconds
+from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION, FIELD_TTL, SHOWN, seconds
 from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, RayGroup, Root, Spec, when
 
 # Of a RayJob, by jobDeploymentStatus; its jobStatus stays RUNNING past a deadline.
@@ -33,7 +35,14 @@ OUTCOMES = {"SUCCEEDED": Outcome.SUCCEEDED, "FAILED": Outcome.FAILED, "STOPPED":
 SHUTDOWN = "shutdownAfterJobFinishes"
 MARGIN = timedelta(seconds=60)
 _DELETES = frozenset({"DeleteWorkers", "DeleteCluster", "DeleteSelf"})
-_OPERATOR = "ray.io/kuberay-operator"
+CONTROLLER = Controller(
+    "KubeRay",
+    ("kuberay-operator",),
+    "ray-operator-leader",
+    ("kuberay-system", "ray-system", "kuberay-operator", "kuberay", "ray", "default"),
+    "kuberay",
+)
+_MANAGER = "ray.io/kuberay-operator"
 
 
 class _Status(StirredStatus, frozen=True):
@@ -116,6 +125,22 @@ class _RayJob(Kind, frozen=True):
     def ttl(self, spec: Spec, in_crd: bool | Unknown) -> timedelta | Unknown | None:
         return None  # its field removes its RayCluster only
 
+    def no_end(self, root: Root) -> str:
+        status = root.status
+        job = status.job_status or "not begun"
+        return f"its deployment status is {status.job_deployment_status or 'empty'} (job {job})"
+
+    def causes_elsewhere(self, root: Root) -> Iterator[Cause]:
+        if root.spec.cluster_selector:
+            chosen = ", ".join(f"{key}={value}" for key, value in root.spec.cluster_selector.items())
+            words = f"it runs on a RayCluster that it does not own (clusterSelector {chosen})"
+            yield Cause(words, "That RayCluster is never removed on its account; it has its own rules")
+
+    def causes_of_ttl(
+        self, spec: Spec, ending: Ending, in_crd: bool | Unknown, found: timedelta | Unknown | None
+    ) -> Sequence[Cause] | None:
+        return tuple(_causes_of_ttl(spec, ending))
+
     def busy_until(self, spec: Spec, ending: Ending) -> datetime | Unknown | None:
         after = _cleanup(spec, ending.outcome)
         if after is None or ending.at is None:
@@ -134,9 +159,21 @@ RAYCLUSTER = _RayCluster(
     versions=("v1",),
     children=(POD,),
     part_label="ray.io/cluster",
-    controller=_OPERATOR,
+    controller=CONTROLLER,
+    finalizers=(
+        Finalizer(
+            "ray.io/gcs-ft-redis-cleanup-finalizer",
+            "KubeRay, which clears its keys in Redis first",
+            CONTROLLER,
+            "KubeRay is down, or the Job that clears Redis hangs (forced after 5 minutes from v1.6.2 on)",
+            "See that Redis answers and KubeRay runs; without it the keys in Redis stay",
+            without=True,
+        ),
+    ),
+    manager=_MANAGER,
     runs=True,
     lever=Lever.SUSPEND,
+    removed_alone="its GPUs come back and the finished root stays",
 )
 RAYJOB = _RayJob(
     kind="RayJob",
@@ -145,7 +182,18 @@ RAYJOB = _RayJob(
     versions=("v1",),
     stirred=_StirredRayJob,
     children=(RAYCLUSTER, JOB),
-    controller=_OPERATOR,
+    controller=CONTROLLER,
+    finalizers=(
+        Finalizer(
+            "ray.io/rayjob-finalizer",
+            "KubeRay, which stops the Ray job first",
+            CONTROLLER,
+            "KubeRay is down, or cannot reach the dashboard of the Ray cluster",
+            START,
+            without=True,
+        ),
+    ),
+    manager=_MANAGER,
     lever=Lever.SUSPEND,
     has_ttl=True,
 )
@@ -155,6 +203,7 @@ RAYSERVICE = Kind(
     group="ray.io",
     versions=("v1",),
     children=(RAYCLUSTER,),
+    controller=CONTROLLER,
     runs=True,
     class_=SERVING,
 )
@@ -162,6 +211,18 @@ RAYSERVICE = Kind(
 
 def _groups(head: RayGroup | None, workers: Iterable[RayGroup] | None) -> Iterator[PodSpec]:
     yield from pod_specs(*(group.template for group in (head, *(workers or ())) if group is not None))
+
+
+def _causes_of_ttl(spec: Spec, ending: Ending) -> Iterator[Cause]:
+    waits = cleanup_words(spec, ending)
+    if waits is not None:
+        yield Cause(waits, "Wait, unless KubeRay is down")
+    elif not spec.cluster_selector:
+        yield Cause(
+            "KubeRay keeps the RayCluster of a finished RayJob, GPUs included, unless shutdownAfterJobFinishes is true",
+            "Set shutdownAfterJobFinishes and ttlSecondsAfterFinished; gpukeeper's rules take what is left",
+        )
+    yield Cause("a RayJob's ttlSecondsAfterFinished removes its RayCluster only; the RayJob itself stays", BY_RETENTION)
 
 
 # What KubeRay does by itself after the end of a RayJob

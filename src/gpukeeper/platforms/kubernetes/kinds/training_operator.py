@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import Controller
 from gpukeeper.platforms.kubernetes.kinds.kind import Json, Kind, Lever, pod_specs
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL
 from gpukeeper.platforms.kubernetes.wire import PodSpec, Spec
 
+CONTROLLER = Controller(
+    "the training operator",
+    ("training-operator",),
+    "1ca428e5.training-operator.kubeflow.org",
+    ("kubeflow", "kubeflow-system"),
+    "training-operator",
+)
 CLEAN_RUNNING, CLEAN_ALL = "Running", "All"
 
 
@@ -47,7 +55,8 @@ def _v1(kind: str, plural: str, replicas: str, *, second_clean_pod_policy: bool 
         versions=("v1",),
         children=(POD,),
         part_label="training.kubeflow.org/job-name",
-        controller="kubeflow.org/training-operator",
+        controller=CONTROLLER,
+        manager="kubeflow.org/training-operator",
         succeeded=("Succeeded",),
         failed=("Failed",),
         lever=Lever.SUSPEND,
