@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpukeeper.engine.explain import Explained
-    from gpukeeper.lifecycle.explain import Ahead, Measured
+    from gpukeeper.lifecycle.explain import Measured
+    from gpukeeper.lifecycle.forecast import Ahead
     from gpukeeper.model.decision import Answer
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
