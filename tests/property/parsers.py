@@ -33,8 +33,7 @@ from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
-from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.explain import answers
+from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, View
