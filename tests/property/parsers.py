@@ -33,8 +33,7 @@ from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
-from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.explain import answers
+from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, View
@@ -60,6 +59,7 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.ray import busy
@@ -188,7 +188,7 @@ _NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
 _READING = kube.Reading(("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL))
 _MARKED = {
     "annotations": {
-        marks.TTL: "30m",
+        TTL: "30m",
         marks.HOLD_UNTIL: "2026-12-01T18:00:00Z",
         marks.JANITOR_TTL: "3d",
         marks.JANITOR_EXPIRES: "2026-12-01",
@@ -561,7 +561,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser("duration of a policy", _text(units.read_span), _DURATIONS, (ValueError,)),
     Parser("size", _text(units.read_size), _SIZES, (ValueError,)),
     Parser("share", _text(units.read_share), (b"80%", b"0.5 %"), (ValueError,)),
-    Parser("annotation with a duration", _text(lambda text: marks.span(marks.TTL, text)), _DURATIONS),
+    Parser("annotation with a duration", _text(lambda text: marks.span(TTL, text)), _DURATIONS),
     Parser("annotation with a time", _text(lambda text: marks.moment(marks.HOLD_UNTIL, text)), _TIMES),
     Parser("time of an engine", _text(docker_wire.when), _TIMES),
     Parser("time of a cluster", _text(kube_wire.when), _TIMES),
