@@ -8,7 +8,8 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.engine.explain import Explained
-from gpukeeper.lifecycle.explain import Ahead, Measured
+from gpukeeper.lifecycle.explain import Measured
+from gpukeeper.lifecycle.forecast import Ahead
 from gpukeeper.model.decision import Answer, Decision, Verdict
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.durations import when_in_words

@@ -12,7 +12,7 @@ from gpukeeper.engine.fleet import FleetSnapshot
 from gpukeeper.engine.outlook import Outlooks
 from gpukeeper.lifecycle.claims import Claim, How, next_event
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.explain import ahead
+from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View

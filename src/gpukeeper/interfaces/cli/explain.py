@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpukeeper.engine.explain import Explained
-    from gpukeeper.lifecycle.explain import Ahead, Measured
+    from gpukeeper.lifecycle.explain import Measured
+    from gpukeeper.lifecycle.forecast import Ahead
+    from gpukeeper.model.decision import Answer
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
     from gpukeeper.model.unknown import Unknown
@@ -97,15 +99,13 @@ def _print(found: Explained) -> None:
     from gpukeeper.views.explain import facts, verdicts
 
     subject, decision, now = found.subject, found.decision, found.now
-    typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
+    show.text(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
-    typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
+    show.text(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
     show.table([(name, _said(value, now)) for name, value in facts(found)], head=("fact", "as seen"))
     typer.echo("")
-    rows = [
-        (word, a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for word, a in verdicts(found.answers)
-    ]
-    show.table(rows, head=("answer", "rule", "because", ""))
+    rows = [(word, answer.rule, _because(answer, now)) for word, answer in verdicts(found.answers)]
+    show.table(rows, head=("answer", "rule", "because"))
     _section("Measured:", [_signal_row(one, now) for one in found.signals])
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
@@ -116,22 +116,23 @@ def _print(found: Explained) -> None:
 
 def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
+    from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.notify.terminals import plain
 
     if isinstance(said, Unknown):
-        typer.echo(plain(f"\nWhy it is still there could not be looked into: {said.why}"))
+        show.text(f"\nWhy it is still there could not be looked into: {plain(said.why)}")
         return
     if said is None:
         return  # not for who asks
     if said.tree:
         typer.echo("\nWhat it is part of and made of:")
         for line in said.tree:
-            typer.echo(f"  {plain(line)}")
+            show.text(f"  {plain(line)}")
     if said.causes:
         typer.echo("\nWhy it is still there:")
         for cause in said.causes:
-            typer.echo("\n".join(_cause_lines(cause)))
+            show.text("\n".join(_cause_lines(cause)))
 
 
 def _cause_lines(cause: Cause) -> Sequence[str]:
@@ -201,6 +202,12 @@ def _said(value: object, now: datetime) -> str:
             return "; ".join(map(str, value)) if any(" " in str(one) for one in value) else ", ".join(map(str, value))
         case _:
             return str(value)
+
+
+def _because(answer: Answer, now: datetime) -> str:
+    from gpukeeper.interfaces.terminal import show
+
+    return answer.reason + (f"; due {show.when(answer.due, now)}" if answer.due else "")
 
 
 def _line(line: Event) -> tuple[str, ...]:

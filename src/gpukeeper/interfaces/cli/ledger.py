@@ -252,7 +252,7 @@ def _print(seq: int, line: Event, *, json: bool) -> None:
 def _said(value: object) -> str:
     import msgspec
 
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _totals_row(row: TotalsRow) -> tuple[str, ...]:

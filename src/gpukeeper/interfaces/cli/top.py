@@ -69,7 +69,9 @@ def top(
 
 
 def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    from gpukeeper.interfaces.terminal.colours import overwrites
+
+    return sys.stdin.isatty() and overwrites(sys.stdout)
 
 
 def _run(screen: Screen, gathering: Gathering, display: Display) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from gpukeeper.interfaces.terminal.colours import colours
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -42,7 +44,7 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console()
+        self._console = Console(no_color=not colours(sys.stdout))
         self._live = Live(console=self._console, screen=True, auto_refresh=False, redirect_stdout=False)
         self._in, self._out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
