@@ -48,17 +48,15 @@ def test_a_kind_of_a_name_that_another_group_has_is_told_apart() -> None:
     assert "annotate --overwrite jobs.example.com " in marks.hold_with
 
 
-def test_a_ttl_is_read_where_the_kind_has_it() -> None:
+@pytest.mark.parametrize(
+    ("names", "minutes"),
+    [
+        (("job", "jobset", "trainjob"), 1),
+        (("pytorchjob", "tfjob", "mpijob", "xgboostjob", "paddlejob", "jaxjob"), 2),
+        (("rayjob", "raycluster", "rayservice", "deployment", "statefulset", "daemonset", "replicaset", "pod"), None),
+    ],
+)
+def test_a_ttl_is_read_where_the_kind_has_it(names: tuple[str, ...], minutes: int | None) -> None:
     spec = root(spec={"ttlSecondsAfterFinished": 60, "runPolicy": {"ttlSecondsAfterFinished": 120}}).spec
-    found = {kind.name: kind.ttl(spec, in_crd=True) for kind in KINDS}
-    minute = timedelta(minutes=1)
-    assert {name for name, one in found.items() if one == minute} == {"job", "jobset", "trainjob"}
-    assert {name for name, one in found.items() if one == 2 * minute} == {
-        "pytorchjob",
-        "tfjob",
-        "mpijob",
-        "xgboostjob",
-        "paddlejob",
-        "jaxjob",
-    }
-    assert all(one is None for one in found.values() if one not in (minute, 2 * minute))
+    for name in names:
+        assert BY_NAME[name].ttl(spec, in_crd=True) == (None if minutes is None else timedelta(minutes=minutes))
