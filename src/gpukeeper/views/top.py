@@ -72,14 +72,14 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime, paused: str | None = None) -> TopView:
-    views = {view.subject.ref.key: view for view in found.views}
+    claims = claims_of(found, book, narrow, now)
+    holders = {one.holder.key for one in claims if one.holder is not None}
     devices = {(one.ref.place, one.ref.uid): one for view in found.views if (one := view.subject).shape is Shape.DEVICE}
     comes = {
-        key: _coming(view, book, now, found.offers.get((view.subject.ref.platform, view.subject.ref.place), ()))
-        for key, view in views.items()
-        if view.subject.shape is not Shape.DEVICE and view.subject.devices != ()
+        ref.key: _coming(view, book, now, found.offers.get((ref.platform, ref.place), ()))
+        for view in found.views
+        if (ref := view.subject.ref).key in holders
     }
-    claims = claims_of(found, book, narrow, now)
     return TopView(
         at=now,
         mode=book.policy.mode,
@@ -139,6 +139,10 @@ def _use(claim: Claim, device: Subject | None) -> float | Unknown | None:
 def _mib(device: Subject | None, label: str) -> int | Unknown:
     words = "" if device is None else device.labels.get(label, "")
     return int(words) if words.isascii() and words.isdecimal() else NOT_MEASURED
+
+
+def with_notes(view: TopView, notes: Sequence[str]) -> TopView:
+    return msgspec.structs.replace(view, notes=(*view.notes, *notes))
 
 
 def with_told(view: TopView, told: Outlooks) -> TopView:
