@@ -120,7 +120,9 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     runs = decision(1, Action.WARN, rule="idle", then=Action.STOP, announced=NOW + HOUR, running=True, gpus=2)
     waits = decision(2, Action.KEEP, verdict=Verdict.WAIT, rule="idle", due=NOW + DAY, running=True, gpus=1)
     ended = decision(3, running=False, gpus=1)
-    first, second = with_told(shown(), told(runs, waits, ended)).gpus
+    view = with_told(shown(), told(runs, waits, ended))
+    first, second = view.gpus
+    assert view.counts == {How.RUNNING: 3}
     assert (first.name, first.holder, isinstance(first.use, Unknown)) == ("2 GPUs", "docker/node-3/job-1", True)
     assert first.steps == (Step("warn", None, "idle"), Step("stop", NOW + HOUR, "idle"))
     assert second.steps == (Step("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
