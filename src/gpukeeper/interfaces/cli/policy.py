@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpukeeper.interfaces.cli import policy_try
+
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
@@ -101,6 +103,9 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
         _print_json("policy-sentence", _head(loaded))
         return
     typer.echo(in_words(loaded.policy))
+
+
+app.command("try")(policy_try.try_)
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:
