@@ -190,6 +190,14 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     assert (answer["class"], answer["groups"], answer["end"]) == ("docker", ["researcher"], "Then it is gone.")
 
 
+def test_try_says_why_it_has_its_class(policy: Path) -> None:
+    policy.write_text(GOOD + 'match: [{class: serving, image: "triton:*"}]\n')
+    tried = ("try", "--policy", policy, "--owner", "ann")
+    assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout
+    assert "class     docker (recognised by docker; no entry of match fits)" in run(*tried).stdout
+    assert "class     managed (as --class says)" in run(*tried, "--class", "managed").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

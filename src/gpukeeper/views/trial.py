@@ -5,37 +5,25 @@ The rules themselves decide, over simulated time; what the world is assumed to d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.config.load import Loaded
-from gpukeeper.config.problems import did_you_mean
 from gpukeeper.engine.schedule import next_moment
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import idle_window
 from gpukeeper.lifecycle.forecast import MINUTE, Ahead, course
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold
-from gpukeeper.lifecycle.settings import Rulebook, class_of, fits
+from gpukeeper.lifecycle.settings import Rulebook, fits
 from gpukeeper.model.decision import ACTING, Action, Decision, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Memory, Stopped
-from gpukeeper.model.policy import WITHOUT_GPU, Mode, Policy
+from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.series import Series, Signal
-from gpukeeper.model.subject import Marks, Outcome, State, Subject
-from gpukeeper.platforms.docker.translate import CONTAINER, class_by_labels
-from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.kind import Lever
-from gpukeeper.platforms.kubernetes.tally import Tally
-from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
-from gpukeeper.platforms.kubernetes.wire import Meta
+from gpukeeper.model.subject import Outcome, State, Subject
 
-DOCKER, KUBERNETES = "docker", "kubernetes"
-WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devices only
-STATES = (State.RUNNING, State.ENDED, State.CREATED)
 INCARNATION = "run-1"
 STEPS = 5000  # one that is in use is asked again after every idle time
 BUSY = 100.0
@@ -43,39 +31,25 @@ MARGIN = timedelta(hours=2)
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload as somebody describes it. None: not said."""
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
 
-    platform: str = DOCKER
-    place: str | None = None
-    namespace: str | None = None
-    kind: str | None = None
-    name: str = "example"
-    class_: str | None = None
-    image: str | None = None
-    labels: Mapping[str, str] = {}
-    owner: str | None = None
-    group: str | None = None
-    environment: str | None = None
-    gpus: int = 1
-    state: State = State.RUNNING
-    outcome: Outcome | None = None
-    running_for: timedelta = timedelta()
+    subject: Subject
     idle_for: timedelta = timedelta()
-    ended_since: timedelta = timedelta()
-    ttl: timedelta | None = None
-    hold: timedelta | None = None
-    busy: bool = False
+    busy: bool = False  # it uses its GPUs all the time
     demand: bool = False
+    hold: timedelta | None = None
+    after_stop: State = State.ENDED
 
 
 class TrialView(msgspec.Struct, frozen=True, kw_only=True):
-    """`now`: what is decided about it at once. `timeline`: what follows. `end`: how it ends, in a sentence."""
+    """`match`: the entry of the policy's match list that gives its class. None: none fits. `now`: what is decided about
+    it at once. `timeline`: what follows. `end`: how it ends, in a sentence."""
 
     at: datetime
     subject: Subject
     class_: str
-    class_because: str
+    match: int | None
     groups: tuple[str, ...]
     now: Decision
     timeline: tuple[Ahead, ...]
@@ -83,32 +57,27 @@ class TrialView(msgspec.Struct, frozen=True, kw_only=True):
     assumes: tuple[str, ...]
 
 
-def trial(loaded: Loaded, described: Described, now: datetime) -> TrialView:
-    """Raises UsageError for what contradicts itself or does not exist."""
-    _check(described, loaded.policy)
-    policy = _with_member(loaded.policy, described)
-    if described.class_ is not None:
-        policy = msgspec.structs.replace(policy, match=())
-    book = Rulebook(policy)
-    view = _view(described, book, now)
-    subject = view.subject
+def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
+    """Raises UsageError for a hold that would not be granted."""
+    book, subject = Rulebook(policy), given.subject
 
     def opens(at: datetime) -> datetime:
         return next_moment(policy.schedule, at)
 
-    def measure(one: View, at: datetime) -> View:
-        return _measured(one, described, book, now, at)
+    def measure(view: View, at: datetime) -> View:
+        return _measured(view, given, book, now, at)
 
-    view = measure(view, now)
+    view = measure(_view(given, book, now), now)
+    every = tuple(Action)
     found = tuple(
         course(
             view,
             book,
             now,
-            tuple(Action),
+            every,
             measure=measure,
             opens=opens,
-            after_stop=_after_stop(subject.ref),
+            after_stop=given.after_stop,
             steps=STEPS,
             reports=True,
         )
@@ -118,143 +87,34 @@ def trial(loaded: Loaded, described: Described, now: datetime) -> TrialView:
         at=now,
         subject=subject,
         class_=decision.class_,
-        class_because=_because(loaded, described, subject),
-        groups=tuple(name for name, group in policy.groups.items() if described.owner in group.members),
+        match=next((number for number, one in enumerate(policy.match) if fits(one, subject)), None),
+        groups=tuple(name for name, group in policy.groups.items() if subject.owner in group.members),
         now=decision,
         timeline=found,
         end=_end(found, subject, decision),
-        assumes=tuple(_assumed(policy, described, found)),
+        assumes=tuple(_assumed(policy, given, found)),
     )
 
 
-# What was described
-
-
-def _check(one: Described, policy: Policy) -> None:
-    if one.platform not in WITH_WORKLOADS:
-        raise UsageError(
-            f'--platform "{one.platform}": workloads are on {" and ".join(WITH_WORKLOADS)}. '
-            "On other platforms gpukeeper acts on trees of files only."
-        )
-    if one.class_ is not None and one.class_ not in policy.classes:
-        raise UsageError(f'the policy has no class "{one.class_}". {did_you_mean(one.class_, list(policy.classes))}')
-    if one.group is not None and one.group not in policy.groups:
-        known = did_you_mean(one.group, list(policy.groups)) if policy.groups else "It has no groups."
-        raise UsageError(f'the policy has no group "{one.group}". {known}')
-    if one.environment is not None and one.environment not in policy.environments:
-        names = list(policy.environments)
-        known = did_you_mean(one.environment, names) if names else "It has no environments."
-        raise UsageError(f'the policy has no environment "{one.environment}". {known}')
-    if one.platform == KUBERNETES and (one.kind or "job").lower() not in BY_NAME:
-        raise UsageError(f'--kind "{one.kind}": {did_you_mean(str(one.kind), list(BY_NAME))}')
-    if one.platform == DOCKER and one.kind not in (None, CONTAINER):
-        raise UsageError(f'--kind "{one.kind}": on docker every workload is a {CONTAINER}.')
-    if one.platform == DOCKER and one.namespace is not None:
-        raise UsageError("--namespace: docker has no namespaces.")
-    _check_times(one)
-
-
-def _check_times(one: Described) -> None:
-    """What is said of a state must be said of that state."""
-    nothing = timedelta()
-    if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.busy):
-        raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
-    if one.state is not State.ENDED and (one.ended_since or one.outcome is not None):
-        raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
-    if one.idle_for > one.running_for > nothing:
-        raise UsageError(
-            f"it cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
-        )
-    if one.busy and one.idle_for:
-        raise UsageError("--busy and --idle-for contradict each other. Choose one.")
-    if one.hold is not None and one.owner is None:
-        raise UsageError("--hold needs --owner: the person who holds it.")
-    if one.group is not None and one.owner is None:
-        raise UsageError("--group needs --owner: the member of that group.")
-
-
-def _with_member(policy: Policy, one: Described) -> Policy:
-    if one.group is None or one.owner is None or one.owner in policy.groups[one.group].members:
-        return policy
-    group = policy.groups[one.group]
-    joined = msgspec.structs.replace(group, members=(*group.members, one.owner))
-    return msgspec.structs.replace(policy, groups={**policy.groups, one.group: joined})
-
-
-def _view(one: Described, book: Rulebook, now: datetime) -> View:
-    subject = _subject(one, book.policy, now)
+def _view(given: Given, book: Rulebook, now: datetime) -> View:
+    subject = given.subject
     started = subject.started if isinstance(subject.started, datetime) else None
-    memory = Memory(
-        first_start=started, started=started, state=str(one.state), incarnation=INCARNATION, first_seen_ended=None
-    )
-    if one.state is State.ENDED:
-        ended = now - one.ended_since
+    memory = Memory(first_start=started, started=started, state=str(subject.state), incarnation=INCARNATION)
+    if isinstance(subject.ended, datetime):
         # What was stopped and not by gpukeeper was stopped by a person.
-        stopped = Stopped("somebody", "", ended, INCARNATION) if subject.outcome is Outcome.STOPPED else None
-        memory = msgspec.structs.replace(memory, first_seen_ended=ended, ended=ended, stopped=stopped)
-    view = View(subject, (), memory, one.demand)
-    if one.hold is None or one.owner is None:
+        by_hand = Stopped("somebody", "", subject.ended, INCARNATION) if subject.outcome is Outcome.STOPPED else None
+        memory = msgspec.structs.replace(memory, first_seen_ended=subject.ended, ended=subject.ended, stopped=by_hand)
+    view = View(subject, (), memory, given.demand)
+    if given.hold is None:
         return view
-    granted = may_hold(view, book, one.owner, one.hold, now)
+    assert isinstance(subject.owner, str), "whoever holds it is its owner"
+    granted = may_hold(view, book, subject.owner, given.hold, now)
     if isinstance(granted, NotAllowed):
         raise UsageError(f"--hold: {granted.why}")
     return msgspec.structs.replace(view, memory=msgspec.structs.replace(memory, holds=(granted,)))
 
 
-def _subject(one: Described, policy: Policy, now: datetime) -> Subject:
-    ref, ran = _ref(one, policy), max(one.running_for, one.idle_for)
-    started = {State.RUNNING: now - ran, State.ENDED: now - one.ended_since, State.CREATED: None}[one.state]
-    outcome = one.outcome or Outcome.SUCCEEDED
-    labels = {**one.labels, **({"image": one.image} if one.image else {})}
-    return Subject(
-        seen=Seen(ref, INCARNATION, "", now),
-        state=one.state,
-        owner=one.owner,
-        class_=one.class_ or recognised(one, ref),
-        environment=one.environment,
-        created=started or now,
-        started=started,
-        ended=now - one.ended_since if one.state is State.ENDED else None,
-        outcome=outcome if one.state is State.ENDED else None,
-        devices=tuple(f"GPU-{number}" for number in range(one.gpus)),
-        goes_when_stopped=ref.platform == KUBERNETES and BY_NAME[ref.kind].lever is Lever.NONE,
-        marks=Marks(ttl=one.ttl),
-        labels=labels,
-    )
-
-
-def _ref(one: Described, policy: Policy) -> Ref:
-    """Somewhere that the policy covers, where that was not said."""
-    scope = policy.scope.get(one.platform)
-    place = one.place or _covered(scope.places if scope is not None else ())
-    if one.platform == DOCKER:
-        return Ref(DOCKER, place, CONTAINER, one.name, "example")
-    namespace = one.namespace or _covered(scope.namespaces if scope is not None else ())
-    return Ref(KUBERNETES, place, (one.kind or "job").lower(), one.name, "example", namespace)
-
-
-def _covered(patterns: tuple[str, ...]) -> str:
-    """A name that fits the first pattern; `*` fits any."""
-    first = patterns[0] if patterns else "*"
-    return "example" if first == "*" else first.replace("*", "1").replace("?", "1")
-
-
-def recognised(one: Described, ref: Ref) -> str:
-    """The class that its platform gives it, by the platform's own function."""
-    if ref.platform == KUBERNETES:
-        meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))
-        held = Tally(devices=[f"{ref.name}/{number}" for number in range(one.gpus)])
-        return class_in_cluster(BY_NAME[ref.kind], meta, None, held)
-    if not one.gpus:
-        return WITHOUT_GPU
-    return "unknown" if one.owner is None else class_by_labels(one.labels, published=False)
-
-
-def _after_stop(ref: Ref) -> State:
-    return State.SUSPENDED if ref.platform == KUBERNETES else State.ENDED
-
-
-def _measured(view: View, one: Described, book: Rulebook, now: datetime, at: datetime) -> View:
+def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datetime) -> View:
     """As a daemon would have measured it by then: in use until it became idle, and not since."""
     subject = view.subject
     if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
@@ -262,7 +122,7 @@ def _measured(view: View, one: Described, book: Rulebook, now: datetime, at: dat
     reach = 2 * (idle_window(view, book) or MARGIN) + MARGIN
     start = max(subject.started, at - reach).replace(second=0, microsecond=0)
     minutes = (at - start) // MINUTE + 1
-    idle_since = at + MINUTE if one.busy else now - one.idle_for
+    idle_since = at + MINUTE if given.busy else now - given.idle_for
     # The minute in which it became idle counts as idle: the time that was described is the time that counts.
     used = tuple(BUSY if start + (n + 1) * MINUTE <= idle_since else 0.0 for n in range(minutes))
     devices = subject.devices if isinstance(subject.devices, tuple) else ()
@@ -271,21 +131,6 @@ def _measured(view: View, one: Described, book: Rulebook, now: datetime, at: dat
         *(Series(signal, "", start, (0.0,) * minutes) for signal in _SIGNALS),
     )
     return msgspec.structs.replace(view, series=series)
-
-
-# What was found
-
-
-def _because(loaded: Loaded, one: Described, subject: Subject) -> str:
-    """Why it has its class."""
-    if one.class_ is not None:
-        return "as --class says"
-    for number, match in enumerate(loaded.policy.match):
-        if fits(match, subject):
-            return f"by match[{number}], {loaded.origin(('match', number))}"
-    assert class_of(loaded.policy, subject) == subject.class_, "its owner is known, so a match fits or does not"
-    listed = "; no entry of match fits" if loaded.policy.match else ""
-    return f"recognised by {subject.ref.platform}{listed}"
 
 
 def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
@@ -301,11 +146,11 @@ def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
     return "Nothing more happens to it."
 
 
-def _assumed(policy: Policy, one: Described, found: tuple[Ahead, ...]) -> Iterator[str]:
-    if one.state is State.RUNNING and one.gpus:
-        yield "It uses its GPUs all the time." if one.busy else "It stays idle from now on, by every signal."
+def _assumed(policy: Policy, given: Given, found: tuple[Ahead, ...]) -> Iterator[str]:
+    if given.subject.state is State.RUNNING and given.subject.devices:
+        yield "It uses its GPUs all the time." if given.busy else "It stays idle from now on, by every signal."
     yield "It is not held, stopped or restarted meanwhile."
-    if one.demand:
+    if given.demand:
         yield "GPUs stay scarce, so that idle times are shorter (demand)."
     if all(step.action is Action.KEEP for step in found):
         return

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gpukeeper.config.load import load_text
+from gpukeeper.interfaces.cli.hypothetical import Described, given
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
-from gpukeeper.views.trial import Described, TrialView, trial
+from gpukeeper.views.trial import TrialView, trial
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -31,7 +32,8 @@ match:
 
 
 def tried(more: str = "", **facts: Any) -> TrialView:
-    return trial(load_text(POLICY + more), Described(**facts), NOW)
+    assumed, policy = given(Described(**facts), load_text(POLICY + more).policy, NOW)
+    return trial(policy, assumed, NOW)
 
 
 def timeline(found: TrialView) -> list[tuple[timedelta, str, str]]:
@@ -51,7 +53,7 @@ def test_idle_work_is_warned_twice_stopped_and_removed() -> None:
         (90 * MINUTE, "remove", "idle"),
     ]
     assert (found.class_, found.groups, found.end) == ("docker", ("researcher",), "Then it is gone.")
-    assert found.class_because == "recognised by docker; no entry of match fits"
+    assert found.match is None
 
 
 def test_what_passed_before_counts() -> None:
@@ -69,7 +71,7 @@ def test_what_stays_in_use_ends_at_its_maximum_runtime_and_is_kept_as_stopped_wo
         (5 * DAY, "stop", "max_runtime"),
         (6 * DAY, "remove", "retention"),
     ]
-    assert found.class_because == "by match[1], policy.yaml:11"
+    assert (found.class_, found.match) == ("batch", 1)
     assert "It uses its GPUs all the time." in found.assumes
 
 
@@ -114,12 +116,12 @@ def test_a_group_that_the_owner_is_not_in() -> None:
 
 def test_a_class_that_is_named_comes_before_every_match() -> None:
     found = tried(owner="bob", name="train-7", class_="managed", running_for=HOUR)
-    assert (found.class_, found.class_because) == ("managed", "as --class says")
+    assert (found.class_, found.match) == ("managed", None)
 
 
 def test_what_is_never_touched_says_so() -> None:
     found = tried(owner="bob", image="exporter:4")
-    assert (found.timeline, found.class_because) == ((), "by match[0], policy.yaml:10")
+    assert (found.timeline, found.class_, found.match) == ((), "infrastructure", 0)
     assert found.end == "Nothing happens to it: class infrastructure is never touched."
     assert tried(owner="bob", gpus=0).end == "Nothing happens to it: it uses no GPU; its class is never touched."
 
@@ -167,7 +169,8 @@ def test_what_it_assumes_is_said() -> None:
     for words in ("stays idle", "warning is delivered", "budget (50 a pass, 600 an hour)", "pass runs every 5m"):
         assert words in said
     assert "mode is plan" not in said
-    planned = trial(load_text(POLICY.replace("enforce", "plan")), Described(owner="bob"), NOW)
+    assumed, policy = given(Described(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW)
+    planned = trial(policy, assumed, NOW)
     assert any("The mode is plan" in words for words in planned.assumes)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpukeeper.interfaces.cli import policy_try
+from gpukeeper.interfaces.terminal import completion
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
@@ -54,7 +55,10 @@ def show(
     section: Annotated[
         str | None,
         typer.Argument(
-            metavar="SECTION", help="Only this part: retention, classes.managed, match[0], …", show_default=False
+            metavar="SECTION",
+            help="Only this part: retention, classes.managed, match[0], …",
+            show_default=False,
+            autocompletion=completion.sections,
         ),
     ] = None,
     owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,

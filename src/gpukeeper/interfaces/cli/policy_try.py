@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
+    from gpukeeper.interfaces.cli.hypothetical import Described
     from gpukeeper.lifecycle.forecast import Ahead
     from gpukeeper.model.subject import Outcome, State
-    from gpukeeper.views.trial import Described, TrialView
+    from gpukeeper.views.trial import TrialView
 
 Span = str | None
 
@@ -22,7 +24,12 @@ Span = str | None
 def try_(
     policy: o.PolicyFile = None,
     platform: Annotated[
-        str, typer.Option("--platform", help="Its platform, or platform and place: docker, docker/node-3, kubernetes.")
+        str,
+        typer.Option(
+            "--platform",
+            help="Its platform, or platform and place: docker, docker/node-3, kubernetes.",
+            autocompletion=completion.platforms,
+        ),
     ] = "docker",
     class_: Annotated[
         str | None, typer.Option("--class", help="Its class. Default: by match, else as its platform recognises it.")
@@ -46,7 +53,12 @@ def try_(
         str | None, typer.Option("--state", help="running, ended or created. Default: running, or as other flags say.")
     ] = None,
     outcome: Annotated[
-        str | None, typer.Option("--outcome", help="How it ended: succeeded (the default), failed or stopped.")
+        str | None,
+        typer.Option(
+            "--outcome",
+            help="How it ended: succeeded (the default), failed or stopped.",
+            autocompletion=completion.outcomes,
+        ),
     ] = None,
     running_for: Annotated[Span, typer.Option("--running-for", help="It has been running for 2h, 3d, …")] = None,
     idle_for: Annotated[
@@ -61,8 +73,9 @@ def try_(
 ) -> None:
     """Try a policy on a hypothetical workload: its class, and when it would be warned, stopped and removed."""
     from gpukeeper.config.load import load_policy
+    from gpukeeper.interfaces.cli.hypothetical import Described, given
     from gpukeeper.interfaces.terminal.session import span
-    from gpukeeper.views.trial import Described, trial
+    from gpukeeper.views.trial import trial
 
     where, _, place = platform.partition("/")
     described = Described(
@@ -89,9 +102,11 @@ def try_(
         demand=demand,
     )
     loaded = load_policy(policy)
-    found = trial(loaded, described, datetime.now(UTC).replace(second=0, microsecond=0))
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    assumed, applied = given(described, loaded.policy, now)
+    found = trial(applied, assumed, now)
     if json:
-        _print_json(loaded, found)
+        _print_json(loaded, described, found)
     else:
         _print(loaded, described, found)
 
@@ -106,9 +121,9 @@ def _labels(written: Iterable[str]) -> dict[str, str]:
 
 
 def _state(written: str | None, *, ended: bool) -> State:
+    from gpukeeper.interfaces.cli.hypothetical import STATES
     from gpukeeper.model.errors import UsageError
     from gpukeeper.model.subject import State
-    from gpukeeper.views.trial import STATES
 
     if written is None:
         return State.ENDED if ended else State.RUNNING
@@ -126,7 +141,7 @@ def _outcome(written: str | None) -> Outcome | None:
     return None if written is None else Outcome(written)
 
 
-def _print_json(loaded: Loaded, found: TrialView) -> None:
+def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
 
     head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
@@ -135,7 +150,7 @@ def _print_json(loaded: Loaded, found: TrialView) -> None:
         "at": found.at,
         "workload": found.subject,
         "class": found.class_,
-        "class_because": found.class_because,
+        "class_because": _because(loaded, described, found),
         "groups": found.groups,
         "decision": found.now,
         "timeline": found.timeline,
@@ -149,7 +164,7 @@ def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
 
-    show.table(_facts(described, found))
+    show.table(_facts(loaded, described, found))
     typer.echo("")
     rows = [(_when(one.at, found.at), _what(one), one.rule, one.reason) for one in found.timeline]
     show.table(rows, head=("when", "what", "rule", "because"))
@@ -160,7 +175,7 @@ def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
     say(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
 
 
-def _facts(described: Described, found: TrialView) -> list[tuple[str, str]]:
+def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple[str, str]]:
     from gpukeeper.model.durations import in_words
 
     subject, now = found.subject, found.at
@@ -170,11 +185,21 @@ def _facts(described: Described, found: TrialView) -> list[tuple[str, str]]:
     groups = f" (group {', '.join(found.groups)})" if found.groups else ""
     return [
         ("workload", subject.ref.path),
-        ("class", f"{found.class_} ({found.class_because})"),
+        ("class", f"{found.class_} ({_because(loaded, described, found)})"),
         ("owner", f"{described.owner or 'none known'}{groups}"),
         ("state", f"{state}{idle}, {described.gpus} GPU{'' if described.gpus == 1 else 's'}"),
         ("now", f"{found.now.action}: {found.now.reason}"),
     ]
+
+
+def _because(loaded: Loaded, described: Described, found: TrialView) -> str:
+    """Why it has its class."""
+    if described.class_ is not None:
+        return "as --class says"
+    if found.match is not None:
+        return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
+    listed = "; no entry of match fits" if loaded.policy.match else ""
+    return f"recognised by {described.platform}{listed}"
 
 
 def _what(one: Ahead) -> str:
