@@ -21,6 +21,7 @@ DESIGNED = (
 ADDED = (
     "tidy",
     "policy try",
+    "top",
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),
 )
