@@ -95,6 +95,10 @@ described in [JSON documents](json.md). With `gpukeeper VERB --help` every verb 
 Tables fit the width of the terminal; in a pipe each row is one line. `NO_COLOR`, `FORCE_COLOR` and other variables:
 [environment variables](environment.md).
 
+`gpukeeper --install-completion` installs completion for the current shell: commands, flags, workloads, checks,
+acceptance runs, policy sections, rules. It reads what the ledger or the daemon already knows and queries no platform;
+`--show-completion` prints the script instead.
+
 """
 # Beyond those that every verb has: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 _EXIT_CODES = {

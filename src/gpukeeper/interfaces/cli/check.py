@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def list_(json: o.Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.")], json: o.Json = False
+    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.", autocompletion=completion.checks)],
+    json: o.Json = False,
 ) -> None:
     """What a check proves, what it cannot, its sizes, and every figure that --set can change."""
     from gpukeeper.acceptance import catalog
