@@ -88,7 +88,11 @@ def _commands(bed: DockerBed) -> tuple[float, float, float, float]:
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         compiled = {**environ, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
         plan = [sys.executable, "-m", "gpukeeper", "plan", "--policy", str(policy)]
-        imports = [sys.executable, "-c", "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, aiohttp"]
+        imports = [
+            sys.executable,
+            "-c",
+            "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, gpukeeper.http_client",
+        ]
         _cpu(plan, compiled)  # compiles
         not_compiled = {**environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/nothing"}
         docker = ["docker", "-H", bed.host, "ps", "-a", "--size"]
