@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,13 @@ def halt_at(point: str, name: str) -> None:
 
     def opened(*args: Any, **kwargs: Any) -> wiring.Session:
         session = open_session(*args, **kwargs)
-        keeper: Any = session.keeper
-        keeper.platforms = tuple(HaltingPlatform(one, halt) for one in keeper.platforms)
-        keeper.ledger, keeper.evidence = HaltingLedger(keeper.ledger, halt), HaltingEvidence(keeper.evidence, halt)
+        ports: Any = session.keeper
+        session.keeper = replace(
+            ports,
+            platforms=tuple(HaltingPlatform(one, halt) for one in ports.platforms),
+            ledger=HaltingLedger(ports.ledger, halt),
+            evidence=HaltingEvidence(ports.evidence, halt),
+        )
         return session
 
     wiring.open_session = opened

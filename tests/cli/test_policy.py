@@ -108,6 +108,38 @@ def test_show_one_owner_for_programs(policy: Path) -> None:
     assert answer["classes"]["devcontainer"][0] == {"setting": "idle", "value": "none", "origin": "built-in"}
 
 
+def test_show_one_section(policy: Path) -> None:
+    lines = [line.split() for line in run("show", "retention", "--policy", policy).stdout.splitlines()]
+    assert [line[0] for line in lines[1:]] == [
+        f"retention.{name}" for name in ("succeeded", "failed", "stopped", "max")
+    ]
+    assert ["retention.max", "30d", "built-in"] in lines
+
+
+def test_show_one_section_for_programs(policy: Path) -> None:
+    answer = json.loads(run("show", "classes.managed", "--policy", policy, "--json").stdout)
+    assert answer["section"] == "classes.managed"
+    assert {row["setting"].rpartition(".")[0] for row in answer["settings"]} == {"classes.managed"}
+    assert json.loads(run("show", "--policy", policy, "--json").stdout)["section"] is None
+
+
+def test_show_one_section_of_one_owner(policy: Path) -> None:
+    out = run("show", "classes.managed", "--policy", policy, "--owner", "ann").stdout
+    assert {line.split()[0] for line in out.splitlines()[3:]} == {"managed"}
+    assert "exemption" not in out
+    answer = json.loads(run("show", "holds", "--policy", policy, "--owner", "ann", "--json").stdout)
+    assert (answer["classes"], answer["demand"], len(answer["holds"])) == ({}, [], 3)
+    assert "No exemption is for ann.\n" in run("show", "exemptions", "--policy", policy, "--owner", "ann").stdout
+
+
+def test_a_section_without_values_and_an_unknown_one(fleet: Fleet) -> None:
+    empty = fleet.run("policy", "show", "exemptions")
+    assert (empty.code, empty.out, empty.err) == (0, "", "exemptions is not set.\n")
+    wrong = fleet.run("policy", "show", "retentoin")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert 'no section "retentoin". Did you mean "retention"?\nSections: preset, mode, scope,' in wrong.err
+
+
 def test_schema_is_json_for_editors() -> None:
     assert json.loads(run("schema").stdout)["title"] == "gpukeeper policy"
 

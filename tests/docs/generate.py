@@ -1,7 +1,7 @@
 """Writes what the docs take from code: `python -m tests.docs.generate`. Tests compare it.
 
-The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, and the output of
-the demo in the tutorial.
+The pages of rules, checks, reference figures, of the command line and of open parts of the checklist, the output of the
+demo in the tutorial, and the picture in the README.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gpukeeper.acceptance.judging.reference import ROWS
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.model.subject import Shape
 from tests.docs.checklist import OPEN_PAGE, open_page
+from tests.docs.picture import PICTURE, picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES_PAGE = DOCS / "reference" / "rules.md"
@@ -241,4 +242,5 @@ if __name__ == "__main__":
     CLI_PAGE.write_text(cli_page())
     OPEN_PAGE.write_text(open_page())
     TUTORIAL.write_text(tutorial_page())
-    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md and the demo in the tutorial")
+    PICTURE.write_text(picture())
+    print("wrote docs/reference/{rules,checks,gpu-models,cli,checklist-open}.md, the tutorial's demo and the picture")

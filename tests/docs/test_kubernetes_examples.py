@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 
 from gpukeeper.config.load import load_text
 from gpukeeper.model.policy import Mode
-from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
 from tests import engines
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"

@@ -10,7 +10,8 @@ import pytest
 from gpukeeper.config.load import load_text
 from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, lease, marks, namespaces, translate
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
-from gpukeeper.platforms.kubernetes.kinds import KINDS, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "kubernetes.md").read_text()

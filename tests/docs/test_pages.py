@@ -51,7 +51,7 @@ def test_what_ray_tidies_and_what_not_is_said_of_everything_it_writes() -> None:
     [
         ("gpukeeperpassmissing", ["systemctl status gpukeeper", "gpukeeper doctor", "ledger list --errors"]),
         ("rayworkerlargetmpdirectory", ["gpukeeper plan --platform ray --verbose", "in use", "mode plan"]),
-        ("no-alert-comes-though-it-should", ["Target", "Rules", "Metric", "Reload"]),
+        ("no-alert-fires-although-it-should", ["Target", "Rules", "Metric", "Reload"]),
     ],
 )
 def test_there_is_help_when_it_goes_wrong(heading: str, words: list[str]) -> None:

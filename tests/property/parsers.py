@@ -52,7 +52,11 @@ from gpukeeper.platforms.kubernetes import connect as kube_api
 from gpukeeper.platforms.kubernetes import translate as kube
 from gpukeeper.platforms.kubernetes import wire as kube_wire
 from gpukeeper.platforms.kubernetes.errors import refusal
-from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, TRAINJOB, V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.ray import busy

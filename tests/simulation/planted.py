@@ -14,6 +14,9 @@ from gpukeeper.engine import act as engine_act
 from gpukeeper.engine import loop as engine_loop
 from gpukeeper.engine import observe as engine_observe
 from gpukeeper.engine import reclaim as engine_reclaim
+from gpukeeper.engine import view as engine_view
+from gpukeeper.engine.beside import WorkBeside
+from gpukeeper.engine.pressure import Pressure
 from gpukeeper.lifecycle import activity, budget, decide, warnings
 from gpukeeper.lifecycle.rules import (
     hold,
@@ -72,7 +75,7 @@ def rule_swapped(rule: Any, ask: Any) -> Iterator[None]:
 @planted("only_what_was_seen")
 def act_without_looking_again() -> Iterator[None]:
     seen: dict[str, Subject] = {}
-    views = engine_observe.views
+    views = engine_view.views
 
     async def remembering(keeper: Any, platform: Any, subjects: Any, *rest: Any) -> list[View]:
         seen.update((s.ref.uid, s) for s in subjects)
@@ -384,7 +387,7 @@ def delete_beside_work() -> Iterator[None]:
     """Both guards are away: the rule's, and that of the engine which leaves the rest of a folder alone."""
     with (
         _told_of_trees(lambda view: {"busy": None if isinstance(view.subject.busy, str) else view.subject.busy}),
-        swapped(engine_act, "_notes_work", lambda keeper, step, found: False),
+        swapped(WorkBeside, "note", lambda self, step, found: None),
     ):
         yield
 
@@ -409,11 +412,10 @@ def let_a_full_disk_shrink_conditions() -> Iterator[None]:
 
 @planted("trees_are_free")
 def call_every_disk_too_full() -> Iterator[None]:
-    def always(keeper: Any, subject: Subject, book: Any) -> bool:
-        keeper.pressed.add((subject.ref.platform, subject.ref.place, subject.disk_name))
-        return True
-
-    with swapped(engine_observe, "is_too_full", always), swapped(engine_act, "is_too_full", always):
+    with (
+        swapped(Pressure, "is_too_full", lambda self, subject, marks: True),
+        swapped(Pressure, "is_full", lambda self, place, disk: True),
+    ):
         yield
 
 
@@ -537,7 +539,7 @@ def let_a_bug_at_one_place_end_every_pass() -> Iterator[None]:
     one_pass = engine_loop._pass
 
     async def fatal(w: Any, platform: Any, agenda: Any, only: Any) -> timedelta:
-        if any("bug in gpukeeper" in said for said in w.keeper.failures.values()):
+        if any("bug in gpukeeper" in said for said in w.keeper.last_passes.failures.values()):
             return timedelta(days=1)
         return await one_pass(w, platform, agenda, only)
 

@@ -185,7 +185,7 @@ async def _one_life(
         meter=SimulatedMeter(world, (Signal.CPU,)),
         gpus=CleanGpus(world),
     )
-    keeper.answering = True
+    keeper.answering.enabled = True
     book = Rulebook(run.policy)
 
     def on_report(report: Any) -> None:
@@ -245,10 +245,10 @@ def _measured(run: Soak, keeper: Keeper, ledger: SqliteLedger, metrics: Metrics)
 
 def _in_memory(run: Soak, keeper: Keeper, metrics: Metrics) -> dict[str, int]:
     kept = {
-        "in_vain": keeper.in_vain,
-        "missing_since": keeper.missing_since,
-        "proven": [key for key, _ in keeper.proven],
-        "followed": [one.ref.key for one in keeper.followed.values()],
+        "back_off": keeper.back_off.keys(),
+        "absences": keeper.absences.keys(),
+        "gpu_checks": keeper.gpu_checks.keys(),
+        "followed": keeper.followed.keys(),
         "overdue": metrics._overdue,
     }
     return {name: _stale(run, FORGOTTEN, keys) for name, keys in kept.items()}

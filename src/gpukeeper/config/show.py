@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from gpukeeper.config.load import Loaded
-from gpukeeper.config.problems import Path, in_words
+from gpukeeper.config.problems import Path, in_words, nearest
+from gpukeeper.config.sections import PolicyFile
 from gpukeeper.config.units import factor_in_words, span_in_words
 from gpukeeper.lifecycle.settings import BY_GROUP, limits_for, of_group
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Exemption
 from gpukeeper.model.unknown import Unknown
 
@@ -55,6 +58,35 @@ def rows(loaded: Loaded) -> list[Row]:
     inside = {"exemptions": None}  # shown from the policy itself: it has those of the other file too
     found = [Row(in_words(path), value, loaded.origin(path)) for path, value in _values(tree | inside, ())]
     return found + _exemptions(loaded)
+
+
+SECTIONS = tuple(info.alias or name for name, info in PolicyFile.model_fields.items())
+
+
+def part_of(found: list[Row], section: str) -> list[Row]:
+    """The rows of one section (`retention`, `classes.managed`, `match[2]`) or of one setting. A section without values
+    has no rows; an unknown one is an error."""
+    if section not in SECTIONS:
+        _check_known(section, [*SECTIONS, *_prefixes(row.setting for row in found)], SECTIONS)
+    return [row for row in found if _is_in(row.setting, section)]
+
+
+def _is_in(setting: str, section: str) -> bool:
+    return setting == section or setting.startswith((f"{section}.", f"{section}["))
+
+
+def _prefixes(settings: Iterable[str]) -> list[str]:
+    """classes.managed.idle: classes, classes.managed and classes.managed.idle."""
+    ends = re.compile(r"(?=[.\[])|$")
+    return list(dict.fromkeys(name[: end.start()] for name in settings for end in ends.finditer(name)))
+
+
+def _check_known(section: str, known: list[str], listed: Iterable[str]) -> None:
+    if section in known:
+        return
+    near = nearest(section, known)
+    hint = f' Did you mean "{near}"?' if near else ""
+    raise UsageError(f'the policy has no section "{section}".{hint}\nSections: {", ".join(listed)}')
 
 
 def _values(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -117,6 +149,25 @@ def for_owner(loaded: Loaded, owner: str) -> OwnerView:
         _owner_exemptions(loaded, owner),
         _section_rows(loaded, "demand"),
         _section_rows(loaded, "holds"),
+    )
+
+
+def part_for_owner(view: OwnerView, section: str) -> OwnerView:
+    """The same with one section only; the others are empty. Only sections that depend on the owner are known here."""
+    classes = [f"classes.{name}" for name in view.classes]
+    limits = [f"classes.{name}.{row.setting}" for name, found in view.classes.items() for row in found]
+    listed = ("classes", "exemptions", "demand", "holds", *classes)
+    _check_known(section, [*listed, *limits, *(row.setting for row in (*view.demand, *view.holds))], listed)
+    kept = {
+        name: [row for row in found if _is_in(f"classes.{name}.{row.setting}", section)]
+        for name, found in view.classes.items()
+    }
+    return replace(
+        view,
+        classes={name: found for name, found in kept.items() if found},
+        exemptions=view.exemptions if section == "exemptions" else [],
+        demand=[row for row in view.demand if _is_in(row.setting, section)],
+        holds=[row for row in view.holds if _is_in(row.setting, section)],
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import posixpath
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.keeper import Followed, Keeper
-from gpukeeper.engine.observe import is_too_full, may_be_idle, views
+from gpukeeper.engine.followed import Removal
+from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
-from gpukeeper.lifecycle.rules import idle, temporary_tree
+from gpukeeper.lifecycle.rules import idle
+from gpukeeper.lifecycle.rules.idle import may_be_idle
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import (
     Accepted,
@@ -42,7 +43,7 @@ async def take(
     if problem is not None:
         return await _close(keeper, step, *problem)
     # Evidence may take minutes: a lease may be lost, or somebody has pulled the brake.
-    paused = keeper.may_act() or await keeper.ledger.paused()
+    paused = keeper.permission.why_not() or await keeper.ledger.paused()
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
     if not await _intend(keeper, step, pass_id, hourly):
@@ -50,11 +51,12 @@ async def take(
     fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View):
         return await _close(keeper, step, *fresh)
-    lost = keeper.may_act()
+    lost = keeper.permission.why_not()
     if lost is not None:
         return await _close(keeper, step, Result.DEFERRED, f"not done: {lost}")
-    _notes_work(keeper, step, fresh.subject)
-    changed = keeper.clock_watch.doubt() or still_holds(step, fresh, book, keeper.clock.now())
+    keeper.beside.note(step, fresh.subject)
+    now = keeper.clock.now()
+    changed = keeper.clock_watch.doubt(now) or still_holds(step, fresh, book, now)
     if changed is not None:
         words = changed if step.decision.rule == REQUEST else f"changed since the plan was made: {changed}"
         return await _close(keeper, step, Result.CHANGED, words)
@@ -67,11 +69,11 @@ async def take(
             return await _close(keeper, step, Result.REFUSED, answer.why)
         case Accepted() | Unknown():
             # Unknown: the command may have arrived. Only a second look can tell.
-            result, words = await verify(keeper, platform, step)
+            result, words = await verify(platform, step)
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed[step.id] = Followed(step.decision.seen.ref, _gpus_back(fresh.subject), back)
+                keeper.followed.note(step.id, Removal(step.decision.seen.ref, _gpus_back(fresh.subject), back))
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)
@@ -90,9 +92,9 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
     """Tell the owner what will happen, when and how to prevent it. None: there is nothing to warn about any more."""
     fresh = await look_again(keeper, platform, step, book)
-    if not isinstance(fresh, View) or keeper.clock_watch.doubt():
-        return None
     begun = keeper.clock.now()
+    if not isinstance(fresh, View) or keeper.clock_watch.doubt(begun):
+        return None
     if still_holds(step, fresh, book, begun) is not None:
         return None
     decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
@@ -161,9 +163,10 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     found = await _look(platform, step)
     if not isinstance(found, Subject):
         return found
-    if _notes_work(keeper, step, found):
-        return Result.CHANGED, f"changed since the plan was made: {keeper.working[where_work_runs(step)]}"
-    if step.decision.disk and found.disk is not None and not is_too_full(keeper, found, book):
+    work = keeper.beside.note(step, found)
+    if work is not None:
+        return Result.CHANGED, f"changed since the plan was made: {work}"
+    if step.decision.disk and found.disk is not None and not keeper.pressure.is_too_full(found, book.policy.disk):
         # Seen before its evidence is taken, which may be long; the steps after it are not even begun.
         return Result.CHANGED, f"changed since the plan was made: {_relieved(found.disk, book)}"
     ends = step.decision.action in (Action.REMOVE, Action.TRIM) or found.goes_when_stopped
@@ -183,20 +186,6 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
     line = Captured(at=keeper.clock.now(), ref=ref, owner=step.decision.owner, step=step.id, evidence=name, note=note)
     await keeper.ledger.append([line])
     return None
-
-
-def where_work_runs(step: Step) -> tuple[str, str, str, str]:
-    """What a temporary tree shares with those that stay while work runs beside it: its node, and its folder."""
-    ref = step.decision.seen.ref
-    return ref.platform, ref.place, ref.namespace, posixpath.dirname(ref.name)
-
-
-def _notes_work(keeper: Keeper, step: Step, found: Subject) -> bool:
-    """Whether work runs beside it now, or may. The steps on trees beside it are then not even begun."""
-    work = temporary_tree.work_beside(found) if step.decision.rule == temporary_tree.NAME else None
-    if work is not None:
-        keeper.working[where_work_runs(step)] = work.reason
-    return work is not None
 
 
 def _relieved(disk: Disk, book: Rulebook) -> str:

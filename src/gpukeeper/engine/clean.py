@@ -14,9 +14,10 @@ from itertools import pairwise
 
 import msgspec
 
-from gpukeeper.engine.keeper import GpuCheck, Keeper
-from gpukeeper.engine.observe import views
-from gpukeeper.engine.ports import Gpus, Platform
+from gpukeeper.engine.gpu_checks import RECENT, GpuCheck
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Gpus, Platform, Ports
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.cleanliness import Judgement, Life, Lives, Word, judge, new_baseline
 from gpukeeper.lifecycle.reset import ResetFacts, why_not
 from gpukeeper.lifecycle.rules import stop_hold
@@ -34,7 +35,6 @@ from gpukeeper.model.unknown import Unknown
 LOOKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
 LOOKS_AFTER_RESET = (5.0, 30.0)  # seconds
 LONGEST = timedelta(minutes=5)  # beyond `settle`: each look and a reset have deadlines of their own
-RECENT = timedelta(hours=1)
 AT_SHUTDOWN = timedelta(seconds=5)
 _LIVE = (State.RUNNING, State.PAUSED)
 _MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
@@ -49,9 +49,9 @@ class GivenBack(msgspec.Struct, frozen=True):
     like: Ref | None = None  # how its platform is asked about other workloads: with a ref like this
 
 
-async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None:
+async def held(ports: Ports, platform: Platform, ref: Ref) -> GivenBack | None:
     """The GPUs a thing has now, asked before it is ended. None: none that are known."""
-    if keeper.gpus is None or not platform.local:
+    if ports.gpus is None or not platform.local:
         return None
     try:
         found = await platform.look(ref)
@@ -59,13 +59,13 @@ async def held(keeper: Keeper, platform: Platform, ref: Ref) -> GivenBack | None
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
-    like = ref if found.shape is Shape.WORKLOAD else await _a_workload(keeper, ref)
+    like = ref if found.shape is Shape.WORKLOAD else await _a_workload(ports, ref)
     return GivenBack(ref, found.seen.incarnation, found.devices, like)
 
 
-async def _a_workload(keeper: Keeper, remainder: Ref) -> Ref | None:
+async def _a_workload(ports: Ports, remainder: Ref) -> Ref | None:
     """Any at its place that is of another kind: a remainder has a kind of its own."""
-    present = await keeper.ledger.present(remainder.platform, remainder.place)
+    present = await ports.ledger.present(remainder.platform, remainder.place)
     return next((ref for ref in present.values() if ref.kind != remainder.kind), None)
 
 
@@ -77,7 +77,8 @@ async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]
     # What ended long ago, and is only new to us, says nothing about its GPUs of today.
     refs = [one.ref for one in ended if one.ref and (one.ended is None or one.at - one.ended < RECENT)]
     found = [await held(keeper, platform, ref) for ref in refs]
-    return [one for one in found if one is not None and (one.ref.key, one.incarnation) not in keeper.proven]
+    given_back = [one for one in found if one is not None]
+    return [one for one in given_back if not keeper.gpu_checks.is_proven(one.ref.key, one.incarnation)]
 
 
 async def prove_clean(
@@ -90,11 +91,9 @@ async def prove_clean(
     _raise_what_failed(keeper)
     if keeper.gpus is None:
         return []
-    now = keeper.clock.now()
-    # What ended longer ago is not checked again anyway.
-    keeper.proven = {run: at for run, at in keeper.proven.items() if timedelta() <= now - at < RECENT}
+    keeper.gpu_checks.forget(keeper.clock.now())
     started = {check.uuid: check for one in given_back for check in _begin(keeper, book, keeper.gpus, one)}
-    if keeper.serving:
+    if keeper.uptime.serving:
         return []
     for task in asyncio.as_completed([check.task for check in started.values() if check.task is not None]):
         line = await task
@@ -106,11 +105,11 @@ async def prove_clean(
 
 async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
     """At the end of a daemon: checks under way get a moment, then what they did not find out is recorded so."""
-    tasks = [check.task for check in keeper.checks.values() if check.task is not None]
+    tasks = [check.task for check in keeper.gpu_checks.under_way.values() if check.task is not None]
     if tasks:
         await asyncio.wait(tasks, timeout=patience.total_seconds())
     lines = []
-    for check in keeper.checks.values():
+    for check in keeper.gpu_checks.under_way.values():
         if check.task is not None and not check.task.done():
             check.task.cancel()
             await asyncio.wait([check.task])
@@ -120,52 +119,53 @@ async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
     await keeper.ledger.append(lines)
 
 
-async def learn_baselines(keeper: Keeper) -> None:
+async def learn_baselines(ports: Ports) -> None:
     """How much memory each GPU uses while nobody holds it, where that was never seen. Later checks need it."""
-    shares = await keeper.gpus.shares() if keeper.gpus is not None else {}
-    if keeper.gpus is None or isinstance(shares, Unknown):
+    shares = await ports.gpus.shares() if ports.gpus is not None else {}
+    if ports.gpus is None or isinstance(shares, Unknown):
         return
     for uuid in shares:
-        known = await remembered(keeper, uuid)
+        known = await remembered(ports, uuid)
         if known.baseline_mib is None:
-            condition = await keeper.gpus.condition(uuid, keeper.clock.now())
+            condition = await ports.gpus.condition(uuid, ports.clock.now())
             if isinstance(condition, Condition):
-                await _learn(keeper, condition, {}, None)
+                await _learn(ports, condition, {}, None)
 
 
-async def quarantine(keeper: Keeper, uuid: str, who: str, reason: str) -> bool:
+async def quarantine(ports: Ports, uuid: str, who: str, reason: str) -> bool:
     """False: it was quarantined already."""
-    if (await remembered(keeper, uuid)).quarantined is not None:
+    if (await remembered(ports, uuid)).quarantined is not None:
         return False
-    await keeper.ledger.append([Quarantined(at=keeper.clock.now(), ref=gpu_ref(keeper, uuid), by=who, reason=reason)])
+    await ports.ledger.append([Quarantined(at=ports.clock.now(), ref=gpu_ref(ports, uuid), by=who, reason=reason)])
     return True
 
 
-async def give_back(keeper: Keeper, uuid: str, who: str, reason: str) -> bool:
+async def give_back(ports: Ports, uuid: str, who: str, reason: str) -> bool:
     """The end of a quarantine. False: there was none."""
-    if (await remembered(keeper, uuid)).quarantined is None:
+    if (await remembered(ports, uuid)).quarantined is None:
         return False
-    await keeper.ledger.append([Returned(at=keeper.clock.now(), ref=gpu_ref(keeper, uuid), by=who, reason=reason)])
+    await ports.ledger.append([Returned(at=ports.clock.now(), ref=gpu_ref(ports, uuid), by=who, reason=reason)])
     return True
 
 
-async def remembered(keeper: Keeper, uuid: str) -> GpuMemory:
-    key = gpu_ref(keeper, uuid).key
-    return (await keeper.ledger.memories([key])).get(key, EMPTY).gpu or GpuMemory()
+async def remembered(ports: Ports, uuid: str) -> GpuMemory:
+    key = gpu_ref(ports, uuid).key
+    return (await ports.ledger.memories([key])).get(key, EMPTY).gpu or GpuMemory()
 
 
-def gpu_ref(keeper: Keeper, uuid: str) -> Ref:
-    return Ref("host", keeper.host, "slice" if uuid.startswith("MIG-") else "gpu", uuid, uuid)
+def gpu_ref(ports: Ports, uuid: str) -> Ref:
+    return Ref("host", ports.host, "slice" if uuid.startswith("MIG-") else "gpu", uuid, uuid)
 
 
 def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[GpuCheck]:
     """A check of each of its GPUs; one that is under way covers it, too."""
-    keeper.proven[one.ref.key, one.incarnation] = keeper.clock.now()
+    keeper.gpu_checks.prove(one.ref.key, one.incarnation, keeper.clock.now())
     started = []
     for uuid in one.devices:
-        check = keeper.checks.get(uuid)
+        check = keeper.gpu_checks.under_way.get(uuid)
         if check is None:
-            check = keeper.checks[uuid] = GpuCheck(uuid, keeper.clock.now(), {one.ref.key: one.ref})
+            check = GpuCheck(uuid, keeper.clock.now(), {one.ref.key: one.ref})
+            keeper.gpu_checks.under_way[uuid] = check
             check.task = asyncio.create_task(_within_time(keeper, book, gpus, check))
         check.ended[one.ref.key] = one.ref
         if one.like is not None:
@@ -176,10 +176,7 @@ def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[G
 
 def _raise_what_failed(keeper: Keeper) -> None:
     """A check that could not be recorded, or a bug in it, concerns the pass; it is not lost with its task."""
-    over = [check for check in keeper.checks.values() if check.task is not None and check.task.done()]
-    for check in over:
-        del keeper.checks[check.uuid]
-    for check in over:
+    for check in keeper.gpu_checks.take_finished():
         if check.task is not None and not check.task.cancelled():
             check.task.result()
 
@@ -219,36 +216,36 @@ def _pauses(settle: timedelta) -> list[float]:
     return [(after - before).total_seconds() for before, after in pairwise(at)]
 
 
-async def _look(keeper: Keeper, gpus: Gpus, check: GpuCheck) -> Judgement:
+async def _look(ports: Ports, gpus: Gpus, check: GpuCheck) -> Judgement:
     condition = await gpus.condition(check.uuid, check.began)
     if isinstance(condition, Unknown):
         return judge(condition, {}, None)
-    lives = await _lives(keeper, check, condition)
-    known = (await remembered(keeper, check.uuid)).baseline_mib
-    return judge(condition, lives, await _learn(keeper, condition, lives, known))
+    lives = await _lives(ports, check, condition)
+    known = (await remembered(ports, check.uuid)).baseline_mib
+    return judge(condition, lives, await _learn(ports, condition, lives, known))
 
 
-async def _learn(keeper: Keeper, condition: Condition, lives: Lives, known: int | None) -> int | None:
+async def _learn(ports: Ports, condition: Condition, lives: Lives, known: int | None) -> int | None:
     """The baseline after this look."""
     lower = new_baseline(condition, lives, known)
     if lower is None:
         return known
-    ref = gpu_ref(keeper, condition.uuid)
-    await keeper.ledger.append([BaselineSeen(at=keeper.clock.now(), ref=ref, memory_used_mib=lower)])
+    ref = gpu_ref(ports, condition.uuid)
+    await ports.ledger.append([BaselineSeen(at=ports.clock.now(), ref=ref, memory_used_mib=lower)])
     return lower
 
 
-async def _lives(keeper: Keeper, check: GpuCheck, condition: Condition) -> dict[str, Life | Unknown]:
+async def _lives(ports: Ports, check: GpuCheck, condition: Condition) -> dict[str, Life | Unknown]:
     """Of each workload that a holder belongs to, as its platform says now."""
     ids = {holder.workload_id for holder in condition.holders if isinstance(holder.workload_id, str)}
-    return {one: await _life(keeper, check, one) for one in ids}
+    return {one: await _life(ports, check, one) for one in ids}
 
 
-async def _life(keeper: Keeper, check: GpuCheck, uid: str) -> Life | Unknown:
+async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
     if not check.like:
         return Unknown("no platform could be asked about it")
     for (name, place), ref in tuple(check.like.items()):
-        platform = next((p for p in keeper.platforms if (p.name, p.place) == (name, place)), None)
+        platform = next((p for p in ports.platforms if (p.name, p.place) == (name, place)), None)
         if platform is None:
             return Unknown(f"{name}/{place} cannot be asked")
         try:
@@ -262,7 +259,7 @@ async def _life(keeper: Keeper, check: GpuCheck, uid: str) -> Life | Unknown:
         if isinstance(found.state, Unknown):
             return found.state
         return Life.LIVE if found.state in _MAY_RUN else Life.ENDED
-    if any(ref.uid == uid for ref in check.ended.values()) or await keeper.ledger.about(uid):
+    if any(ref.uid == uid for ref in check.ended.values()) or await ports.ledger.about(uid):
         return Life.ENDED
     return Life.STRANGER
 
@@ -295,7 +292,7 @@ async def _why_no_reset(
     keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuCheck, residue_for: timedelta | None
 ) -> tuple[str, ...]:
     paused = await keeper.ledger.paused()
-    if paused is not None or keeper.stopping or book.policy.mode is not Mode.ENFORCE:
+    if paused is not None or keeper.permission.stopping or book.policy.mode is not Mode.ENFORCE:
         return (f"everything is paused ({paused})" if paused else "gpukeeper does not act now",)
     facts = ResetFacts(
         enabled=book.policy.gpu.reset,
@@ -337,10 +334,10 @@ def _has(view: View, book: Rulebook, uuid: str, now: datetime) -> bool | Unknown
     return uuid in subject.devices
 
 
-def _line(keeper: Keeper, check: GpuCheck, result: CheckResult, reason: str) -> GpuChecked:
+def _line(ports: Ports, check: GpuCheck, result: CheckResult, reason: str) -> GpuChecked:
     return GpuChecked(
-        at=keeper.clock.now(),
-        ref=gpu_ref(keeper, check.uuid),
+        at=ports.clock.now(),
+        ref=gpu_ref(ports, check.uuid),
         result=result,
         reason=reason,
         workload=", ".join(sorted(ref.path for ref in check.ended.values())),

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 
 from gpukeeper.engine.ports import Ledger
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.ports import Clock
 
 JUMP = timedelta(minutes=2)
 SETTLE = timedelta(minutes=15)  # after a jump, or after a long silence
@@ -21,15 +20,14 @@ BEHIND = timedelta(minutes=2)
 
 
 class ClockWatch:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._wall: datetime | None = None
         self._steady = 0.0
         self._until = float("-inf")
 
-    def doubt(self) -> str | None:
-        """Why ages cannot be trusted now; None when they can."""
-        wall, steady = self._clock.now(), asyncio.get_running_loop().time()
+    def doubt(self, wall: datetime) -> str | None:
+        """Why ages cannot be trusted now; None when they can. `wall`: what the clock says."""
+        steady = asyncio.get_running_loop().time()
         if self._wall is not None:
             jumped = (wall - self._wall) - timedelta(seconds=steady - self._steady)
             if abs(jumped) > JUMP:
@@ -40,13 +38,13 @@ class ClockWatch:
             return f"The clock jumped, so ages are not trusted for {in_words(left)} more"
         return None
 
-    async def settle_in(self, ledger: Ledger) -> None:
+    async def settle_in(self, wall: datetime, ledger: Ledger) -> None:
         """For a daemon that starts: was it away, or is the clock wrong? Nobody can tell, so it waits a moment.
 
         A silence that ended a moment ago counts, too: whoever noticed the jump may have crashed since.
         """
-        self._wall, self._steady = self._clock.now(), asyncio.get_running_loop().time()  # a jump from now on shows
-        recent = self._wall - SETTLE
+        self._wall, self._steady = wall, asyncio.get_running_loop().time()  # a jump from now on shows
+        recent = wall - SETTLE
         before = await ledger.last_line_at(recent)
         if before is not None and recent - before > SILENCE:
             self._until = self._steady + SETTLE.total_seconds()

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpukeeper.engine.answering import Listing
 from gpukeeper.engine.failures import bug_words
-from gpukeeper.engine.keeper import Keeper, Listing
-from gpukeeper.engine.observe import views
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.keeper import Keeper
+from gpukeeper.engine.ports import Platform, key_of
+from gpukeeper.engine.view import views
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
@@ -36,7 +37,7 @@ class Found(msgspec.Struct, frozen=True):
 
 async def find(keeper: Keeper, book: Rulebook, words: str, *, acting: bool = False) -> Found:
     """The one thing whose path ends with these words, as it is now. `acting`: it will be stopped or removed."""
-    if not keeper.answering:
+    if not keeper.answering.enabled:
         matches, silent = await _observed(keeper, book, words)
         return await _only_one(keeper, book, words, matches, silent)
     refs = _listed(keeper, book, words)
@@ -57,15 +58,15 @@ async def look_at(keeper: Keeper, book: Rulebook, ref: Ref) -> Found | None:
 async def _listed_anew(keeper: Keeper, book: Rulebook, words: str) -> Found:
     steady = asyncio.get_running_loop().time
     asked = steady()
-    async with keeper.finding:
+    async with keeper.answering.listing:
         if all(one.begun >= asked - FRESH for one in _listings(keeper, book)):
             silent = [why for one in _listings(keeper, book) for why in one.unseen]
             matches = await _looked_at(keeper, book, _listed(keeper, book, words))
         else:
-            await asyncio.sleep(max(keeper.next_list - steady(), 0.0))
+            await asyncio.sleep(max(keeper.answering.next_list - steady(), 0.0))
             begun = steady()
             matches, silent = await _observed(keeper, book, words)
-            keeper.next_list = steady() + max(PAUSE, 2 * (steady() - begun))
+            keeper.answering.next_list = steady() + max(PAUSE, 2 * (steady() - begun))
     return await _only_one(keeper, book, words, matches, silent)
 
 
@@ -120,10 +121,9 @@ async def _observed_at(
     unseen: list[str] = []
     async for page in platform.observe(scope):
         fitting += [one for one in page.subjects if one.ref.ends_with(words)]
-        refs += [one.ref for one in page.subjects] if keeper.answering else []
+        refs += [one.ref for one in page.subjects] if keeper.answering.enabled else []
         unseen += [f"{one.what}: {one.why}" for one in page.unseen]
-    if keeper.answering:
-        keeper.listed[platform.name, platform.place] = Listing(begun, tuple(refs), tuple(unseen))
+    keeper.answering.keep_list(key_of(platform), Listing(begun, tuple(refs), tuple(unseen)))
     silent += unseen
     joined = await views(keeper, platform, fitting, book, [], keeper.clock.now())
     return [Found(platform, view) for view in joined]
@@ -143,7 +143,7 @@ async def _parts(keeper: Keeper, platform: Platform, book: Rulebook, words: str)
 def _listings(keeper: Keeper, book: Rulebook) -> list[Listing]:
     """Of every place that the policy covers; one that was never listed is as old as can be."""
     never = Listing(float("-inf"))
-    return [keeper.listed.get((p.name, p.place), never) for p in keeper.platforms if p.name in book.policy.scope]
+    return [keeper.answering.listings.get(key_of(p), never) for p in keeper.platforms if p.name in book.policy.scope]
 
 
 def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
@@ -155,7 +155,7 @@ def _listed(keeper: Keeper, book: Rulebook, words: str) -> list[Ref]:
 async def _looked_at(keeper: Keeper, book: Rulebook, refs: Sequence[Ref]) -> list[Found]:
     found = []
     for ref in refs[:MOST_PATHS]:
-        platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
+        platform = keeper.platform_at(ref)
         looked = None if platform is None else await platform.look(ref)
         if platform is not None and isinstance(looked, Subject):
             (view,) = await views(keeper, platform, [looked], book, [], keeper.clock.now())

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.failures import Seldom, bug_words
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.lifecycle.settings import Rulebook
@@ -64,11 +64,10 @@ class Watch:
 async def watch(w: Watch) -> None:
     """Runs until `stop` is set. A bug stops the pass at one place, and is reported; everything else goes on."""
     begun = asyncio.get_running_loop().time()
-    w.keeper.stopping = False
-    w.keeper.serving = True
-    w.keeper.watched_from = begun
-    w.keeper.patience = MISSING_FOR
-    await w.keeper.clock_watch.settle_in(w.keeper.ledger)
+    w.keeper.permission.stopping = False
+    w.keeper.uptime.begin(begun)
+    w.keeper.absences.patience = MISSING_FOR
+    await w.keeper.clock_watch.settle_in(w.keeper.clock.now(), w.keeper.ledger)
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
             w.finished[_place(platform)] = begun
@@ -77,7 +76,7 @@ async def watch(w: Watch) -> None:
         group.create_task(_look_for_missed_passes(w))
         group.create_task(_learn_baselines(w))
         await w.stop.wait()
-        w.keeper.stopping = True
+        w.keeper.permission.stopping = True
         for bell in w.bells:
             bell.set()
     await finish(w.keeper)
@@ -153,7 +152,7 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
     try:
         return await _try_pass(w, platform, agenda, only)
     except LeaseHeld:
-        w.keeper.turned_away.add((platform.name, platform.place))
+        w.keeper.answering.turned_away.add(key_of(platform))
         agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
@@ -178,7 +177,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
         w.on_report(report)
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
-    w.keeper.turned_away.discard((platform.name, platform.place))
+    w.keeper.answering.turned_away.discard(key_of(platform))
     if only is None:
         w.wall[place] = now  # only a look at everything that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
@@ -250,7 +249,7 @@ async def _measure(w: Watch, meter: Meter, live: Mapping[str, list[Subject]]) ->
 def _note_stand_still(w: Watch, begun: datetime) -> None:
     """The process was stopped, or the machine slept: warnings sent before that have expired, as after a restart."""
     if w.keeper.clock.now() - begun > w.tick + STOOD_STILL:
-        w.keeper.watched_from = asyncio.get_running_loop().time()
+        w.keeper.uptime.watched_from = asyncio.get_running_loop().time()
 
 
 async def _learn_baselines(w: Watch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, Ports
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Vanished
 from gpukeeper.model.identity import Ref
@@ -37,21 +38,31 @@ async def confirmed(platform: Platform, missing: Sequence[Ref]) -> Sequence[Gone
         return ()  # nothing is proven; the next pass asks again
 
 
-async def record_vanished(
-    keeper: Keeper, platform: Platform, missing: Sequence[Ref], gone: Sequence[Gone], *, believe: bool
-) -> None:
-    """While the breaker is open, absence is believed only after a while: an engine that lost its data answers "gone" to
-    every question. A removal that the platform announced is believed at once."""
-    now, here = keeper.clock.now(), {ref.key for ref in missing}
-    place = f"{platform.name}/{platform.place}/"
-    others = {key: at for key, at in keeper.missing_since.items() if not key.startswith(place)}
-    keeper.missing_since = others | {key: keeper.missing_since.get(key, now) for key in here}
-    lost = [
-        one.ref
-        for one in gone
-        if believe or one.announced or now - keeper.missing_since.get(one.ref.key, now) >= keeper.patience
-    ]
-    if lost:
-        await keeper.ledger.append([Vanished(at=now, ref=ref) for ref in lost])
-        for ref in lost:
-            keeper.missing_since.pop(ref.key, None)
+@dataclass
+class Absences:
+    """What is not listed any more and not yet believed to be gone. Bounded: by what the last lists did not show."""
+
+    patience: timedelta = timedelta()  # how long something must be missing to be believed while the breaker is open
+    _since: dict[str, datetime] = field(default_factory=dict)  # by key
+
+    async def record(
+        self, ports: Ports, platform: Platform, missing: Sequence[Ref], gone: Sequence[Gone], *, believe: bool
+    ) -> None:
+        """While the breaker is open, absence is believed only after a while: an engine that lost its data answers
+        "gone" to every question. A removal that the platform announced is believed at once."""
+        now, here = ports.clock.now(), {ref.key for ref in missing}
+        place = f"{platform.name}/{platform.place}/"
+        others = {key: at for key, at in self._since.items() if not key.startswith(place)}
+        self._since = others | {key: self._since.get(key, now) for key in here}
+        lost = [
+            one.ref
+            for one in gone
+            if believe or one.announced or now - self._since.get(one.ref.key, now) >= self.patience
+        ]
+        if lost:
+            await ports.ledger.append([Vanished(at=now, ref=ref) for ref in lost])
+            for ref in lost:
+                self._since.pop(ref.key, None)
+
+    def keys(self) -> Iterable[str]:
+        return self._since.keys()

@@ -6,43 +6,41 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.engine.keeper import Demanded, Keeper, Listing
+from gpukeeper.engine.answering import Listing
+from gpukeeper.engine.backoff import BACK_OFF
+from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.missing import confirmed
-from gpukeeper.engine.ports import Platform
-from gpukeeper.engine.tenants import Tenancies, new_tenants, note_tenants
+from gpukeeper.engine.notice import is_strange
+from gpukeeper.engine.ports import Platform, key_of
+from gpukeeper.engine.tenants import Tenancies, note_tenants
+from gpukeeper.engine.view import recall, views
 from gpukeeper.lifecycle.budget import Fleet
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.rules.idle import is_large, watched
+from gpukeeper.lifecycle.rules.idle import may_be_idle, watched
 from gpukeeper.lifecycle.rules.target import in_scope
-from gpukeeper.lifecycle.settings import Rulebook, idle_times
+from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.lifecycle.waste import Waste, wasted
 from gpukeeper.model.decision import ACTING, Action, Decision, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
-from gpukeeper.model.event import Complaint, Decided, Event, Held, Noticed
-from gpukeeper.model.fold import lasting_key, recalled, remember, with_lasting_holds
+from gpukeeper.model.event import Complaint, Decided, Event, Held
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.memory import EMPTY, Hold, Memory
-from gpukeeper.model.policy import WITHOUT_GPU
+from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.subject import Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
 AT_ONCE = 16  # looks; a platform paces itself
-BACK_OFF = timedelta(minutes=20)  # what was refused must not keep everything behind it waiting
-ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
 LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 _LIVE = (State.RUNNING, State.PAUSED)
-_REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, Shape.IMAGE)
 # Images, build cache and trees come and go by the hundred: they say nothing of whether the world is whole, nor may
 # many of them raise a budget that is a share.
 _NOT_COUNTED = (Shape.DEVICE, Shape.NODE, Shape.REMNANT, Shape.IMAGE, Shape.CACHE, Shape.TREE)
@@ -122,7 +120,7 @@ async def survey(
     lines of each page and the keys of the trees on it, and then what needs no step is not kept: memory follows the
     page.
     """
-    found = Survey(platform, keeper.clock.now(), whole=only is None)
+    found, here = Survey(platform, keeper.clock.now(), whole=only is None), key_of(platform)
     scope = book.policy.scope.get(platform.name)
     if scope is None:
         return found
@@ -141,7 +139,7 @@ async def survey(
             made = await look.decide(page.subjects)
             for subject in page.subjects:
                 before.pop(subject.ref.key, None)
-            refs += [one.ref for one in page.subjects] if keeper.answering else []
+            refs += [one.ref for one in page.subjects] if keeper.answering.enabled else []
             if record is not None:
                 await record(found, made, {one.ref.key for one in page.subjects if one.shape is Shape.TREE})
                 soon = keeper.clock.now() + 2 * book.policy.schedule.every
@@ -151,12 +149,10 @@ async def survey(
         found.unseen.append(Unseen(f"{platform.name}/{platform.place}", str(problem)))
     look.remember()
     if only is not None:
-        found.seen, found.running = keeper.counted.get((platform.name, platform.place), (found.seen, found.running))
+        found.seen, found.running = keeper.last_passes.counted(here) or (found.seen, found.running)
         return found
-    keeper.counted[platform.name, platform.place] = (found.seen, found.running)
-    if keeper.answering:
-        unseen = tuple(f"{one.what}: {one.why}" for one in found.unseen)
-        keeper.listed[platform.name, platform.place] = Listing(begun, tuple(refs), unseen)
+    keeper.last_passes.count(here, found.seen, found.running)
+    keeper.answering.keep_list(here, Listing(begun, tuple(refs), tuple(f"{u.what}: {u.why}" for u in found.unseen)))
     if not found.unseen:
         # Only a complete list can tell what is missing. Images last: workloads must not wait behind them.
         found.missing = sorted(before.values(), key=_counts, reverse=True)
@@ -164,9 +160,7 @@ async def survey(
             found.gone = await confirmed(platform, found.missing)
         announced = {one.ref.key for one in found.gone if one.announced}
         found.vanished = await _vanished(keeper, platform, [r for r in found.missing if r.key not in announced])
-    share = await _claimed_share(keeper, look.claimed, look.devices)
-    if share is not None:
-        _update_demand(keeper, platform, book, share, found.at)
+    await look.update_demand()
     return found
 
 
@@ -188,10 +182,9 @@ class _Look:
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
         """About one page of them. Adds to what was found on the way."""
         keeper, found, book, now = self.keeper, self.found, self.book, self.keeper.clock.now()
-        await _recall(keeper, [one for one in subjects if may_be_idle(one, book)])
+        await recall(keeper, subjects, book)
         if found.platform.local:  # elsewhere nobody says which device it is
-            here = keeper.tenants.setdefault((found.platform.name, found.platform.place), {})
-            note_tenants(subjects, book, self.tenants, here)
+            note_tenants(subjects, book, self.tenants, keeper.tenants.at(key_of(found.platform)))
         made = []
         for view in await views(keeper, found.platform, subjects, book, found.lines, now):
             subject = view.subject
@@ -222,22 +215,24 @@ class _Look:
 
     def remember(self) -> None:
         """Of GPUs and disks at this place: what was seen now, and, where not all was seen, the rest as before."""
-        here, keeper = (self.found.platform.name, self.found.platform.place), self.keeper
+        here, keeper = key_of(self.found.platform), self.keeper
         if self.found.whole:
-            keeper.tenants[here] = self.tenants
+            keeper.tenants.replace(here, self.tenants)
         if self.found.whole and not self.found.unseen:
-            keeper.held[here] = frozenset(self.held)
-            keeper.pressed = {one for one in keeper.pressed if one[:2] != here or one[2] in self.disks}
+            keeper.pressure.set_held(here, self.held)
+            keeper.pressure.keep_disks(here, self.disks)
         else:
-            keeper.held[here] = (keeper.held.get(here, frozenset()) - self.devices) | self.held
+            keeper.pressure.set_held(here, self.held, among=self.devices)
 
-
-async def _recall(keeper: Keeper, live: Sequence[Subject]) -> None:
-    """A single `plan` or `apply` has no minutes of its own to judge by; what others measured has."""
-    if keeper.recall is None or keeper.serving or not live:
-        return
-    with suppress(PlatformError):  # not measured is not idle
-        await keeper.signals.add(await keeper.recall.read(live))
+    async def update_demand(self) -> None:
+        """Stays as it is where the share of GPUs that are taken is not known."""
+        keeper, found = self.keeper, self.found
+        shares = await keeper.gpus.shares() if keeper.gpus is not None else None
+        if isinstance(shares, Unknown):
+            return
+        share = keeper.pressure.claimed_share(self.claimed, self.devices, shares)
+        if share is not None:
+            keeper.pressure.update_demand(key_of(found.platform), share, self.book.policy.demand, found.at)
 
 
 def _is_told(decision: Decision, soon: datetime) -> bool:
@@ -271,122 +266,6 @@ async def _vanished(keeper: Keeper, platform: Platform, missing: Sequence[Ref]) 
         return sum(map(_counts, missing))
     memories = await keeper.ledger.memories([ref.key for ref in missing])
     return sum(memories.get(ref.key, EMPTY).state != State.ENDED.value for ref in missing)
-
-
-async def views(
-    keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook, lines: list[Event], now: datetime
-) -> list[View]:
-    """Subjects joined with memory and signals. Newly noticed facts are folded in at once and added to `lines`."""
-    keys = [s.ref.key for s in subjects if s.shape not in (Shape.DEVICE, Shape.NODE)]
-    keys += [key for s in subjects if (key := lasting_key(s)) is not None]
-    live = [s.ref.key for s in subjects if may_be_idle(s, book)]
-    series = dict(await keeper.signals.series(live, now - _look_back(book), now)) if live else {}
-    asking = [s for s in subjects if s.marks.keep_alive is True]
-    elsewhere = {s.ref.key: await holds_elsewhere(keeper, book, s, now) for s in asking}
-    if leased := [key for key in live if key in elsewhere]:
-        # Whether it was used since its last lease, which may be longer ago than any idle time.
-        series |= await keeper.signals.series(leased, now - max(book.policy.hold_within, _look_back(book)), now)
-    memories = await keeper.ledger.memories(keys)  # last: a hold that was granted while we waited counts
-    pressure = keeper.demand.get((platform.name, platform.place), Demanded()).high
-    tenants = await new_tenants(keeper, platform, subjects, book)
-    joined = []
-    for subject in subjects:
-        key = subject.ref.key
-        memory = memories.get(key, EMPTY)
-        line = notice(subject, memory, now)
-        if line is not None:
-            lines.append(line)
-            memory = remember(memory, line) or EMPTY
-        memory = with_lasting_holds(subject, memory, memories.get(lasting_key(subject) or "", EMPTY))
-        subject = recalled(subject, memory)  # noqa: PLW2901
-        # Scarce GPUs shorten idle times, a full disk the ages of trees.
-        scarce = pressure if subject.shape is Shape.WORKLOAD else is_too_full(keeper, subject, book)
-        held = elsewhere.get(key, ())
-        watched, tenant = keeper.watched_since(now), tenants.get(key)
-        joined.append(View(subject, series.get(key, ()), memory, scarce, held, watched, tenant))
-    return joined
-
-
-def is_too_full(keeper: Keeper, subject: Subject, book: Rulebook) -> bool:
-    """The disk it lies on: from the high mark on, until it is below the low one."""
-    disk, marks = subject.disk, book.policy.disk
-    if disk is None:
-        return False
-    key = (subject.ref.platform, subject.ref.place, subject.disk_name)
-    full = disk.full >= marks.high or (key in keeper.pressed and disk.full >= marks.low)
-    if full:
-        keeper.pressed.add(key)
-    else:
-        keeper.pressed.discard(key)
-    return full
-
-
-async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now: datetime) -> tuple[Hold, ...]:
-    """Its owner's holds on other workloads that have some of its GPUs, as far back as holds add up."""
-    if not isinstance(subject.owner, str) or isinstance(subject.devices, Unknown):
-        return ()
-    devices = frozenset(subject.devices)
-    found = await keeper.ledger.holds_of(subject.owner, now - book.policy.hold_within - book.policy.hold_total)
-    others = [hold for key, holds in found.items() if key != subject.ref.key for hold in holds]
-    return tuple(hold for hold in others if devices.intersection(hold.devices))
-
-
-def may_be_idle(subject: Subject, book: Rulebook) -> bool:
-    """Runs, holds GPUs, and its class has an idle time or it holds much: only of these are signals measured and
-    asked for."""
-    if subject.state not in _LIVE or subject.devices == () or subject.root is not None:
-        return False
-    limits = book.settings(subject).limits
-    return isinstance(limits, Unknown) or limits.idle is not None or is_large(subject)
-
-
-def notice(subject: Subject, memory: Memory, now: datetime) -> Noticed | None:
-    """A line when it is new, or in another state, incarnation or class than remembered. Trees always change: no lines.
-    An image is noticed for the time since when it is unused."""
-    state = subject.state
-    if subject.shape not in _REMEMBERED or isinstance(state, Unknown) or _is_strange(subject):
-        return None
-    if state is State.ENDED and isinstance(subject.outcome, Unknown):
-        return None  # whether a person stopped it is noticed once it is known, not as "nobody did"
-    class_ = _class_worth_a_line(subject)
-    same = (memory.state, memory.incarnation) == (state.value, subject.seen.incarnation)
-    if same and class_ in (None, memory.class_) and not _ended_again(subject, memory):
-        return None
-    if subject.shape is Shape.IMAGE and _is_still_unused(subject, memory):
-        return None
-    return Noticed(
-        at=now,
-        ref=subject.ref,
-        owner=subject.owner if isinstance(subject.owner, str) else None,
-        incarnation=subject.seen.incarnation,
-        state=state,
-        started=_when(subject.started),
-        ended=_when(subject.ended),
-        previous_end=_when(subject.previous_end),
-        outcome=subject.outcome if isinstance(subject.outcome, Outcome) else None,
-        ended_with=subject.ended_with if state is State.ENDED else "",
-        class_=class_,
-    )
-
-
-def _ended_again(subject: Subject, memory: Memory) -> bool:
-    """It ran in between, and nobody looked then."""
-    if not subject.ends_for_good or subject.state is not State.ENDED or memory.ended is None:
-        return False
-    return isinstance(subject.ended, datetime) and subject.ended - memory.ended > ANOTHER_END
-
-
-def _class_worth_a_line(subject: Subject) -> str | None:
-    """Of what runs: ended, it may not be seen any more that it held a GPU, and it would never be removed."""
-    runs = subject.shape is Shape.WORKLOAD and subject.state in _LIVE
-    return subject.class_ if runs and isinstance(subject.class_, str) and subject.class_ != WITHOUT_GPU else None
-
-
-def _is_still_unused(subject: Subject, memory: Memory) -> bool:
-    """An engine that forgot when it last heard of an image says nothing new: what the ledger counts from is later."""
-    since, used = memory.first_seen_ended, _when(subject.last_used)
-    unused = subject.state is State.ENDED and memory.state == State.ENDED.value
-    return unused and since is not None and (used is None or used <= since)
 
 
 async def changed_decisions(
@@ -426,12 +305,13 @@ def _offered(decision: Decision, platform: Platform) -> Decision:
 
 def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datetime) -> Decision:
     """An earlier step on it is open, or came to nothing a moment ago: it waits, and what is behind it does not."""
-    key, tried = decision.seen.ref.key, keeper.in_vain.get(decision.seen.ref.key)
+    key = decision.seen.ref.key
     if decision.action is Action.KEEP:
         return decision
     if key in unsettled:
         return _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
-    if tried is not None and decision.action in ACTING and timedelta() <= now - tried < BACK_OFF:
+    tried = keeper.back_off.failed_at(key, now)
+    if tried is not None and decision.action in ACTING:
         ago = f"a step on it came to nothing {in_words(now - tried)} ago, tried again after {in_words(BACK_OFF)}"
         return _kept(decision, f"{decision.reason}; {ago}")
     return decision
@@ -443,7 +323,7 @@ def _kept(decision: Decision, reason: str) -> Decision:
 
 def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
     """The line of a lease that begins with this decision. Not while the clock is in doubt: its end would be wrong."""
-    if decision.begins is None or keeper.clock_watch.doubt() is not None:
+    if decision.begins is None or keeper.clock_watch.doubt(keeper.clock.now()) is not None:
         return []
     return [Held(at=now, ref=decision.seen.ref, owner=decision.owner, by=decision.begins.by, hold=decision.begins)]
 
@@ -451,11 +331,6 @@ def _begun(keeper: Keeper, decision: Decision, now: datetime) -> list[Event]:
 def _counts(ref: Ref) -> bool:
     """A ref does not say its shape; of what is remembered only images are told apart, by their kind."""
     return ref.kind != Shape.IMAGE.value
-
-
-def _is_strange(subject: Subject) -> bool:
-    """A process that nothing ties to a workload of this place: another engine's, perhaps. Shown, and nothing else."""
-    return subject.shape is Shape.ORPHAN and subject.proof is None
 
 
 def _count_watched(found: Survey, view: View, book: Rulebook, now: datetime) -> None:
@@ -486,47 +361,9 @@ def _pile_up(found: Survey, subject: Subject, *, due: bool) -> None:
 
 
 def _count(found: Survey, subject: Subject, claimed: set[str]) -> None:
-    found.seen += subject.shape not in _NOT_COUNTED and not _is_strange(subject)
+    found.seen += subject.shape not in _NOT_COUNTED and not is_strange(subject)
     runs = subject.state in _LIVE
     if subject.root is None and subject.shape is Shape.WORKLOAD:
         found.running += runs or subject.live_children != 0
     if subject.root is None and runs and subject.shape is not Shape.DEVICE and isinstance(subject.devices, tuple):
         claimed.update(subject.devices)
-
-
-async def _claimed_share(keeper: Keeper, claimed: set[str], devices: set[str]) -> float | None:
-    """How much of the GPUs is taken. By weight where this machine's GPUs are meant, so that a slice is not a GPU; by
-    number where a place lists GPUs of its own. None: not known, and demand stays as it is."""
-    held = frozenset[str]().union(*keeper.held.values())
-    shares = await keeper.gpus.shares() if keeper.gpus is not None else None
-    if isinstance(shares, Unknown):
-        return None
-    if shares and (not devices or devices & shares.keys()):
-        return sum(weight for device, weight in shares.items() if device in claimed | held) / sum(shares.values())
-    return len(claimed | (held & devices)) / len(devices) if devices else None
-
-
-def _update_demand(keeper: Keeper, platform: Platform, book: Rulebook, share: float, now: datetime) -> None:
-    state = keeper.demand.setdefault((platform.name, platform.place), Demanded())
-    marks = book.policy.demand
-    if share < marks.below:
-        state.since, state.high = None, False
-    elif share >= marks.above:
-        state.since = state.since if state.since is not None else now.timestamp()
-        state.high = state.high or now.timestamp() - state.since >= marks.settle.total_seconds()
-    elif not state.high:
-        state.since = None
-
-
-def _look_back(book: Rulebook) -> timedelta:
-    """Far enough for the longest idle window and the lead of its warnings."""
-    return (
-        max(idle_times(book.policy), default=HOUR)
-        + book.policy.warnings.lead
-        + book.policy.warnings.undelivered
-        + HOUR / 2
-    )
-
-
-def _when(fact: datetime | Unknown | None) -> datetime | None:
-    return fact if isinstance(fact, datetime) else None

@@ -8,10 +8,11 @@ from datetime import datetime
 
 import msgspec
 
+from gpukeeper.engine.answering import Outlook
 from gpukeeper.engine.explain import without_reason
-from gpukeeper.engine.keeper import Keeper, Outlook
+from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.observe import Survey
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Unseen
@@ -70,7 +71,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 def begin(keeper: Keeper, platform: Platform, now: datetime, *, whole: bool) -> Outlook:
     """For a pass that begins. A narrow one changes what the last whole one found."""
-    known = keeper.outlook.get((platform.name, platform.place))
+    known = keeper.answering.outlooks.get(key_of(platform))
     return Outlook(now) if whole or known is None else known
 
 
@@ -88,7 +89,7 @@ def add(outlook: Outlook, decisions: Iterable[Decision], trees: Collection[str])
 
 def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     """From now on this is what people are told. Nothing is kept where nobody can ask."""
-    if not keeper.answering:
+    if not keeper.answering.enabled:
         return
     for one in found.gone:
         outlook.decisions.pop(one.ref.key, None)
@@ -96,7 +97,7 @@ def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
     outlook.breaker = plan.breaker
     if found.whole:
         outlook.unseen = tuple(found.unseen)
-    keeper.outlook[found.platform.name, found.platform.place] = outlook
+    keeper.answering.outlooks[key_of(found.platform)] = outlook
 
 
 def forget(outlook: Outlook, outcomes: Sequence[Closed]) -> None:
@@ -115,7 +116,9 @@ async def outlooks(keeper: Keeper, book: Rulebook, who: str, source: str) -> Out
         policy=PolicyHead(source, policy.digest, policy.preset, policy.mode),
         paused=await keeper.ledger.paused(),
         places=tuple(
-            _told(*place, one, who, admin=admin) for place, one in keeper.outlook.items() if place[0] in policy.scope
+            _told(*place, one, who, admin=admin)
+            for place, one in keeper.answering.outlooks.items()
+            if place[0] in policy.scope
         ),
         who=who,
         admin=admin,
@@ -140,4 +143,4 @@ def _told(platform: str, place: str, one: Outlook, who: str, *, admin: bool) -> 
 
 
 def standing(keeper: Keeper) -> Standing:
-    return Standing(tuple(place for place, one in keeper.demand.items() if one.high), keeper.watched_from)
+    return Standing(keeper.pressure.scarce_places(), keeper.uptime.watched_from)

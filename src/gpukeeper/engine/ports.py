@@ -6,10 +6,12 @@ It raises PlatformError only when nothing at all can be said.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import (
@@ -28,8 +30,11 @@ from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
+
+PlaceKey: TypeAlias = tuple[str, str]  # platform and place
 
 
 class Platform(Protocol):
@@ -121,6 +126,11 @@ class Platform(Protocol):
         ...
 
 
+def key_of(platform: Platform) -> PlaceKey:
+    """By which everything that is kept for a place is found again."""
+    return platform.name, platform.place
+
+
 class Gpus(Protocol):
     """The GPUs of the machine we run on."""
 
@@ -195,3 +205,23 @@ class EvidenceStore(Protocol):
         ...
 
     async def load(self, name: str) -> Evidence | Unknown: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ports:
+    """All of them together."""
+
+    platforms: tuple[Platform, ...]
+    ledger: Ledger
+    signals: Signals
+    evidence: EvidenceStore
+    notifier: Notifier
+    clock: Clock
+    meter: Meter | None = None
+    recall: Meter | None = None  # knows the past too: asked by a look that no daemon measured for
+    gpus: Gpus | None = None
+    host: str = field(default_factory=socket.gethostname)  # where `gpus` are
+
+    def platform_at(self, ref: Ref) -> Platform | None:
+        """The one that looks after it; None: not reachable from here."""
+        return next((one for one in self.platforms if key_of(one) == (ref.platform, ref.place)), None)

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine import outlook
-from gpukeeper.engine.act import take, warn, where_work_runs
+from gpukeeper.engine.act import take, warn
 from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.missing import record_vanished
-from gpukeeper.engine.observe import BACK_OFF, Survey, changed_decisions, survey
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.permission import STOPPING
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
-from gpukeeper.lifecycle.rules import temporary_tree
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
 from gpukeeper.model.errors import KeeperError, PlatformError
@@ -28,7 +27,6 @@ from gpukeeper.model.event import Closed, Complaint, GpuChecked, Passed, Vanishe
 from gpukeeper.model.identity import Ref
 
 HOUR = timedelta(hours=1)
-STOPPING = "gpukeeper is being stopped"  # in place of why everything is paused
 IN_BULK = 2_000  # steps whose objects a platform may read together
 UNSEEN_WRITTEN, UNSEEN_LONGEST = 20, 300  # entries in the line of a pass, and characters of each
 
@@ -146,7 +144,7 @@ async def _pass(
 ) -> None:
     """With the lease. What is done is in the report as soon as it is done."""
     began, doubt = keeper.clock.now(), await _clock_doubt(keeper)
-    keeper.in_vain = {key: at for key, at in keeper.in_vain.items() if timedelta() <= began - at < BACK_OFF}
+    keeper.back_off.forget(began)
     report.pass_id = await keeper.ledger.next_pass()
     report.settled += await settle(keeper, platform)
     told = outlook.begin(keeper, platform, began, whole=only is None)
@@ -158,14 +156,15 @@ async def _pass(
         report.given_back.extend(await newly_ended(keeper, platform, lines))
 
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
-    plan = await _plan(keeper, found, book, report.pass_id, allow, doubt or keeper.clock_watch.doubt())
+    doubt = doubt or keeper.clock_watch.doubt(keeper.clock.now())
+    plan = await _plan(keeper, found, book, report.pass_id, allow, doubt)
     report.plan = plan
     outlook.show(keeper, found, plan, told)
     report.under_way(report)
     if only is None and narrow is None and allow is None:
-        _remember_breaker(keeper, found, plan)
+        keeper.last_passes.set_breaker(key_of(platform), plan.breaker)
     if only is None:
-        await record_vanished(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
+        await keeper.absences.record(keeper, platform, found.missing, found.gone, believe=plan.breaker is None)
     elif found.gone:
         await keeper.ledger.append([Vanished(at=keeper.clock.now(), ref=one.ref) for one in found.gone])
     if report.acted and plan.steps and (confirm is None or await confirm(plan)):
@@ -187,13 +186,9 @@ def _concerns_this_place(problem: Exception) -> None:
 
 async def _record_failure(keeper: Keeper, platform: Platform, report: PassReport) -> None:
     """When it begins or is another, not every pass."""
-    place = (platform.name, platform.place)
-    before = keeper.failures.pop(place, None)
-    if report.stopped is None:
-        return
-    if report.stopped != before:
+    is_new = keeper.last_passes.set_failure(key_of(platform), report.stopped)
+    if is_new and report.stopped is not None:
         await keeper.ledger.append([Complaint(at=keeper.clock.now(), what=report.stopped)])
-    keeper.failures[place] = report.stopped
 
 
 def _name(platform: Platform) -> str:
@@ -201,7 +196,8 @@ def _name(platform: Platform) -> str:
 
 
 async def _clock_doubt(keeper: Keeper) -> str | None:
-    return keeper.clock_watch.doubt() or behind_the_ledger(keeper.clock.now(), await keeper.ledger.last_line_at())
+    now = keeper.clock.now()
+    return keeper.clock_watch.doubt(now) or behind_the_ledger(now, await keeper.ledger.last_line_at())
 
 
 async def _plan(
@@ -210,20 +206,8 @@ async def _plan(
     now = keeper.clock.now()
     acts = await keeper.ledger.acts_since(now - HOUR, TREES, but=True)
     trees = await keeper.ledger.acts_since(now - HOUR, TREES)
-    broken = None if found.whole else keeper.broken.get(_place(found))
+    broken = None if found.whole else keeper.last_passes.breaker(key_of(found.platform))
     return make_plan(found.due, book.policy, found.fleet(acts, trees, clock, broken), now, pass_id=pass_id, allow=allow)
-
-
-def _remember_breaker(keeper: Keeper, found: Survey, plan: Plan) -> None:
-    """Hints come one by one, and of one thing at a time never too much is due: what a whole look found stands until
-    the next one."""
-    keeper.broken.pop(_place(found), None)
-    if plan.breaker is not None:
-        keeper.broken[_place(found)] = plan.breaker
-
-
-def _place(found: Survey) -> tuple[str, str]:
-    return found.platform.name, found.platform.place
 
 
 async def _take_steps(
@@ -245,7 +229,7 @@ async def _take_steps(
         if progress is not None and line is not None:
             progress(line)
 
-    keeper.working = {where: why for where, why in keeper.working.items() if where[:2] != _place(report.survey)}
+    keeper.beside.forget(key_of(platform))
     for first in range(0, len(report.plan.steps), IN_BULK):
         steps = report.plan.steps[first : first + IN_BULK]
         async with platform.batch([one.decision.seen.ref for one in steps if _ends_nobody(one)]):
@@ -266,8 +250,8 @@ async def _take_some(
         for step in steps:
             most = platform.at_once(step.decision.seen.ref.kind) if _ends_nobody(step) else 1
             await _until_at_most(under_way, most - 1)
-            work = _work_beside(keeper, step)
-            if work is not None:
+            work = keeper.beside.found(step)
+            if work is not None:  # no line for this one: there may be hundreds
                 report.beside_work[work] += 1
                 continue
             if _is_relieved(keeper, platform, step):
@@ -291,15 +275,7 @@ def _is_relieved(keeper: Keeper, platform: Platform, step: Step) -> bool:
     """It was due only because a disk was too full, and a step before it saw that it is not so any more. No line: there
     may be hundreds, and the next pass decides about each of them anew."""
     disk = step.decision.disk
-    return bool(disk) and (platform.name, platform.place, disk) not in keeper.pressed
-
-
-def _work_beside(keeper: Keeper, step: Step) -> tuple[str, str] | None:
-    """A step before it saw that work runs there now. No line for this one, as above."""
-    where = where_work_runs(step)
-    if step.decision.rule != temporary_tree.NAME or where not in keeper.working:
-        return None
-    return "/".join(part for part in where[:3] if part) + where[3], keeper.working[where]
+    return bool(disk) and not keeper.pressure.is_full(key_of(platform), disk)
 
 
 def _ends_nobody(step: Step) -> bool:
@@ -331,23 +307,16 @@ async def _take_step(
     report.outcomes.append(line)
     if had is not None and line.result is Result.RECLAIMED:
         report.given_back.append(had)
-    _remember_failure(keeper, line)
+    keeper.back_off.note(line)
     return line
-
-
-def _remember_failure(keeper: Keeper, line: Closed) -> None:
-    """What the platform refuses today it refuses in five minutes, too; others must not wait behind it."""
-    assert line.ref is not None
-    keeper.in_vain.pop(line.ref.key, None)
-    if line.result in (Result.REFUSED, Result.STILL_THERE, Result.NOT_CAPTURED):
-        keeper.in_vain[line.ref.key] = line.at
 
 
 async def _why_not_now(keeper: Keeper) -> str | None:
     """Asked before each step."""
-    if keeper.stopping:
+    if keeper.permission.stopping:
         return STOPPING
-    return keeper.may_act() or await keeper.ledger.paused() or keeper.clock_watch.doubt()
+    why_not = keeper.permission.why_not() or await keeper.ledger.paused()
+    return why_not or keeper.clock_watch.doubt(keeper.clock.now())
 
 
 def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:

@@ -14,8 +14,9 @@ from gpukeeper.engine.act import take
 from gpukeeper.engine.confirm import LASTS, Asker, Pending
 from gpukeeper.engine.find import Found, find, look_at
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import holds_elsewhere
+from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.verify import evidence_of, settle
+from gpukeeper.engine.view import holds_elsewhere
 from gpukeeper.lifecycle.decide import REQUEST, decide, why_not_yet
 from gpukeeper.lifecycle.explain import ahead, in_spite_of
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
@@ -199,7 +200,7 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
     """Stop or remove. Without a confirmation only in mode enforce, and only if the request does not ask for one."""
     action, now = Action(request.verb), keeper.clock.now()
     if request.token:
-        pending = keeper.confirmations.take(request.token, asker, action, now)
+        pending = keeper.answering.confirmations.take(request.token, asker, action, now)
         if pending is None:
             raise UsageError(
                 f"this confirmation is not known, was used already, or is older than {in_words(LASTS)}; "
@@ -210,7 +211,7 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
     if not request.confirm and book.policy.mode is Mode.ENFORCE:
         return await _act_on(keeper, book, asker, found, action)
     _may_be_done(keeper, book, asker, found, action)
-    token = keeper.confirmations.ask(asker, found.view.subject.seen, action, now)
+    token = keeper.answering.confirmations.ask(asker, found.view.subject.seen, action, now)
     return Reply(done=False, words=_described(found.view, action), exit_code=UsageError.exit_code, token=token)
 
 
@@ -252,7 +253,7 @@ async def _let_pass(keeper: Keeper, found: Found) -> None:
     """A pass that another request kept waiting comes first: many requests must not keep passes away."""
     platform = found.platform
     for _ in range(PASS_WAITED_FOR):
-        if (platform.name, platform.place) not in keeper.turned_away:
+        if key_of(platform) not in keeper.answering.turned_away:
             return
         await asyncio.sleep(1)
     raise UsageError(f"a pass on {platform.name}/{platform.place} comes first; nothing was done. Try again soon")
@@ -372,7 +373,7 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
                 f"that {ref.path} belongs to {who} was only claimed, or not recorded as verified; "
                 f"nothing was restored. {whom_to_ask(book)}"
             )
-    platform = next((p for p in keeper.platforms if (p.name, p.place) == (ref.platform, ref.place)), None)
+    platform = keeper.platform_at(ref)
     if platform is None:
         raise UsageError(f"{ref.platform}/{ref.place} is not reachable from here; nothing was restored")
     name = evidence_of(lines, last.step)

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
-from gpukeeper.engine.keeper import Keeper, Tenancy
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import PlaceKey, Platform, key_of
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Tenant
 from gpukeeper.model.errors import PlatformError
+from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 _LIVE = (State.RUNNING, State.PAUSED)
+
+
+class Tenancy(NamedTuple):
+    """Running work that has a device, as a list showed it."""
+
+    ref: Ref
+    started: datetime
+
+
 Tenancies = dict[str, dict[str, Tenancy]]  # by device, by key
+
+
+@dataclass
+class Tenants:
+    """Bounded: what runs with GPUs in the last whole list of each place, and what was noted since."""
+
+    _known: dict[PlaceKey, Tenancies] = field(default_factory=dict)
+
+    def at(self, place: PlaceKey) -> Tenancies:
+        return self._known.setdefault(place, {})
+
+    def replace(self, place: PlaceKey, known: Tenancies) -> None:
+        """By what a look at everything found."""
+        self._known[place] = known
 
 
 def note_tenants(subjects: Iterable[Subject], book: Rulebook, *into: Tenancies) -> None:
@@ -28,10 +53,10 @@ def note_tenants(subjects: Iterable[Subject], book: Rulebook, *into: Tenancies) 
 
 
 async def new_tenants(
-    keeper: Keeper, platform: Platform, subjects: Sequence[Subject], book: Rulebook
+    tenants: Tenants, platform: Platform, subjects: Sequence[Subject], book: Rulebook
 ) -> dict[str, Tenant]:
     """By key of the workload that was started again."""
-    known = keeper.tenants.get((platform.name, platform.place), {})
+    known = tenants.at(key_of(platform))
     found = {}
     for one in subjects:
         for device, hint in _hints(one, known, book):

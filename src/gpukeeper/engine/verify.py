@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform
+from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.model.decision import Action, Result, Step
 from gpukeeper.model.event import Captured, Closed, Event, Intended
 from gpukeeper.model.subject import Gone, State, Subject
@@ -19,7 +19,7 @@ _OVER = (State.ENDED, State.SUSPENDED)
 _ENDS_IT = (Action.REMOVE, Action.RELEASE)
 
 
-async def verify(keeper: Keeper, platform: Platform, step: Step) -> tuple[Result, str]:
+async def verify(platform: Platform, step: Step) -> tuple[Result, str]:
     decision = step.decision
     result, words = Result.UNKNOWN, "it could not be looked at afterwards"
     for seconds in (*LOOKS_AFTER, decision.grace.total_seconds()):
@@ -71,7 +71,7 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
     """After an interruption: look at every open intent first and close it as found. Nothing is replayed."""
     settled = []
     intents = await keeper.ledger.open_intents(platform.name, platform.place)
-    _follow_only(keeper, platform, {intent.step for intent in intents})
+    keeper.followed.keep_only(key_of(platform), {intent.step for intent in intents})
     for intent in intents:
         assert intent.ref is not None
         looked = await platform.look(intent.ref)
@@ -84,14 +84,6 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
-
-
-def _follow_only(keeper: Keeper, platform: Platform, steps: set[str]) -> None:
-    """Another process may have settled some."""
-    here = (platform.name, platform.place)
-    over = [s for s, one in keeper.followed.items() if (one.ref.platform, one.ref.place) == here and s not in steps]
-    for step in over:
-        del keeper.followed[step]
 
 
 async def _take_back(keeper: Keeper, platform: Platform, intent: Intended) -> None:
@@ -118,7 +110,7 @@ def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper)
     """What the platform took from us in this very process, and what then needed its time, came back by us. After an
     interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
     now, later = keeper.clock.now(), Unknown("settled at a later look")
-    ours = keeper.followed.pop(intent.step, None)
+    ours = keeper.followed.take(intent.step)
     gpus, size = (ours.gpus, ours.size) if ours is not None and result is Result.RECLAIMED else (later, later)
     return Closed(
         at=now,

@@ -210,7 +210,7 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
         plane.api.create(unplaced(name), namespace)
         plane.api.patch("pods", namespace, name, {"status": {"phase": "Running"}}, subresource="status")
     bench = Bench(plane.kubeconfig(), namespace, breaker={"running": "50%", "vanished": "50%", "floor": 5})
-    bench.keeper.patience = timedelta(hours=1)
+    bench.keeper.absences.patience = timedelta(hours=1)
     reports = []
 
     def touched(name: str) -> str:

@@ -27,7 +27,7 @@ def leader(plane: ControlPlane, namespace: str, ahead: timedelta, user: str = "a
     """One that has just become it, with an empty ledger."""
     made = Bench(plane.kubeconfig(user), namespace, warnings=LEAD, classes=LONG)
     made.clock.ahead = ahead
-    made.keeper.watched_from = time.monotonic()
+    made.keeper.uptime.watched_from = time.monotonic()
     return made
 
 

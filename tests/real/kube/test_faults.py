@@ -27,7 +27,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform, Looked
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from tests.real.kube import objects
 from tests.real.kube.api import Api
 from tests.real.kube.bed import ControlPlane

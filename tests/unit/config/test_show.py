@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from gpukeeper.config.load import Loaded, load_file, load_text
-from gpukeeper.config.show import Row, for_owner, rows
+from gpukeeper.config.show import SECTIONS, Row, for_owner, part_for_owner, part_of, rows
+from gpukeeper.model.errors import UsageError
 
 POLICY = """\
 preset: shared-host
@@ -119,3 +122,63 @@ def test_a_broken_exemption_is_shown_with_its_mistake(tmp_path: Path) -> None:
     row = rows(load_file(path))[-1]
     assert row.text.startswith("owner ann: every rule, not known: ")
     assert row.text.endswith("(no reason given)")
+
+
+@pytest.mark.parametrize(
+    ("section", "first", "count"),
+    [
+        ("retention", "retention.succeeded", 4),
+        ("classes.managed", "classes.managed.idle", 12),
+        ("classes.managed.idle", "classes.managed.idle", 1),
+        ("budget", "budget.per_pass", 3),
+        ("exemptions", "exemptions[0]", 3),
+        ("exemptions[1]", "exemptions[1]", 1),
+        ("loops", "loops", 1),
+        ("match", "match", 1),
+    ],
+)
+def test_a_section_is_its_rows_alone(section: str, first: str, count: int) -> None:
+    every = rows(loaded())
+    found = part_of(every, section)
+    assert (found[0].setting, len(found)) == (first, count)
+    assert all(row in every for row in found)
+
+
+def test_a_section_is_a_whole_name() -> None:
+    """Not the beginning of another one: `ray` has nothing of a class that is called rayon, `exemptions` no file."""
+    assert [row.setting for row in part_of(rows(load_text(POLICY + "exemptions_from: more.yaml\n")), "exemptions_from")]
+    assert not [row for row in part_of(rows(loaded()), "exemptions") if row.setting.startswith("exemptions_from")]
+
+
+def test_every_section_of_a_policy_can_be_shown() -> None:
+    every = rows(loaded())
+    shown = [row for section in SECTIONS for row in part_of(every, section)]
+    assert sorted(row.setting for row in shown) == sorted(row.setting for row in every)
+    assert part_of(every, "exemptions_from") == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("retentoin", "retention"), ("classes.manged", "classes.managed"), ("clases", "classes")]
+)
+def test_an_unknown_section_is_answered_with_the_nearest_and_with_all(wrong: str, near: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        part_of(rows(loaded()), wrong)
+    assert str(caught.value).startswith(f'the policy has no section "{wrong}". Did you mean "{near}"?')
+    assert "Sections: preset, mode, scope, retention," in str(caught.value)
+
+
+def test_a_section_of_one_owner() -> None:
+    view = for_owner(loaded(), "ann")
+    managed = part_for_owner(view, "classes.managed")
+    assert managed.classes == {"managed": view.classes["managed"]}
+    assert (managed.exemptions, managed.demand, managed.holds) == ([], [], [])
+    idle = part_for_owner(view, "classes.managed.idle")
+    assert [row.setting for row in idle.classes["managed"]] == ["idle"]
+    assert part_for_owner(view, "classes").classes == view.classes
+    assert part_for_owner(view, "demand").demand == view.demand
+    assert part_for_owner(view, "exemptions").exemptions == view.exemptions
+
+
+def test_what_does_not_depend_on_the_owner_is_no_section_there() -> None:
+    with pytest.raises(UsageError, match=r"Sections: classes, exemptions, demand, holds, classes\.managed"):
+        part_for_owner(for_owner(loaded(), "ann"), "retention")

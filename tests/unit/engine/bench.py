@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -60,6 +61,10 @@ class Bench:
                 meter=self.meter,
             )
         return self._keeper
+
+    def change_ports(self, **ports: Any) -> None:
+        """Other ports from now on; what the keeper remembers stays."""
+        self._keeper = replace(self.keeper, **ports)
 
     @property
     def book(self) -> Rulebook:

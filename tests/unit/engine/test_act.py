@@ -251,7 +251,7 @@ async def test_an_outcome_nobody_could_see_stays_open(b: Bench) -> None:
 async def test_a_clock_that_jumps_before_the_act_stops_the_step(b: Bench) -> None:
     thing = await b.overdue("train")
     step = await b.step(thing, Action.STOP)
-    assert b.keeper.clock_watch.doubt() is None
+    assert b.keeper.clock_watch.doubt(b.clock.now()) is None
     b.clock.skew = 5 * HOUR
     line = await taken(b, step)
     assert line.result is Result.CHANGED

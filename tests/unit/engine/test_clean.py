@@ -72,8 +72,7 @@ class FakeGpus:
 
 def gpus_of(b: Bench) -> FakeGpus:
     gpus = FakeGpus(b)
-    b.keeper.gpus = gpus
-    b.keeper.host = "node-3"
+    b.change_ports(gpus=gpus, host="node-3")
     return gpus
 
 
@@ -336,7 +335,7 @@ async def test_baselines_are_learned_of_gpus_that_nobody_holds(b: Bench) -> None
     await learn_baselines(b.keeper)
     assert [(one.ref, one.memory_used_mib) for one in b.lines(BaselineSeen)] == [(gpu_ref(b.keeper, "GPU-0"), 615)]
     gpus.blind = True
-    b.keeper.gpus = None
+    b.change_ports(gpus=None)
     await learn_baselines(b.keeper)
     assert len(b.lines(BaselineSeen)) == 1
 
@@ -370,7 +369,7 @@ async def test_a_daemon_passes_on_while_gpus_are_looked_at(b: Bench) -> None:
     assert line.result is CheckResult.DIRTY
     before = [one for one in b.lines(Passed) if one.at < line.at]
     assert len(before) >= 2
-    assert b.keeper.checks == {} or all(c.task and c.task.done() for c in b.keeper.checks.values())
+    assert all(c.task and c.task.done() for c in b.keeper.gpu_checks.under_way.values())
 
 
 @virtual
@@ -388,7 +387,7 @@ async def test_a_daemon_that_is_stopped_records_what_it_did_not_find_out(b: Benc
 async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Bench) -> None:
     gpus, one = gpus_of(b), b.ended("one")
     gpus.hold(one)
-    b.keeper.serving = True
+    b.keeper.uptime.serving = True
     assert await after_end(b, one) == []
     await asyncio.sleep(10)
     assert await after_end(b, b.ended("two")) == []
@@ -400,7 +399,7 @@ async def test_more_work_that_ends_meanwhile_joins_the_check_under_way(b: Bench)
 @virtual
 async def test_a_check_that_could_not_be_recorded_is_an_error_of_the_next_pass(b: Bench) -> None:
     gpus_of(b)
-    b.keeper.serving = True
+    b.keeper.uptime.serving = True
 
     async def full(lines: Any) -> None:
         raise LedgerError("the disk is full")
@@ -476,7 +475,7 @@ async def _pause(b: Bench, gpus: FakeGpus) -> None:
 
 
 async def _stop(b: Bench, gpus: FakeGpus) -> None:
-    b.keeper.stopping = True
+    b.keeper.permission.stopping = True
 
 
 async def _tenant(b: Bench, gpus: FakeGpus) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpukeeper.engine.observe import notice
+from gpukeeper.engine.notice import notice
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.verify import as_found
 from gpukeeper.lifecycle.budget import Fleet, open_breaker
@@ -58,7 +58,7 @@ async def test_nobody_is_warned_by_a_wrong_clock(b: Bench) -> None:
     thing = b.running("train", 3 * DAY)
     thing.busy_until = b.now() + DAY
     tell = b.notifier.told
-    b.keeper.clock_watch.doubt()
+    b.keeper.clock_watch.doubt(b.clock.now())
     b.world.clock.skew = 30 * MINUTE
     await reclaim(b.keeper, b.platform, b.book)
     assert tell == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -198,7 +199,7 @@ class BrokenMeter(SimulatedMeter):
 
 def test_a_bug_in_measuring_costs_one_place_its_minutes() -> None:
     async def tell(two: Two) -> None:
-        two.keeper.meter = BrokenMeter(two.b.world)
+        two.keeper = replace(two.keeper, meter=BrokenMeter(two.b.world))
         runs = two.b.running("train", devices=("GPU-1",))
         two.here, other = runs, two._there("eval-2")
         other.start(two.b.now(), busy_for=HOUR)
@@ -237,7 +238,7 @@ async def test_a_policy_that_cannot_even_be_asked_for_stops_no_daemon(b: Bench) 
 @pytest.mark.parametrize("answering", [False, True])
 def test_a_bug_at_one_place_does_not_fail_a_request_about_another(answering: bool) -> None:
     async def tell(two: Two) -> None:
-        two.keeper.answering = answering
+        two.keeper.answering.enabled = answering
         name = two.there.ref.path
         found = await find(two.keeper, two.b.book, name)
         assert found.view.subject.ref == two.there.ref

@@ -187,14 +187,13 @@ async def is_high(b: Bench) -> bool:
     for _ in range(2):
         await survey(b.keeper, b.platform, b.book)
         await asyncio.sleep(301)
-    found = b.keeper.demand.get(("docker", "node-3"))
-    return found is not None and found.high
+    return b.keeper.pressure.gpus_are_scarce(("docker", "node-3"))
 
 
 @virtual
 async def test_demand_is_weighed_not_counted(b: Bench) -> None:
     """C8.6: two small slices of seven and nothing else is no demand, one whole GPU of one and two sevenths is."""
-    b.keeper.gpus = Weights({"GPU-0": 1.0, "MIG-1": 1 / 7, "MIG-2": 1 / 7})
+    b.change_ports(gpus=Weights({"GPU-0": 1.0, "MIG-1": 1 / 7, "MIG-2": 1 / 7}))
     thing = b.running("train", devices=("MIG-1", "MIG-2"))
     assert not await is_high(b)
     thing.devices = ("GPU-0", "MIG-1")
@@ -203,7 +202,7 @@ async def test_demand_is_weighed_not_counted(b: Bench) -> None:
 
 @virtual
 async def test_a_paused_workload_still_counts_for_demand(b: Bench) -> None:
-    b.keeper.gpus = Weights({"GPU-0": 1.0})
+    b.change_ports(gpus=Weights({"GPU-0": 1.0}))
     b.running("train", state=State.PAUSED)
     assert await is_high(b)
 
@@ -211,7 +210,7 @@ async def test_a_paused_workload_still_counts_for_demand(b: Bench) -> None:
 @virtual
 async def test_unknown_weights_leave_demand_as_it_is(b: Bench) -> None:
     weights = Weights({"GPU-0": 1.0})
-    b.keeper.gpus = weights
+    b.change_ports(gpus=weights)
     thing = b.running("train")
     assert await is_high(b)
     weights.given = Unknown("the driver did not answer")
@@ -221,7 +220,7 @@ async def test_unknown_weights_leave_demand_as_it_is(b: Bench) -> None:
 
 @virtual
 async def test_a_place_with_gpus_of_its_own_is_counted_by_them(b: Bench) -> None:
-    b.keeper.gpus = Weights({"GPU-of-this-machine": 1.0})
+    b.change_ports(gpus=Weights({"GPU-of-this-machine": 1.0}))
     b.device(0)
     b.running("train")
     assert await is_high(b)

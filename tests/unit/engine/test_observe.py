@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.observe import Survey, changed_decisions, notice, survey
+from gpukeeper.engine.notice import notice
+from gpukeeper.engine.observe import Survey, changed_decisions, survey
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
@@ -218,7 +219,7 @@ async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
 
 async def demand(b: Bench) -> bool:
     await survey(b.keeper, b.platform, b.book)
-    return b.keeper.demand["docker", "node-3"].high
+    return b.keeper.pressure.gpus_are_scarce(("docker", "node-3"))
 
 
 @virtual
@@ -300,8 +301,8 @@ class Past:
 async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
     thing = b.running("train")
     assert (await b.decide())[thing.ref.name].verdict is Verdict.UNKNOWN, "nobody measured it here"
-    b.keeper.recall = past = Past(b)
-    b.keeper.signals = RecalledSignals(b.signals)
+    past = Past(b)
+    b.change_ports(recall=past, signals=RecalledSignals(b.signals))
     found = (await b.decide())[thing.ref.name]
     assert (found.rule, found.action) == ("idle", Action.WARN)
     assert past.asked == 1
@@ -311,8 +312,9 @@ async def test_a_single_look_judges_by_what_others_measured(b: Bench) -> None:
 @virtual
 async def test_a_daemon_measures_by_itself(b: Bench) -> None:
     b.running("train")
-    b.keeper.recall = past = Past(b)
-    b.keeper.serving = True
+    past = Past(b)
+    b.change_ports(recall=past)
+    b.keeper.uptime.serving = True
     await b.decide()
     assert past.asked == 0
 

@@ -7,7 +7,6 @@ import pytest
 
 from gpukeeper.engine import outlook
 from gpukeeper.engine.explain import without_reason
-from gpukeeper.engine.keeper import Demanded
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.model.decision import Action, Announced, Decision
 from gpukeeper.model.identity import Ref, Seen
@@ -24,7 +23,7 @@ async def told(b: Bench, who: str) -> dict[str, Decision]:
 
 @virtual
 async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
-    b.keeper.answering = True
+    b.keeper.answering.enabled = True
     b.set_policy(match=(Match(class_="api", name="mine"),))
     b.running("theirs", owner="bob")
     b.running("mine")
@@ -44,7 +43,7 @@ async def test_own_work_comes_first_and_with_its_reason(b: Bench) -> None:
 
 @virtual
 async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(b: Bench) -> None:
-    b.keeper.answering = True
+    b.keeper.answering.enabled = True
     first, second = b.running("first"), b.running("second")
     await reclaim(b.keeper, b.platform, b.book, act=False)
     b.world.remove(first)
@@ -57,7 +56,7 @@ async def test_a_narrow_pass_changes_what_it_looked_at_and_forgets_what_is_gone(
 
 @virtual
 async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -> None:
-    b.keeper.answering = True
+    b.keeper.answering.enabled = True
     for number in range(4):
         b.running(f"r{number}", 10 * MINUTE)
         b.add(f"/tmp/tmp{number}", kind="tree", shape=Shape.TREE, category=Category.TEMPORARY)
@@ -74,13 +73,13 @@ async def test_no_more_is_kept_than_a_bound_and_of_trees_what_is_due(b: Bench) -
 async def test_nothing_is_kept_where_nobody_can_ask(b: Bench) -> None:
     b.running("mine")
     await reclaim(b.keeper, b.platform, b.book, act=False)
-    assert b.keeper.outlook == {}
+    assert b.keeper.answering.outlooks == {}
 
 
 @virtual
 async def test_where_gpus_are_scarce_is_told(b: Bench) -> None:
-    b.keeper.demand["docker", "node-3"] = Demanded(high=True)
-    b.keeper.watched_from = 7.0
+    b.keeper.pressure.set_scarce(("docker", "node-3"))
+    b.keeper.uptime.watched_from = 7.0
     assert outlook.standing(b.keeper) == outlook.Standing((("docker", "node-3"),), 7.0)
 
 

@@ -227,7 +227,7 @@ async def test_removals_that_the_platform_announced_open_no_breaker_and_are_beli
             return [Gone(ref, b.now(), announced=True) for ref in refs]
 
     platform = Announcing(b.world, b.platform._place)
-    b.keeper.patience = HOUR  # of a daemon
+    b.keeper.absences.patience = HOUR  # of a daemon
     things = [b.running(f"job-{n}", devices=()) for n in range(40)]
     await reclaim(b.keeper, platform, b.book)
     for thing in things:

@@ -101,7 +101,7 @@ async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> Non
             yield
 
     b.ended("eval")
-    b.keeper.platforms = (Silent(b.world, Place("docker", "node-4", (), ())), b.platform)
+    b.change_ports(platforms=(Silent(b.world, Place("docker", "node-4", (), ())), b.platform))
     assert (await ask(b, "hold", "eval")).done
     assert "Not everything could be seen: node-4 did not answer." in (await ask(b, "hold", "nope")).words
 
@@ -238,7 +238,7 @@ async def test_a_restore_that_is_not_possible_says_why(b: Bench) -> None:
     await reclaim(b.keeper, b.platform, b.book)
     b.evidence.saved.clear()
     assert "cannot be read (no evidence named" in (await ask(b, "restore", "eval")).words
-    b.keeper.platforms = ()
+    b.change_ports(platforms=())
     assert "is not reachable from here" in (await ask(b, "restore", "eval")).words
 
 

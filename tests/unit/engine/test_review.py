@@ -60,7 +60,7 @@ async def test_a_breaker_that_closed_again_lets_narrow_passes_act(b: Bench) -> N
 async def test_a_lease_that_is_lost_while_evidence_is_taken_ends_the_step(b: Bench) -> None:
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
-    b.keeper.may_act = lambda: "another holds the lease"
+    b.keeper.permission.why_not = lambda: "another holds the lease"
     line = await take(b.keeper, b.platform, step, b.book, 1)
     assert (line.result, b.world.find(thing.ref)) == (Result.DEFERRED, thing)
     assert "another holds the lease" in line.reason
@@ -71,7 +71,7 @@ async def test_a_lease_that_is_lost_after_the_intent_ends_the_step(b: Bench) -> 
     thing = b.ended("eval")
     step = await b.step(thing, Action.REMOVE)
     said = iter([None, "another holds the lease"])
-    b.keeper.may_act = lambda: next(said)
+    b.keeper.permission.why_not = lambda: next(said)
     line = await take(b.keeper, b.platform, step, b.book, 1)
     assert (line.result, b.world.find(thing.ref)) == (Result.DEFERRED, thing)
     assert await b.ledger.open_intents("docker", "node-3") == []

@@ -98,7 +98,7 @@ async def test_tenants_are_forgotten_with_the_list_that_showed_them(b: Bench) ->
         for thing in list(b.world.things[b.platform.name, b.platform.place].values()):
             b.world.remove(thing)
     await survey(b.keeper, b.platform, b.book)
-    assert b.keeper.tenants[b.platform.name, b.platform.place] == {}
+    assert b.keeper.tenants.at((b.platform.name, b.platform.place)) == {}
 
 
 def test_the_setting_is_off_by_default() -> None:

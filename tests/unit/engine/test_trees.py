@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.engine.observe import is_too_full
+from gpukeeper.engine.pressure import Pressure
 from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.model.decision import Plan, Result, Verdict
 from gpukeeper.model.event import Closed, Decided, Intended
@@ -73,30 +73,33 @@ def lying_on(used: float, inodes: float | None = None, name: str = "/tmp", node:
 @virtual
 async def test_a_disk_is_too_full_from_the_high_mark_until_it_is_below_the_low_one(b: Bench) -> None:
     b.set_policy(disk=DiskMarks(high=0.8, low=0.7))
-    seen = [(used, is_too_full(b.keeper, lying_on(used), b.book)) for used in (0.79, 0.8, 0.75, 0.7, 0.69, 0.75, 0.79)]
+    seen = [
+        (used, b.keeper.pressure.is_too_full(lying_on(used), b.book.policy.disk))
+        for used in (0.79, 0.8, 0.75, 0.7, 0.69, 0.75, 0.79)
+    ]
     assert [full for _, full in seen] == [False, True, True, True, False, False, False]
 
 
 @virtual
 async def test_inodes_count_like_bytes(b: Bench) -> None:
     """C10.1: a disk without inodes is as full as one without bytes."""
-    assert is_too_full(b.keeper, lying_on(0.1, inodes=0.81), b.book)
-    assert is_too_full(b.keeper, lying_on(0.1, inodes=0.71), b.book)
-    assert not is_too_full(b.keeper, lying_on(0.1, inodes=0.1), b.book)
+    assert b.keeper.pressure.is_too_full(lying_on(0.1, inodes=0.81), b.book.policy.disk)
+    assert b.keeper.pressure.is_too_full(lying_on(0.1, inodes=0.71), b.book.policy.disk)
+    assert not b.keeper.pressure.is_too_full(lying_on(0.1, inodes=0.1), b.book.policy.disk)
 
 
 @virtual
 async def test_each_disk_of_each_node_has_its_own_marks(b: Bench) -> None:
-    assert is_too_full(b.keeper, lying_on(0.9), b.book)
-    assert not is_too_full(b.keeper, lying_on(0.75, node="worker-2"), b.book)
-    assert not is_too_full(b.keeper, lying_on(0.75, name="/scratch"), b.book)
-    assert is_too_full(b.keeper, lying_on(0.75), b.book)
+    assert b.keeper.pressure.is_too_full(lying_on(0.9), b.book.policy.disk)
+    assert not b.keeper.pressure.is_too_full(lying_on(0.75, node="worker-2"), b.book.policy.disk)
+    assert not b.keeper.pressure.is_too_full(lying_on(0.75, name="/scratch"), b.book.policy.disk)
+    assert b.keeper.pressure.is_too_full(lying_on(0.75), b.book.policy.disk)
 
 
 @virtual
 async def test_a_disk_that_nobody_looked_at_is_not_too_full(b: Bench) -> None:
-    assert not is_too_full(b.keeper, subject(shape=Shape.TREE), b.book)
-    assert b.keeper.pressed == set()
+    assert not b.keeper.pressure.is_too_full(subject(shape=Shape.TREE), b.book.policy.disk)
+    assert b.keeper.pressure == Pressure()
 
 
 def crowded(lab: Lab, number: int = 6) -> list[Thing]:
@@ -205,7 +208,7 @@ async def test_scarce_gpus_shorten_no_age_of_a_tree(b: Bench) -> None:
     for n in range(2):
         b.world.add(Thing(Ref("ray", "lab", "gpu", f"GPU-{n}", f"GPU-{n}"), b.now(), Shape.DEVICE, state=State.RUNNING))
     await lab.pass_()
-    b.keeper.demand["ray", "lab"].high = True
+    b.keeper.pressure.set_scarce(("ray", "lab"))
     await lab.pass_()
     assert lab.there(tree) == [True]
 

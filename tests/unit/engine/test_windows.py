@@ -151,7 +151,7 @@ async def test_a_daemon_does_not_believe_at_once_that_most_things_vanished(b: Be
     await reclaim(b.keeper, b.platform, b.book)
     for thing in things[:8]:
         b.world.remove(thing)
-    b.keeper.patience = MISSING_FOR
+    b.keeper.absences.patience = MISSING_FOR
     await asyncio.sleep(600)
     assert (await reclaim(b.keeper, b.platform, b.book)).plan.breaker is not None
     await asyncio.sleep(5)

@@ -81,7 +81,7 @@ class One:
         )
         self.metrics = Metrics(b.clock)
         self.book = Fixed(b)
-        b.keeper.evidence = CountedEvidence(b.evidence, self.metrics)
+        b.change_ports(evidence=CountedEvidence(b.evidence, self.metrics))
         self.operator = Operator(
             b.keeper, self.book, self.metrics, leadership, self.reach, self.reports.append, self.said.append
         )

@@ -49,22 +49,32 @@ def check(
 
 @app.command()
 def show(
+    section: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SECTION", help="Only this part: retention, classes.managed, match[0], …", show_default=False
+        ),
+    ] = None,
     owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every effective value and where it came from."""
+    """Every effective value, or those of one section, and where each came from."""
     from gpukeeper.config.load import load_policy
-    from gpukeeper.config.show import for_owner, rows
+    from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
 
     loaded = load_policy(policy)
     _warn(loaded)
     if owner is not None:
-        _show_owner(loaded, for_owner(loaded, owner), as_json)
+        view = for_owner(loaded, owner)
+        _show_owner(loaded, view if section is None else part_for_owner(view, section), section, as_json)
         return
-    found = rows(loaded)
+    found = rows(loaded) if section is None else part_of(rows(loaded), section)
     if as_json:
-        _print_json("policy-show", {**_head(loaded), "settings": _plain(found)})
+        _print_json("policy-show", {**_head(loaded), "section": section, "settings": _plain(found)})
+        return
+    if not found:
+        typer.echo(f"{section} is not set.", err=True)
         return
     _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in found])
 
@@ -93,21 +103,24 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     typer.echo(in_words(loaded.policy))
 
 
-def _show_owner(loaded: Loaded, view: OwnerView, as_json: bool) -> None:
+def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:
     if as_json:
         classes = {name: _plain(found) for name, found in view.classes.items()}
         applies = {"exemptions": _plain(view.exemptions), "demand": _plain(view.demand), "holds": _plain(view.holds)}
         who = {"owner": view.owner, "groups": view.groups}
-        _print_json("policy-show", {**_head(loaded), **who, "classes": classes, **applies})
+        _print_json("policy-show", {**_head(loaded), "section": section, **who, "classes": classes, **applies})
         return
     typer.echo(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.{GROUPS_REPLACE if view.groups else ''}\n")
     table = [(name, row.setting, row.text, row.origin) for name, found in view.classes.items() for row in found]
-    _print_table(("class", "limit", "value", "from"), table)
-    typer.echo()
-    if not view.exemptions:
-        typer.echo(f"No exemption is for {view.owner}.\n")
+    if table:
+        _print_table(("class", "limit", "value", "from"), table)
+    if table and section is None:
+        typer.echo()
+    if not view.exemptions and section in (None, "exemptions"):
+        typer.echo(f"No exemption is for {view.owner}." + ("\n" if section is None else ""))
     more = [*view.exemptions, *view.demand, *view.holds]
-    _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in more])
+    if more:
+        _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in more])
 
 
 def _head(loaded: Loaded) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpukeeper.engine.reclaim import PassReport
@@ -35,7 +35,7 @@ def told(words: str | None, session: Session, lines: Lines, say: Callable[[str],
 
     where = read_where(words, FLAG, LOOPBACK)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms, elects=False)
-    session.keeper.evidence = CountedEvidence(session.evidence, metrics)
+    session.keeper = replace(session.keeper, evidence=CountedEvidence(session.evidence, metrics))
 
     def passed(report: PassReport) -> None:
         metrics.passed(report)

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -69,7 +69,7 @@ class Operator:
         if self.leadership is None:
             await self._watch(self.stop)
             return
-        self.keeper.may_act = self.leadership.why_not
+        self.keeper.permission.why_not = self.leadership.why_not
         left = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.leadership.campaign(left))
@@ -166,7 +166,7 @@ async def operate_until_stopped(
     settings = session.book.policy.kubernetes
     cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms)
-    session.keeper.evidence = CountedEvidence(session.evidence, metrics)
+    session.keeper = replace(session.keeper, evidence=CountedEvidence(session.evidence, metrics))
     leadership = _leadership(session, cluster, election)
 
     async def reach() -> object:

@@ -38,7 +38,6 @@ def from_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> 
 def ask_standing(keeper: Keeper) -> None:
     """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
     scarce, and warnings that do not count any more would."""
-    from gpukeeper.engine.keeper import Demanded
     from gpukeeper.engine.outlook import Standing
 
     try:
@@ -46,9 +45,9 @@ def ask_standing(keeper: Keeper) -> None:
     except KeeperError:
         return
     if found is not None:
-        keeper.watched_from = found.watched_from
-        for platform, place in found.scarce:
-            keeper.demand[platform, place] = Demanded(high=True)
+        keeper.uptime.watched_from = found.watched_from
+        for place in found.scarce:
+            keeper.pressure.set_scarce(place)
 
 
 def _is_anothers() -> bool:

@@ -60,7 +60,7 @@ class Progress:
 
         def end() -> None:
             if self._acting and not self.interrupted:
-                self.interrupted = self._keeper.stopping = True
+                self.interrupted = self._keeper.permission.stopping = True
                 say("Stopping after the steps under way. Once more ends it at once.")
                 return
             self.interrupted = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, judge
-from gpukeeper.lifecycle.settings import Settings
+from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import keep_it, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -22,6 +22,7 @@ ACTS = True
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)
 HORIZON_SLACK = timedelta(minutes=15)  # a pass may come late; its warnings still belong to this quiet time
+_LIVE = (State.RUNNING, State.PAUSED)
 _OVER = (State.ENDED, State.SUSPENDED)
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
 _NO_GPU = Answer(NAME, Verdict.SILENT, "it holds no GPU")
@@ -72,6 +73,15 @@ def is_large(subject: Subject) -> bool:
     """Holds more than one slice: a whole GPU, or several of anything. What is not known may be."""
     devices = subject.devices
     return isinstance(devices, Unknown) or len(devices) > 1 or any(one not in subject.slices for one in devices)
+
+
+def may_be_idle(subject: Subject, book: Rulebook) -> bool:
+    """Runs, holds GPUs, and its class has an idle time or it holds much: only of these are signals measured and
+    asked for."""
+    if subject.state not in _LIVE or subject.devices == () or subject.root is not None:
+        return False
+    limits = book.settings(subject).limits
+    return isinstance(limits, Unknown) or limits.idle is not None or is_large(subject)
 
 
 def _report_large(view: View, settings: Settings, now: datetime) -> Answer:

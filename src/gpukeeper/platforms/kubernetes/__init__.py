@@ -1,1 +1,1 @@
-"""Kubernetes clusters. This version finds them; looking at them comes next."""
+"""Kubernetes clusters: pods, Jobs, TrainJobs, Ray objects and sets, by their root objects."""

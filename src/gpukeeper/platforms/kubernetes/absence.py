@@ -13,7 +13,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.other_owners import LIST, ONE, Named
 
 if TYPE_CHECKING:

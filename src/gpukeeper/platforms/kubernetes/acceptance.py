@@ -12,7 +12,10 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending, usable
-from gpukeeper.platforms.kubernetes.kinds import DAEMONSET, DEPLOYMENT, JOB, POD, STATEFULSET, Kind
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.marks import moment
 from gpukeeper.platforms.kubernetes.wire import Meta, when
 

@@ -21,19 +21,13 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import (
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    POD,
-    RAYCLUSTER,
-    RAYJOB,
-    STATEFULSET,
-    TRAINJOB,
-    Kind,
-    Lever,
-    Propagation,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever, Propagation
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 

@@ -47,7 +47,9 @@ from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes

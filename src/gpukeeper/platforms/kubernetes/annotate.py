@@ -14,7 +14,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.acts import Served, answer_to, resource
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, Warnings, moment
 from gpukeeper.platforms.kubernetes.walk import Namespace
 

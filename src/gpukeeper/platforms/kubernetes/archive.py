@@ -29,7 +29,10 @@ from gpukeeper.platforms.kubernetes.acts import (
 )
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import CONFLICT, INVALID, NOT_FOUND, ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import JOB, POD, RAYJOB, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Meta, Root
 

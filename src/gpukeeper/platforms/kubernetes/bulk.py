@@ -18,7 +18,10 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, JOB, POD, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.other_owners import Named
 from gpukeeper.platforms.kubernetes.owners import JOB_UID, Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire

@@ -19,7 +19,9 @@ from gpukeeper.platforms.kubernetes.archive import EVENTS, MANIFEST, TREE
 from gpukeeper.platforms.kubernetes.bulk import Read
 from gpukeeper.platforms.kubernetes.connect import SLOW, Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent, TooLarge
-from gpukeeper.platforms.kubernetes.kinds import POD, Kind, known_owner
+from gpukeeper.platforms.kubernetes.kinds.catalog import known_owner
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.wire import ContainerStatus, Owner, Pod, Root
 
 LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 10 * 1024 * 1024  # of one container

@@ -27,16 +27,13 @@ from gpukeeper.platforms.kubernetes.controllers import (
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
 from gpukeeper.platforms.kubernetes.finish import Ending, of_pod, of_root
 from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
-from gpukeeper.platforms.kubernetes.kinds import (
-    JOB,
-    JOBSET,
-    POD,
-    RAYCLUSTER,
-    RAYJOB,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, Node
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Spec, when

@@ -19,7 +19,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Template, Wire, when
 
 if TYPE_CHECKING:

@@ -17,7 +17,10 @@ from gpukeeper.platforms.kubernetes.causes import Facts, NoRuntime, RuntimeTtl, 
 from gpukeeper.platforms.kubernetes.controllers import Controllers, of_kind
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, POD, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
 from gpukeeper.platforms.kubernetes.owners import Node, Served, climb, descendants
 from gpukeeper.platforms.kubernetes.schema import has_ttl

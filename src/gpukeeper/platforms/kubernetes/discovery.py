@@ -12,7 +12,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import NOT_FOUND, ApiError
-from gpukeeper.platforms.kubernetes.kinds import TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
 from gpukeeper.platforms.kubernetes.schema import has_ttl
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire

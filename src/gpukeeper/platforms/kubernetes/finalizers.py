@@ -16,7 +16,7 @@ from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controllers import BUILT_IN, KUBERAY, KUEUE, TRAINER, Controller, Gone, Standing
 from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.owners import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
@@ -193,7 +193,7 @@ def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> 
     for child in children.of(meta.uid):
         made, ends = when(child.meta.creation_timestamp), when(child.meta.deletion_timestamp)
         stuck = ends is not None and (isinstance(ends, Unknown) or now - ends > PATIENCE)
-        if child.kind.name in kind.children and isinstance(made, datetime) and made - asked > CIRCLE and not stuck:
+        if child.kind in kind.children and isinstance(made, datetime) and made - asked > CIRCLE and not stuck:
             return child
     return None
 

@@ -15,7 +15,8 @@ import msgspec
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds import RAYJOB, Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Pod, Root, Terminated, when
 
 SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong

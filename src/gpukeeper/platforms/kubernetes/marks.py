@@ -19,7 +19,11 @@ from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import Ending
-from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, RAYJOB, TRAINJOB, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
 TTL, HOLD_UNTIL, OWNER, EXEMPT = (

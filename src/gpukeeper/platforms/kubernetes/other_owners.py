@@ -17,7 +17,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.discovery import Discovery, Resource
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import makes_runs
+from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Wire
 
 if TYPE_CHECKING:

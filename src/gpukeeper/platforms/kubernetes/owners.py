@@ -14,19 +14,14 @@ import msgspec
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import (
-    BY_NAME,
-    JOB,
-    JOBSET,
-    KINDS,
-    POD,
-    RAYCLUSTER,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-    known_owner,
-    makes_runs,
-)
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root
 
 if TYPE_CHECKING:
@@ -177,8 +172,9 @@ async def descendants(
     below: dict[str, list[Node]] = {}
     owners: dict[str, Node] = {meta.uid: Node(kind, seen or Root(metadata=meta))}
     unseen: list[str] = []
-    for child in _below(kind):
-        makers = [node for node in owners.values() if child.name in node.kind.children]
+    wanted = kind.below
+    for child in (one for one in reversed(KINDS) if one in wanted):  # makers first
+        makers = [node for node in owners.values() if child in node.kind.children]
         if not makers:
             continue
         found, problems = await _children(cluster, served, child, makers, meta.namespace, narrow, page)
@@ -187,17 +183,6 @@ async def descendants(
             below.setdefault(owner, []).append(node)
             owners.setdefault(node.meta.uid, node)
     return Descendants({owner: tuple(nodes) for owner, nodes in below.items()}, tuple(unseen), narrow)
-
-
-def _below(kind: Kind) -> list[Kind]:
-    """Kinds it makes, and those make; makers first."""
-    wanted, open_ = set[str](), list(kind.children)
-    while open_:
-        name = open_.pop()
-        if name not in wanted:
-            wanted.add(name)
-            open_ += BY_NAME[name].children
-    return [one for one in reversed(KINDS) if one.name in wanted]
 
 
 async def _children(

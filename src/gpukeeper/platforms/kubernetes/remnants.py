@@ -18,7 +18,8 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance
 from gpukeeper.platforms.kubernetes.connect import QUICK, Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import POD, Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.translate import CLUSTER, ONLY_RUN, SHOWN, At, Reading, owner_of
 from gpukeeper.platforms.kubernetes.walk import Wanted

@@ -12,7 +12,7 @@ import msgspec
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.marks import FIELD_TTL, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Wire
 

@@ -14,19 +14,15 @@ from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance, finish, gpus, marks
 from gpukeeper.platforms.kubernetes.finish import Ending
-from gpukeeper.platforms.kubernetes.kinds import (
-    DAEMONSET,
-    JOB,
-    JOBSET,
-    POD,
-    RAYJOB,
-    RAYSERVICE,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-    Lever,
-    makes_runs,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET
+from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB, RAYSERVICE
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when

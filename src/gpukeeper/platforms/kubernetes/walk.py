@@ -19,18 +19,10 @@ from gpukeeper.platforms.kubernetes import acceptance, gpus
 from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
-from gpukeeper.platforms.kubernetes.kinds import (
-    BY_NAME,
-    DAEMONSET,
-    DEPLOYMENT,
-    KINDS,
-    POD,
-    REPLICASET,
-    STATEFULSET,
-    Kind,
-    known_owner,
-    makes_runs,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, others, would_go_too
 from gpukeeper.platforms.kubernetes.tally import Tally
@@ -251,7 +243,7 @@ class Walk:
 
     def _blindness(self, kind: Kind) -> str | None:
         """Why what is below this kind may be more than was seen."""
-        return next((self._blind[child] for child in descending(kind) if child in self._blind), None)
+        return next((self._blind[child.name] for child in kind.below if child.name in self._blind), None)
 
     def _left_behind(self) -> list[Subject]:
         """Pods that hold GPUs and whose owner did not come by. Its collector removes them; if it does not, that is
@@ -268,18 +260,6 @@ class Walk:
         )
         namespace = self._of(one.sample.metadata.namespace)
         return pod_subject(one.sample, namespace, self._at, self._wanted.reading, gone)
-
-
-def descending(kind: Kind) -> list[str]:
-    """Names of all kinds below it."""
-    found: list[str] = []
-    waiting = list(kind.children)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.append(name)
-            waiting += BY_NAME[name].children
-    return found
 
 
 def _unknown_owner(owner: Owner) -> Unknown:

@@ -15,16 +15,10 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import (
-    DAEMONSET,
-    DEPLOYMENT,
-    KINDS,
-    POD,
-    REPLICASET,
-    STATEFULSET,
-    Kind,
-    known_owner,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.other_owners import LIST, Named
 from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
 from gpukeeper.platforms.kubernetes.wire import Condition, Meta, Owner, Wire

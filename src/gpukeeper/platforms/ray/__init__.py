@@ -1,1 +1,1 @@
-"""Ray clusters. This version finds them; looking at them comes next."""
+"""Ray nodes: dead sessions, logs of ended workers, temporary files."""

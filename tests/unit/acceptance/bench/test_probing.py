@@ -296,9 +296,8 @@ def test_a_record_that_was_cut_off_is_no_measurement(tmp_path: Path) -> None:
 
 def test_the_probes_are_found_without_importing_them() -> None:
     assert Path(probing.program()).name == "__main__.py"
-    told = (
-        "import sys; from gpukeeper.acceptance.bench import probing, workbench; probing.program(); print(*sys.modules)"
-    )
+    told = "import sys; from gpukeeper.acceptance.bench import probing, workbench\n"
+    told += "probing.program(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.split()
     assert "gpukeeper.acceptance.bench.workbench" in loaded
     assert not [name for name in loaded if name.startswith("gpukeeper.acceptance.probes.")]

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
 T = TypeVar("T")
 Object = dict[str, Any]

@@ -14,7 +14,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, Kind
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
 T = TypeVar("T")
 OTHERS = {

@@ -11,7 +11,7 @@ import pytest
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.absence import FEW, absent
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 
 MANY = 3 * FEW

@@ -10,16 +10,12 @@ import pytest
 from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.acceptance import RUN_LIMIT, is_run
-from gpukeeper.platforms.kubernetes.kinds import (
-    DAEMONSET,
-    DEPLOYMENT,
-    JOB,
-    POD,
-    RAYCLUSTER,
-    STATEFULSET,
-    TRAINJOB,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.translate import Reading, root_subject

@@ -12,19 +12,14 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.acts import QUEUE
 from gpukeeper.platforms.kubernetes.archive import GATE, MANIFEST, RESTORED_FROM, WAS_OWNED, Archive, Recipe, recipe
-from gpukeeper.platforms.kubernetes.kinds import (
-    BY_NAME,
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    POD,
-    RAYCLUSTER,
-    RAYJOB,
-    RAYSERVICE,
-    STATEFULSET,
-    TRAINJOB,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, Object, StoredApi, refused, with_cluster
 

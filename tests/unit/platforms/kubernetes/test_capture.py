@@ -14,7 +14,10 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import capture as module
 from gpukeeper.platforms.kubernetes.capture import ALL_BYTES, CUT, CUT_BELOW, LOG_BYTES, PODS, Captures
-from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, POD, Kind
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.wire import Pod
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, Object, StoredApi, refused, with_cluster
 

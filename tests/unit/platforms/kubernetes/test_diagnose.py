@@ -13,7 +13,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
-from gpukeeper.platforms.kubernetes.kinds import Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from tests.unit.platforms.kubernetes.examples import NOW, ago, condition, gpu_container, meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 from tests.unit.platforms.kubernetes.test_controllers import deployment, lease

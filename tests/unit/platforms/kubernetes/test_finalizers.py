@@ -19,7 +19,11 @@ from gpukeeper.platforms.kubernetes.finalizers import (
     blocked,
     controllers_of,
 )
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, JOBSET, POD, RAYJOB, TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.owners import Descendants, Node
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 

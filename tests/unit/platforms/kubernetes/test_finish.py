@@ -10,16 +10,13 @@ import pytest
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import GOES_ON, SKEW, Ending, of_pod, of_root
-from gpukeeper.platforms.kubernetes.kinds import (
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    RAYCLUSTER,
-    RAYJOB,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from tests.unit.platforms.kubernetes.examples import NOW, ago, condition, pod, root, terminated
 
 END = ago(hours=2)

@@ -14,17 +14,14 @@ from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending
-from gpukeeper.platforms.kubernetes.kinds import (
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    POD,
-    RAYCLUSTER,
-    RAYJOB,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
     NOT_ASKED,

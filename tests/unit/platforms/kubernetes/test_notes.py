@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.kinds import JOB, POD
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.notes import LONGEST, Notes, shortened
 from tests.unit.platforms.kubernetes.stored import NAMESPACE, StoredApi, refused, with_cluster
 

@@ -15,7 +15,11 @@ from gpukeeper.platforms.kubernetes import other_owners
 from gpukeeper.platforms.kubernetes.acts import Acts
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import JOB, JOBSET, POD, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import forbidden, silent

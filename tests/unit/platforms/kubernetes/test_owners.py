@@ -10,7 +10,12 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds import BY_NAME, DEPLOYMENT, JOB, RAYJOB, TRAINJOB, Kind
+from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants, root_of
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import meta, pod_json

@@ -22,17 +22,13 @@ from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds import (
-    DAEMONSET,
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    KINDS,
-    RAYCLUSTER,
-    STATEFULSET,
-    TRAINJOB,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, unreadable
 from gpukeeper.platforms.kubernetes.owners import descendants
 from gpukeeper.platforms.kubernetes.tally import Tally

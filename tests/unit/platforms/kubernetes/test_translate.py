@@ -16,20 +16,13 @@ from gpukeeper.model.memory import EMPTY, Memory
 from gpukeeper.model.policy import AtFinish, ClassSettings, PlaceScope, Policy
 from gpukeeper.model.subject import Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.kinds import (
-    DAEMONSET,
-    DEPLOYMENT,
-    JOB,
-    JOBSET,
-    RAYCLUSTER,
-    RAYJOB,
-    RAYSERVICE,
-    REPLICASET,
-    STATEFULSET,
-    TRAINJOB,
-    V1_KINDS,
-    Kind,
-)
+from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
+from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.translate import Reading, pod_subject, root_subject

@@ -11,7 +11,8 @@ import pytest
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
-from gpukeeper.platforms.kubernetes.kinds import POD, Kind
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.translate import Reading
 from gpukeeper.platforms.kubernetes.walk import Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches

@@ -1,0 +1,1 @@
+"""What gpukeeper knows about each kind of Kubernetes: one kind or family, one file. catalog.py lists them."""

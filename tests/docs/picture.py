@@ -1,0 +1,151 @@
+"""Renders the terminal picture in the README from real output: `python -m tests.docs.picture`. A test compares it.
+
+The commands run on a folder fleet (see `platforms/simulated/folder.py`), whose ages are relative to now, so the output
+is the same on every run, but for the clock. One workload of it was measured as idle, one as busy, one not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+from gpukeeper.ledger.paths import LEDGER_FILE
+from gpukeeper.ledger.signals import open_signals
+from gpukeeper.model.identity import Ref
+from gpukeeper.model.series import Sample, Signal
+from tests.docs.markdown import ROOT
+
+PICTURE = ROOT / "docs" / "images" / "plan.svg"
+COLUMNS = 116
+COMMANDS = (("plan", "--verbose"), ("observe", "--gpus"))
+PLACE, IDLE_MINUTES = "node-1", 49
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+# name: owner, GPUs, started, ended, outcome; ages from now
+FLEET: dict[str, tuple[str, int, timedelta, timedelta | None, str | None]] = {
+    "eval-ann": ("ann", 1, 3 * DAY, 2 * DAY, "succeeded"),
+    "train-ann": ("ann", 2, 3 * DAY, 2 * DAY, "failed"),
+    "sweep-bob": ("bob", 1, 3 * HOUR, None, None),
+    "pretrain-eve": ("eve", 2, 20 * HOUR, None, None),
+    "notebook-eve": ("eve", 1, 2 * HOUR, None, None),
+}
+BUSY_UNTIL = {"sweep-bob": IDLE_MINUTES, "pretrain-eve": 0}  # minutes ago
+POLICY = """\
+preset: shared-host
+mode: plan
+scope: {docker: {}}
+"""
+# What changes from run to run: the time of the snapshot, and the seconds of the current minute.
+_CLOCK = {
+    re.compile(rf"(?<=idle for )({IDLE_MINUTES - 1}|{IDLE_MINUTES}|{IDLE_MINUTES + 1})m(\d+s)?"): f"{IDLE_MINUTES}m",
+    re.compile(r"(?<=nothing for )2[345]m(\d+s)?"): "24m",
+    re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"): "2026-01-01 12:00:00 UTC",
+}
+_FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
+_THEME = TerminalTheme(
+    (24, 27, 33),
+    (216, 220, 226),
+    [
+        *[(24, 27, 33), (240, 113, 120), (152, 195, 121), (229, 192, 123)],
+        *[(97, 175, 239), (210, 140, 240), (86, 182, 194), (216, 220, 226)],
+    ],
+)
+
+
+def picture() -> str:
+    """The SVG of what the commands print now."""
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    with tempfile.TemporaryDirectory() as folder:
+        _make_fleet(Path(folder))
+        for number, command in enumerate(COMMANDS):
+            console.print("\n" if number else "", end="")
+            console.print(Text.assemble(("$ ", "bold green"), ("gpukeeper " + " ".join(command), "bold")))
+            console.print(Text.from_ansi(_output(Path(folder), command).rstrip()))
+    svg = console.export_svg(title="gpukeeper on a simulated GPU server", theme=_THEME)
+    return _FONT.sub("\n", svg).rstrip() + "\n"  # no fonts from the network
+
+
+def _make_fleet(folder: Path) -> None:
+    now = datetime.now(UTC)
+    (folder / PLACE).mkdir()
+    (folder / "policy.yaml").write_text(POLICY)
+    number = 0
+    for name, (owner, count, started, ended, outcome) in FLEET.items():
+        devices = [f"GPU-{number + i}" for i in range(count)]
+        number += count
+        facts: dict[str, Any] = {"owner": owner, "state": "running" if ended is None else "ended", "devices": devices}
+        facts |= {"created": (now - started).isoformat(), "started": (now - started).isoformat()}
+        if ended is not None:
+            facts |= {"ended": (now - ended).isoformat(), "outcome": outcome}
+        file = folder / PLACE / f"{name}.json"
+        file.write_text(json.dumps(facts))
+        if name in BUSY_UNTIL:
+            ref = Ref("docker", PLACE, "container", name, _uid(file))
+            asyncio.run(_measure(folder, ref, devices, now, BUSY_UNTIL[name]))
+
+
+def _uid(file: Path) -> str:
+    facts = file.stat()
+    return f"{facts.st_dev}:{facts.st_ino}"
+
+
+async def _measure(folder: Path, ref: Ref, devices: list[str], now: datetime, busy_until: int) -> None:
+    """What `gpukeeper serve` would have stored in the last hour."""
+    (folder / "state").mkdir(mode=0o700, exist_ok=True)
+    signals = open_signals(folder / "state" / LEDGER_FILE, write=True)
+    for age in range(60, -1, -1):
+        at = now - age * MINUTE
+        use = 97.0 if age > busy_until or not busy_until else 0.0
+        readings = [(Signal.GPU, device, use) for device in devices]
+        readings += [(signal, "", 0.0) for signal in Signal if signal is not Signal.GPU]
+        await signals.add([Sample(ref.key, *reading[:2], at, reading[2], since=at - MINUTE) for reading in readings])
+    signals.close()
+
+
+def _output(folder: Path, command: tuple[str, ...]) -> str:
+    """What a person sees who types the command: results and messages, in colour."""
+    environ = {
+        "PATH": os.environ.get("PATH", ""),
+        "TERM": "xterm-256color",
+        "COLUMNS": str(COLUMNS),
+        "HOME": str(folder),
+        "GPUKEEPER_FLEET": f"folder:{folder / PLACE}",
+        "GPUKEEPER_STATE": str(folder / "state"),
+        "GPUKEEPER_POLICY": "policy.yaml",
+    }
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-m", "gpukeeper", *command]
+    with subprocess.Popen(program, cwd=folder, env=environ, stdout=theirs, stderr=theirs) as running:
+        os.close(theirs)
+        printed = b"".join(iter(lambda: _read(ours), b"")).decode()
+    os.close(ours)
+    assert running.returncode == 0, printed
+    printed = printed.replace("\r\n", "\n")
+    for changing, fixed in _CLOCK.items():
+        printed = changing.sub(fixed, printed)
+    return printed
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux reports the end of a terminal
+        return b""
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture())
+    print(f"wrote {PICTURE.relative_to(ROOT)}")
