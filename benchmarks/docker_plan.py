@@ -27,7 +27,7 @@ from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemor
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.wiring import SystemClock
@@ -173,7 +173,7 @@ def _keeper(bed: DockerBed) -> Keeper:
         return inventory
 
     platform = DockerPlatform(Engine(bed.host, {}), "bench", clock, gpus)
-    return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Terminals(), clock)
+    return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Messages(()), clock)
 
 
 def _target(times: float, limit: float) -> str:
