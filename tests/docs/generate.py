@@ -92,6 +92,8 @@ Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 A verb looks or changes, never both; `plan` is the dry run of `apply`. Results are on stdout, talk is on stderr.
 A WORKLOAD is `platform/place/[namespace/kind/]name`, and any unique ending will do. `--json` prints one document,
 described in [JSON documents](json.md). With `gpukeeper VERB --help` every verb explains itself.
+Tables fit the width of the terminal; in a pipe each row is one line. `NO_COLOR`, `FORCE_COLOR` and other variables:
+[environment variables](environment.md).
 
 """
 # Beyond those that every verb has: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
