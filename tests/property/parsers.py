@@ -51,7 +51,7 @@ from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.kubernetes import auth, gpus, manifests, marks, plugin
-from gpukeeper.platforms.kubernetes import connect as kube_api
+from gpukeeper.platforms.kubernetes import decoding as kube_decoding
 from gpukeeper.platforms.kubernetes import translate as kube
 from gpukeeper.platforms.kubernetes import wire as kube_wire
 from gpukeeper.platforms.kubernetes.errors import refusal
@@ -204,26 +204,20 @@ _MARKED = {
 
 
 def _pods(data: bytes) -> None:
-    page, _problems = _cluster()._page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
+    page, _problems = _DECODERS.page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
     for pod in page.items or ():
         Tally().add_pod(pod, gpus.asked(pod.spec))
         _told(kube.pod_subject(pod, _NAMESPACE, kube_examples.AT, _READING))
 
 
 def _roots(data: bytes) -> None:
-    page, _problems = _cluster()._page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
+    page, _problems = _DECODERS.page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
     for root in page.items or ():
         for kind in (JOB, JOBSET, TRAINJOB, RAYJOB, V1_KINDS[0]):
             _told(kube.root_subject(kind, root, Tally(), _NAMESPACE, kube_examples.AT, _READING))
 
 
-def _cluster() -> Any:
-    cluster = kube_api.Cluster.__new__(kube_api.Cluster)
-    cluster._decoders = _DECODERS
-    return cluster
-
-
-_DECODERS: dict[Any, Any] = {}
+_DECODERS = kube_decoding.Decoders()
 
 
 def _watch(data: bytes) -> None:
@@ -232,9 +226,9 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(kube_api.Changed)
-        async for line in kube_api._lines(chunks(), 5):
-            kube_api._event(line, decoder)
+        decoder = reading.Decoder(kube_decoding.Changed)
+        async for line in kube_decoding.lines(chunks(), 5):
+            kube_decoding.event(line, decoder)
 
     asyncio.run(read())
 

@@ -37,6 +37,7 @@ A_MOMENT = timedelta(seconds=5)  # to start a program and to give one up
 KILLED_WITHIN_S = 1.0
 ABANDONED_MAX = 4
 LONGEST_PAUSE = timedelta(minutes=5)
+KEPT_WORDS = 64 * 1024
 ANSWER_MAX = 64 * 1024 * 1024
 _abandoned: list[subprocess.Popen[bytes]] = []
 _counting = threading.Lock()
@@ -174,6 +175,10 @@ class _Program:
             start_new_session=True,
         )
         self._received = bytearray()
+        self._words = bytearray()  # the last of what it printed on stderr
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        os.set_blocking(self._stderr, False)
 
     def send(self, question: Question) -> None:
         assert self._process.stdin is not None
@@ -186,13 +191,18 @@ class _Program:
         fd, seen = self._process.stdout.fileno(), 0
         poll = select.poll()
         poll.register(fd, select.POLLIN)
+        poll.register(self._stderr, select.POLLIN)  # a program whose stderr is full would wait for ever
         while (end := self._received.find(b"\n", seen)) < 0:
             seen = len(self._received)
             if seen > ANSWER_MAX:
                 raise msgspec.DecodeError("it does not stop talking")
             left = until - time.monotonic()
-            if left <= 0 or not poll.poll(math.ceil(left * 1000)):
+            if left <= 0 or not (ready := poll.poll(math.ceil(left * 1000))):
                 raise TimeoutError
+            if self._stderr in dict(ready) and not self._listen():
+                poll.unregister(self._stderr)
+            if fd not in dict(ready):
+                continue
             read = os.read(fd, 65536)
             if not read:
                 raise EOFError
@@ -203,14 +213,20 @@ class _Program:
 
     def last_words(self) -> str:
         """Its exit code and the last line of what it printed on stderr."""
-        stderr, code, last = self._process.stderr, "not known", ""
-        assert stderr is not None
-        with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        code = "not known"
+        with suppress(BlockingIOError, subprocess.TimeoutExpired):
             code = str(self._process.wait(timeout=KILLED_WITHIN_S))
-            os.set_blocking(stderr.fileno(), False)
-            words = (stderr.read(65536) or b"").decode("utf-8", "replace")
-            last = "".join(words.strip().splitlines()[-1:])
+            while self._listen():
+                pass
+        last = "".join(self._words.decode("utf-8", "replace").strip().splitlines()[-1:])
         return f"(exit {code}): {last or 'no word'}"
+
+    def _listen(self) -> bool:
+        """False: its stderr is closed. BlockingIOError: there is nothing to read now."""
+        read = os.read(self._stderr, 65536)
+        self._words += read
+        del self._words[:-KEPT_WORDS]
+        return bool(read)
 
     def finish(self, within_s: float) -> bool:
         """Lets it end by itself. False: it did not, and was given up."""

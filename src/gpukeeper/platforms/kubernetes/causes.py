@@ -13,7 +13,6 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import marks as marked
-from gpukeeper.platforms.kubernetes.controllers import Gone, Report
 from gpukeeper.platforms.kubernetes.facts import Facts
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS, NODE, blocked
 from gpukeeper.platforms.kubernetes.gpus import asked
@@ -23,6 +22,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import BY_RETENTION
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, cut, lasting
+from gpukeeper.platforms.kubernetes.standing import Gone, Report
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.tree import Node
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, when

@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import Report
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.standing import Report
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, Node
 
 

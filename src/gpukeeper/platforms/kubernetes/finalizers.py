@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import Gone, Standing
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, START, Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
+from gpukeeper.platforms.kubernetes.standing import Gone, Standing
 from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 

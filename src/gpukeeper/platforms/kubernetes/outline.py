@@ -7,12 +7,12 @@ from datetime import datetime
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import Alive, Gone, Report
 from gpukeeper.platforms.kubernetes.facts import Facts
 from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
 from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.ending import Ending
 from gpukeeper.platforms.kubernetes.phrases import ago, counted, lasting
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Report
 from gpukeeper.platforms.kubernetes.tree import Node
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 

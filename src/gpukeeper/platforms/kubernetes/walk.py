@@ -16,7 +16,8 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance, gpus
-from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.decoding import ListPage
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters

@@ -179,9 +179,23 @@ def test_an_answer_of_many_megabytes_is_read() -> None:
     assert len(answer.why) == 30_000_000
 
 
-def test_a_program_that_fills_stderr_before_it_ends_is_reported() -> None:
-    text = "next(asked()); sys.stderr.write('x' * 60_000 + '\\nno memory\\n'); sys.exit(1)"
-    assert "no memory" in why(ask_once("inventory", MINUTE, program(text)))
+def test_a_program_that_prints_much_on_stderr_is_not_stuck() -> None:
+    text = f"""
+for question in asked():
+    sys.stderr.write("x" * 1_000_000 + "\\nno memory\\n")
+    if question["id"] == 3: sys.exit(1)
+    give(question, {ANSWER!r})
+"""
+    with asking(program(text)) as client:
+        assert client.ask("health") == Answer(id=1, **ANSWER)
+        assert client.ask("health") == Answer(id=2, **ANSWER)
+        assert why(client.ask("health")) == "asking the NVIDIA driver failed (exit 1): no memory"
+
+
+def test_a_program_that_closes_its_stderr_is_still_asked() -> None:
+    text = f"import os; os.close(2)\nfor question in asked(): give(question, {ANSWER!r})"
+    with asking(program(text)) as client:
+        assert [client.ask("health").why for _ in range(3)] == ["first"] * 3
 
 
 # Late answers.

@@ -9,7 +9,6 @@ import pytest
 
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import Alive, Gone, Standing
 from gpukeeper.platforms.kubernetes.finalizers import (
     FINALIZERS,
     FOREGROUND,
@@ -27,6 +26,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Standing
 from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
