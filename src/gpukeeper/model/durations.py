@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -37,3 +37,8 @@ def size_in_words(size: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def when_in_words(at: datetime, now: datetime) -> str:
+    """ "in 2h", "3m ago"."""
+    return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"

@@ -8,15 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.engine.fleet import observe_fleet
+from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.interfaces.cli import apply, observe, plan
-from gpukeeper.interfaces.terminal import nodes
+from gpukeeper.interfaces.terminal import nodes, show
 from gpukeeper.interfaces.terminal.interrupts import Progress
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from tests.unit.interfaces.workers import GIB, HOUR, Workers, disk, node, session, tree
+from gpukeeper.views.nodes import Change
+from gpukeeper.views.plan import plan_view
+from tests.unit.interfaces.workers import GIB, HOUR, POLICY, Workers, disk, node, session, tree
+
+HEAD = PolicyHead("a test", POLICY.digest, POLICY.preset, POLICY.mode)
 
 
 def cells(line: str) -> list[str]:
@@ -42,8 +48,8 @@ def test_a_disk_says_how_full_it_is_and_nothing_of_work() -> None:
 
 def test_observe_shows_nodes_in_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(Workers(node("worker-1", GIB), tree("/tmp/ray/session_1", "worker-1", Unknown("too many files"))))
-    looked = asyncio.run(observe.look(one))
-    observe._print(one, looked, Narrow(), gpus=False, quiet=False)
+    found = asyncio.run(observe_fleet(one.keeper, one.book))
+    observe.print_view(observe.view_of(one, found, Narrow()), quiet=False)
     printed = capsys.readouterr()
     things, below = printed.out.split("\n\n")
     assert cells(things.splitlines()[1])[0] == "tree"
@@ -68,7 +74,8 @@ def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFix
         )
     )
     reports = asyncio.run(plan.plans(one, Narrow()))
-    plan.print_plans(one, reports, verbose=False, quiet=True, again="")
+    view = plan_view(reports, HEAD)
+    plan.print_plan(view, verbose=False)
     _, totals = capsys.readouterr().out.split("\n\n")
     assert [cells(line) for line in totals.splitlines()] == [
         ["TREES", "TOTAL", "KEEP", "REMOVE"],
@@ -76,7 +83,7 @@ def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFix
         ["report", "1 (2.0 GiB)", "1 (2.0 GiB)", "-"],
         ["live", "1", "1", "-"],
     ]
-    plan.print_json(one, reports)
+    show.as_json("plan", view)
     (place,) = msgspec.json.decode(capsys.readouterr().out)["places"]
     assert [entry["category"] for entry in place["trees"]] == ["dead-session", "report", "live"]
     assert place["trees"][0]["remove"] == {"number": 1, "bytes": 3 * GIB, "sized": 1, "unsized": 0}
@@ -85,7 +92,7 @@ def test_a_plan_ends_with_what_lies_around_by_category(capsys: pytest.CaptureFix
 def test_a_narrowed_plan_adds_up_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     here = Workers(node("worker-1"), tree("/tmp/ray/session_1", "worker-1"), tree("/tmp/ray/session_2", "worker-1"))
     (report,) = asyncio.run(plan.plans(session(here), Narrow(name="/tmp/ray/session_1")))
-    assert [(category, both.number) for category, both, _, _ in plan.tree_totals([report])] == [("dead-session", 1)]
+    assert [(one.category, one.total.number) for one in plan_view([report], HEAD).trees] == [("dead-session", 1)]
     assert [one.ref.name for one in report.survey.nodes] == ["worker-1"]
 
 
@@ -97,7 +104,7 @@ def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureF
             tree("/tmp/ray/session_2", "worker-1", Unknown("it lives", by_design=True), in_use=True),
         )
     )
-    plan.print_plans(one, asyncio.run(plan.plans(one, Narrow())), verbose=True, quiet=True, again="")
+    plan.print_plan(plan_view(asyncio.run(plan.plans(one, Narrow())), HEAD), verbose=True)
     rows = [cells(line) for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
     assert {row[1].rpartition("/")[2]: row[4] for row in rows if "session" in row[1]} == {
         "session_1": "?",
@@ -107,7 +114,7 @@ def test_the_size_of_a_tree_that_is_not_known_is_no_dash(capsys: pytest.CaptureF
 
 def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     one = session(Workers(node("worker-1")))
-    plan.print_plans(one, asyncio.run(plan.plans(one, Narrow())), verbose=False, quiet=True, again="")
+    plan.print_plan(plan_view(asyncio.run(plan.plans(one, Narrow())), HEAD), verbose=False)
     assert capsys.readouterr().out == ""
 
 
@@ -182,5 +189,5 @@ def test_bytes_that_were_not_measured_are_not_in_the_sum(capsys: pytest.CaptureF
 
 
 def test_a_disk_is_told_with_its_place() -> None:
-    change = nodes.Change(disk("/", 0.81), disk("/", 0.64))
+    change = Change(disk("/", 0.81), disk("/", 0.64))
     assert nodes.change_in_words(change, 0) == "host/node-3: disk /: 81% -> 64%"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.engine.fleet import observe_fleet
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.cli import observe
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
@@ -66,8 +67,8 @@ def docker(*subjects: Subject) -> Listed:
 
 
 def shown(one: Any, capsys: pytest.CaptureFixture[str], narrow: Narrow = Narrow()) -> tuple[list[list[str]], str]:  # noqa: B008 - frozen
-    looked = asyncio.run(observe.look(one))
-    observe._print(one, looked, narrow, gpus=True, quiet=False)
+    found = asyncio.run(observe_fleet(one.keeper, one.book))
+    observe.print_view(observe.view_of(one, found, narrow, gpus=True), quiet=False)
     printed = capsys.readouterr()
     return [line.split(maxsplit=6) for line in printed.out.splitlines()[1:]], printed.err
 

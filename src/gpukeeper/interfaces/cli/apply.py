@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
-    from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
-    from gpukeeper.model.event import Closed, GpuChecked
+    from gpukeeper.model.event import GpuChecked
+    from gpukeeper.views.nodes import Change
     from gpukeeper.wiring import Session
 
 
@@ -168,10 +168,10 @@ async def _reclaim(session: Session, platform: Platform, **how: Any) -> PassRepo
 
 async def _changes(report: PassReport, *, look: bool) -> list[Change]:
     from gpukeeper.engine.failures import bug_words
-    from gpukeeper.interfaces.terminal.nodes import Change
     from gpukeeper.model.errors import PlatformError
     from gpukeeper.model.subject import Subject
     from gpukeeper.model.unknown import Unknown
+    from gpukeeper.views.nodes import Change
 
     async def again(before: Subject) -> Subject | Unknown | None:
         if not look:
@@ -210,31 +210,24 @@ async def _confirm(plan: Plan) -> bool:
 
 
 def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
-    from gpukeeper.interfaces.cli.plan import policy_head, say_the_rest
+    from gpukeeper.interfaces.cli.plan import policy_head, print_notes
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.applied import applied_summary, applied_view
 
     if json:
-        show.as_json(
-            "apply", {"policy": policy_head(session), "places": [_place(one.report, one.nodes) for one in done]}
-        )
+        show.as_json("apply", applied_view([(one.report, one.nodes) for one in done], policy_head(session)))
         return
     reports = [one.report for one in done]
-    outcomes = [o for r in reports for o in [*r.settled, *r.outcomes]]
-    warnings = [w for r in reports for w in r.warnings]
+    outcomes = [show.outcome_row(o) for r in reports for o in [*r.settled, *r.outcomes]]
+    warnings = [show.warning_row(w) for r in reports for w in r.warnings]
     show.progress_line("")
-    checks = [_check_row(c) for r in reports for c in r.checks]
-    show.table([*(show.outcome_row(x) for x in outcomes), *(show.warning_row(x) for x in warnings), *checks])
+    show.table([*outcomes, *warnings, *(_check_row(c) for r in reports for c in r.checks)])
     for one in done:
         _print_nodes(one.report, one.nodes)
     if not quiet:
-        say_the_rest(session, reports)
-        reclaimed = sum(len(r.reclaimed) for r in reports)
-        due = sum(len(r.plan.steps) + len(r.plan.deferred) for r in reports)
-        if not outcomes and not warnings and not checks:
-            say("Nothing was done.")
-            return
-        say(f"{reclaimed} of {due} due reclaimed, {len(warnings)} warned. The record: gpukeeper ledger list")
+        print_notes(session, reports)
+        say(applied_summary(reports))
 
 
 def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
@@ -242,52 +235,22 @@ def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
     from gpukeeper.interfaces.terminal.nodes import change_in_words
     from gpukeeper.model.durations import size_in_words
     from gpukeeper.notify.terminals import plain
+    from gpukeeper.views.applied import bytes_back
 
     for change in nodes:
         if change.after is not None:
             ours = [line for line in report.outcomes if line.ref and line.ref.namespace == change.before.ref.name]
-            typer.echo(plain(change_in_words(change, _bytes_back(ours)[0])))
-    back, unmeasured = _bytes_back(report.outcomes)
+            typer.echo(plain(change_in_words(change, bytes_back(ours)[0])))
+    back, unmeasured = bytes_back(report.outcomes)
     if back or (unmeasured and nodes):
         where = f"{report.survey.platform.name}/{report.survey.platform.place}"
         unknown = f"; of {unmeasured} it was not measured" if unmeasured else ""
         typer.echo(f"{where}: {size_in_words(back)} came back{unknown}")
 
 
-def _bytes_back(lines: list[Closed]) -> tuple[int, int]:
-    """In all, and of how many that were reclaimed it was not measured."""
-    from gpukeeper.model.decision import Result
-    from gpukeeper.model.unknown import Unknown
-
-    told = [line.bytes_back for line in lines if line.result is Result.RECLAIMED]
-    return sum(one for one in told if not isinstance(one, Unknown)), sum(isinstance(one, Unknown) for one in told)
-
-
 def _check_row(line: GpuChecked) -> tuple[str, ...]:
     assert line.ref is not None
     return (line.result.value, line.ref.path, "check", "-", line.reason)
-
-
-def _place(report: PassReport, nodes: list[Change]) -> dict[str, object]:
-    from gpukeeper.interfaces.terminal.nodes import change_in_numbers
-
-    return {
-        "pass": report.pass_id,
-        "platform": report.survey.platform.name,
-        "place": report.survey.platform.place,
-        "breaker": report.plan.breaker,
-        "paused": report.paused,
-        "stopped": report.stopped,
-        "leased": report.leased,
-        "settled": report.settled,
-        "outcomes": report.outcomes,
-        "warnings": report.warnings,
-        "checks": report.checks,
-        "deferred": report.plan.deferred,
-        "unseen": report.survey.unseen,
-        "nodes": [change_in_numbers(one) for one in nodes],
-        "bytes_back": _bytes_back(report.outcomes)[0],
-    }
 
 
 def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:

@@ -78,11 +78,11 @@ def _show(found: Explained, *, json: bool, watch: bool) -> None:
 
 async def _look(session: Session, words: str) -> Explained:
     from gpukeeper.engine.explain import explained
+    from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.engine.removed import not_there
     from gpukeeper.engine.requests import find
-    from gpukeeper.interfaces.cli.observe import look
-    from gpukeeper.lifecycle.claims import findings
     from gpukeeper.model.errors import UsageError
+    from gpukeeper.views.fleet import all_findings
 
     book, keeper = session.book, session.keeper
     try:
@@ -91,15 +91,7 @@ async def _look(session: Session, words: str) -> Explained:
         lines = await keeper.ledger.about(words)
         raise UsageError(not_there(str(problem), lines, book, keeper.clock.now())) from problem
     history = await keeper.ledger.about(found.view.subject.ref.uid)
-    others = await look(session)
-    strange = findings(
-        others.views,
-        book,
-        keeper.clock.now(),
-        recorded=others.recorded,
-        absent=others.absent,
-        doubtful=others.doubtful,
-    )
+    strange = all_findings(await observe_fleet(keeper, book), book, keeper.clock.now())
     return await explained(keeper, book, found, history, strange)
 
 

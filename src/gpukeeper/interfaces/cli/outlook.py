@@ -13,7 +13,6 @@ from gpukeeper.model.errors import UsageError
 if TYPE_CHECKING:
     from gpukeeper.engine.outlook import Outlooks, PlaceOutlook
     from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.decision import Decision
 
 NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-than", "image": "--image"}
 
@@ -42,68 +41,21 @@ def _narrowed(place: PlaceOutlook, narrow: Narrow) -> PlaceOutlook:
 def show_plan(found: Outlooks, *, json: bool, verbose: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.plan import told_summary, told_view
 
+    view = told_view(found)
     if json:
-        _print_json(found)
+        show.as_json("plan", view)
         return
-    due = [d for place in found.places for d in place.due]
-    kept = [d for place in found.places for d in place.decisions if d.action.value == "keep"]
-    rest = [d for d in kept if verbose or d.verdict.value == "report"]
-    show.table([show.plan_row(d, verbose=verbose) for d in [*due, *rest]])
+    show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
     say_the_rest(found, quiet=quiet)
     if not quiet:
-        say(_sentence(found, due, kept))
+        say(told_summary(view))
 
 
 def say_the_rest(found: Outlooks, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.plan import told_notes
 
-    if quiet:
-        return
-    for place in found.places:
-        for words in show.unseen_words(place, place.unseen):
-            say(f"{words}. What is there is unknown, so none of it is touched.")
-        if place.breaker:
-            say(place.breaker)
-        if place.left_out:
-            say(f"{place.platform}/{place.place}: {place.left_out} more things are not listed.")
-        say(f"{place.platform}/{place.place}: as of the daemon's look {show.when(place.at, found.now)}.")
-    if found.paused is not None:
-        say(f"Everything is paused: {found.paused}.")
-    if not found.admin:
-        say(f"Why, only of work that belongs to {found.who}: gpukeeper explain WORKLOAD")
-
-
-def _sentence(found: Outlooks, due: list[Decision], kept: list[Decision]) -> str:
-    from gpukeeper.interfaces.terminal import show
-
-    count = f"{len(due)} due" if due else "Nothing is due"
-    policy = found.policy
-    tail = f"Policy: {policy.source} ({policy.preset}, mode {policy.mode})."
-    return f"{count}; {show.kept_summary(kept)}.\n{tail}"
-
-
-def _print_json(found: Outlooks) -> None:
-    """The same document as a look of one's own; what only a whole look has is empty."""
-    from gpukeeper.interfaces.terminal import show
-
-    places = [
-        {
-            "platform": one.platform,
-            "place": one.place,
-            "at": one.at,
-            "seen": one.seen,
-            "running": one.running,
-            "unseen": one.unseen,
-            "breaker": one.breaker,
-            "paused": found.paused,
-            "stopped": None,
-            "steps": one.due,
-            "deferred": [],
-            "decisions": one.decisions,
-            "trees": [],
-        }
-        for one in found.places
-    ]
-    show.as_json("plan", {"policy": found.policy, "places": places})
+    for words in () if quiet else told_notes(found):
+        say(words)

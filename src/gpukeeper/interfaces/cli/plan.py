@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpukeeper.engine.observe import Pile, Survey
+    from gpukeeper.engine.outlook import PolicyHead
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
-    from gpukeeper.model.decision import Decision
+    from gpukeeper.views.plan import PlanView
     from gpukeeper.wiring import Session
 
 
@@ -41,7 +42,9 @@ def plan(
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
     from gpukeeper.interfaces.cli import outlook
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, say
+    from gpukeeper.views.plan import plan_view, summary
 
     narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
     check_textfile(textfile, narrow)
@@ -56,10 +59,14 @@ def plan(
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
         reports = asyncio.run(plans(session, narrow))
         write_textfile(textfile, session, reports)
+        view = plan_view(reports, policy_head(session))
         if json:
-            print_json(session, reports)
+            show.as_json("plan", view)
         else:
-            print_plans(session, reports, verbose=verbose, quiet=quiet, again=_again(policy, platform, narrow))
+            print_plan(view, verbose=verbose)
+        if not json and not quiet:
+            print_notes(session, reports)
+            say(summary(view, _again(policy, platform, narrow)))
         unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
@@ -118,43 +125,14 @@ def _again(policy: Path | None, platform: str | None, narrow: Narrow) -> str:
     return "gpukeeper apply" if plain else "gpukeeper apply, with the same options"
 
 
-def print_plans(session: Session, reports: list[PassReport], *, verbose: bool, quiet: bool, again: str) -> None:
-    from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
-
-    due = [d for report in reports for d in report.survey.due]
-    others = [d for report in reports for d in report.survey.decisions if d.action.value == "keep"]
-    told = [d for d in others if verbose or d.verdict.value == "report"]
-    show.table([show.plan_row(d, verbose=verbose) for d in [*due, *told]])
-    _print_trees(reports)
-    if not quiet:
-        say_the_rest(session, reports)
-        say(_sentence(session, reports, due, others, again))
-
-
-def _print_trees(reports: list[PassReport]) -> None:
-    """How much lies around, by category, and how much of it would go."""
+def print_plan(view: PlanView, *, verbose: bool) -> None:
     from gpukeeper.interfaces.terminal import show
 
-    rows = [
-        (category, *map(_pile_in_words, (both, keep, remove))) for category, both, keep, remove in tree_totals(reports)
-    ]
-    if rows:
+    show.table([show.plan_row(d, verbose=verbose) for d in view.listed(kept=verbose)])
+    rows = [(one.category, *map(_pile_in_words, (one.total, one.keep, one.remove))) for one in view.trees]
+    if rows:  # how much lies around, and how much of it would go
         typer.echo("")
         show.table(rows, head=("trees", "total", "keep", "remove"))
-
-
-def tree_totals(reports: list[PassReport]) -> list[tuple[str, Pile, Pile, Pile]]:
-    """By category, the cheapest first: all, what is kept, what is due."""
-    from gpukeeper.engine.observe import LIVE, Pile
-    from gpukeeper.model.subject import Category
-
-    def piled(category: str, *, due: bool) -> Pile:
-        return sum((report.survey.trees.get((category, due), Pile()) for report in reports), Pile())
-
-    names = [*(one.value for one in Category), LIVE]
-    totals = [(name, piled(name, due=False), piled(name, due=True)) for name in names]
-    return [(category, keep + remove, keep, remove) for category, keep, remove in totals if (keep + remove).number]
 
 
 def _pile_in_words(pile: Pile) -> str:
@@ -167,80 +145,16 @@ def _pile_in_words(pile: Pile) -> str:
     return f"{pile.number} ({', '.join(told)})" if told else str(pile.number)
 
 
-def say_the_rest(session: Session, reports: list[PassReport]) -> None:
-    """What a reader must know about a plan besides its lines."""
-    from gpukeeper.engine.permission import STOPPING
-    from gpukeeper.interfaces.terminal import show
+def print_notes(session: Session, reports: list[PassReport]) -> None:
     from gpukeeper.interfaces.terminal.session import say
-    from gpukeeper.lifecycle.budget import backlog_sentence
+    from gpukeeper.views.plan import notes
 
-    for report in reports:
-        for words in filter(None, (report.stopped, report.leased)):
-            say(words)
-        for words in show.unseen_lines(report):
-            say(words)
-        if report.plan.breaker:
-            say(f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}")
-        if report.plan.deferred:
-            say(backlog_sentence(report.plan.deferred, session.book.policy, report.survey.seen))
-        for words in report.relief:
-            say(words)
-        for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
-            say(f"needs an admin: {path}: {complaint}")
-    for reason in sorted({report.paused for report in reports if report.paused}):  # said once, not for each place
-        if reason == STOPPING:
-            say("Ended by a signal before everything was done; the next pass goes on.")
-        else:
-            say(f"Everything is paused: {reason}. Go on with: gpukeeper resume")
+    for words in notes(reports, session.book.policy):
+        say(words)
 
 
-def _sentence(
-    session: Session, reports: list[PassReport], due: list[Decision], others: list[Decision], again: str
-) -> str:
-    from gpukeeper.interfaces.terminal import show
+def policy_head(session: Session) -> PolicyHead:
+    from gpukeeper.engine.outlook import PolicyHead
 
     policy = session.loaded.policy
-    count = f"{len(due)} due" if due else "Nothing is due"
-    if any(report.survey.unseen or report.stopped for report in reports):
-        count += " of what could be seen"
-    elif not due and not others and any(report.survey.seen for report in reports):
-        count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
-    tail = f"Policy: {session.loaded.source} ({policy.preset}, mode {policy.mode})."
-    acts = ""
-    if due:
-        acts = " Nobody acts on it in mode plan." if policy.mode.value == "plan" else ""
-        acts += f" Do it: {again}"
-    return f"{count}; {show.kept_summary(others)}.{acts}\n{tail}"
-
-
-def print_json(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal import show
-
-    show.as_json("plan", {"policy": policy_head(session), "places": [_place(report) for report in reports]})
-
-
-def policy_head(session: Session) -> dict[str, object]:
-    policy = session.loaded.policy
-    return {"source": session.loaded.source, "digest": policy.digest, "preset": policy.preset, "mode": policy.mode}
-
-
-def _place(report: PassReport) -> dict[str, object]:
-    found = report.survey
-    return {
-        "platform": found.platform.name,
-        "place": found.platform.place,
-        "at": found.at,
-        "seen": found.seen,
-        "running": found.running,
-        "unseen": found.unseen,
-        "breaker": report.plan.breaker,
-        "paused": report.paused,
-        "stopped": report.stopped,
-        "steps": [s.decision for s in report.plan.steps],
-        "deferred": report.plan.deferred,
-        "decisions": found.decisions,
-        "trees": [
-            {"category": category, "total": both, "keep": keep, "remove": remove}
-            for category, both, keep, remove in tree_totals([report])
-        ],
-    }
+    return PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode)

@@ -77,13 +77,13 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
 
 
 async def _look(session: Session, owner: str | None) -> Found:
-    from gpukeeper.interfaces.cli.observe import look
+    from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal.session import narrowed, own_only
     from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
 
     narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
-    looked = await look(session)
-    found = Found(unseen=[f"{p.name}/{p.place}: not seen: {one.what} ({one.why})" for p, one in looked.unseen])
+    looked = await observe_fleet(session.keeper, session.book)
+    found = Found(unseen=[f"{p.platform}/{p.place}: not seen: {p.what} ({p.why})" for p in looked.unseen])
     for view in looked.views:
         subject = view.subject
         if not runs_on_gpus(subject) or not narrow.fits(subject, now):

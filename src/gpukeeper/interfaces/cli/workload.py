@@ -11,12 +11,12 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from datetime import datetime
 
     from gpukeeper.model.decision import Decision
+    from gpukeeper.views.workload import WorkloadRow
 
-DEVICES = ("gpu", "slice")
 app = typer.Typer(no_args_is_help=True, help="List, hold, release, stop or remove workloads. Yours; an admin's: any.")
 
 
@@ -32,8 +32,8 @@ def list_(
     """Every workload with what will happen to it next."""
     from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.cli.plan import plans
-    from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
+    from gpukeeper.views.plan import unseen_notes
 
     narrow = narrowed(owner=owner, image=image, class_=class_)
     told = outlook.told(policy, platform, narrow)
@@ -45,31 +45,32 @@ def list_(
         reports = asyncio.run(plans(session, narrow))
         if not _print_list([d for r in reports for d in r.survey.decisions], session.keeper.clock.now(), json=json):
             say_out_of_reach(session, platform)
-        for words in (words for report in reports for words in show.unseen_lines(report) if not json):
+        for words in (words for report in reports for words in unseen_notes(report) if not json):
             say(words)
 
 
-def _print_list(decisions: Sequence[Decision], now: datetime, *, json: bool) -> bool:
+def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.workload import workload_row, workloads_view
 
-    decisions = [d for d in decisions if d.seen.ref.kind not in DEVICES]
+    view = workloads_view(decisions)
     if json:
-        show.as_json("workload-list", {"decisions": decisions})
+        show.as_json("workload-list", view)
         return True
-    rows = [_row(d, now) for d in decisions]
+    rows = [_row(workload_row(d), now) for d in view.decisions]
     show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "because"))
     if not rows:
         say("No workload is known here that the policy covers.")
     return bool(rows)
 
 
-def _row(d: Decision, now: datetime) -> tuple[str, ...]:
+def _row(row: WorkloadRow, now: datetime) -> tuple[str, ...]:
     from gpukeeper.interfaces.terminal import show
 
-    word, path, owner, holds, reason = show.decision_row(d)
-    return (word, path, owner, d.class_ or "-", holds, show.when(d.due, now), reason)
+    holds, due = show.holds(row), show.when(row.due, now)
+    return (row.next, row.path, row.owner or "-", row.class_ or "-", holds, due, row.reason)
 
 
 @app.command()

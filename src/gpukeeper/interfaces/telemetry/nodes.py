@@ -9,9 +9,9 @@ from prometheus_client.core import GaugeMetricFamily
 
 from gpukeeper.engine.observe import Pile
 from gpukeeper.interfaces.telemetry.series import gauge
-from gpukeeper.interfaces.terminal.nodes import DISK, bytes_of
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.nodes import DISK, bytes_of
 
 OF_A_NODE, OF_A_DISK = ("platform", "place", "node"), ("platform", "place", "node", "disk")
 FACTS = ("temporary bytes", "busy", "disk", "held open", "tree size")

@@ -1,40 +1,15 @@
-"""Nodes and disks in words, before and after: what people read, and the numbers behind it."""
+"""Nodes and disks in words, before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.nodes import DISK, Change, bytes_of
 
-NODE, DISK = "node", "disk"
 HEAD = ("node", "what", "temporary", "disk", "inodes", "sessions", "busy")
-
-
-class Bytes(NamedTuple):
-    """Of a disk, as far as its platform tells it."""
-
-    size: int | None
-    free: int | None
-    held_open: int | None
-
-
-def bytes_of(subject: Subject) -> Bytes:
-    return Bytes(*(_number(subject.labels, name) for name in ("disk_size", "disk_free", "held_open")))
-
-
-def _number(labels: Mapping[str, str], name: str) -> int | None:
-    words = labels.get(name, "")
-    return int(words) if words.isascii() and words.isdecimal() else None
-
-
-class Change(NamedTuple):
-    """A node or a disk as a pass found it, and as it was afterwards. None: nothing was done there, so none looked."""
-
-    before: Subject
-    after: Subject | Unknown | None
 
 
 def change_in_words(change: Change, came_back: int) -> str:
@@ -60,18 +35,6 @@ def _temporary(subject: Subject) -> str:
 
 def _used(subject: Subject) -> str:
     return "?" if subject.disk is None else _share(subject.disk.used)
-
-
-def change_in_numbers(change: Change) -> dict[str, object]:
-    ref = change.before.ref
-    return {"kind": ref.kind, "name": ref.name, "before": _numbers(change.before), "after": _numbers(change.after)}
-
-
-def _numbers(subject: Subject | Unknown | None) -> object:
-    if not isinstance(subject, Subject):
-        return subject
-    told = bytes_of(subject)
-    return {"bytes": subject.size, "disk": subject.disk, "disk_size": told.size, "disk_free": told.free}
 
 
 def row(subject: Subject) -> tuple[str, ...]:

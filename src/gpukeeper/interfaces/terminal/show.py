@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
-from gpukeeper.lifecycle.budget import TREES
-from gpukeeper.model.decision import Action, Decision, Result, Verdict
-from gpukeeper.model.durations import in_words, size_in_words
+from gpukeeper.model.decision import Decision, Result
+from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
+from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
-    from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.claims import Claim
-    from gpukeeper.model.decision import Unseen
     from gpukeeper.model.event import Closed, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -47,19 +44,19 @@ COLOURS = {
     "FAIL": typer.colors.RED,
     "INCONCLUSIVE": typer.colors.CYAN,
 }
-WHY_KEPT = {
-    Verdict.WAIT: "waiting",
-    Verdict.PROTECT: "protected",
-    Verdict.UNKNOWN: "not known",
-    Verdict.REPORT: "reported only",
-    Verdict.SILENT: "no rule applies",
-}
 
 
-def as_json(schema: str, body: dict[str, object]) -> None:
+def as_json(schema: str, body: dict[str, object] | msgspec.Struct) -> None:
     """One document with the name and version of its schema; see docs/reference/json.md."""
+    if isinstance(body, msgspec.Struct):
+        body = {name: getattr(body, field) for name, field in zip(*_names(body), strict=True)}
     document = {"schema": f"gpukeeper/{schema}/v1", **body}
     typer.echo(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode())
+
+
+def _names(view: msgspec.Struct) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its fields as they are written, and as they are called."""
+    return view.__struct_encode_fields__, view.__struct_fields__
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
@@ -83,8 +80,8 @@ def progress_line(words: str) -> None:
 
 
 def decision_row(d: Decision) -> tuple[str, ...]:
-    word = d.action.value if d.action is not Action.KEEP else _kept_word(d)
-    return (word, d.seen.ref.path, d.owner or "-", holds(d), d.reason)
+    row = workload_row(d)
+    return (row.next, row.path, row.owner or "-", holds(row), row.reason)
 
 
 def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
@@ -93,19 +90,13 @@ def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
     return (word, path, owner, d.class_ or "-", holds_, reason) if verbose else (word, path, owner, holds_, reason)
 
 
-def _kept_word(d: Decision) -> str:
-    return {Verdict.REPORT: "report", Verdict.UNKNOWN: "unknown"}.get(d.verdict, "kept")
-
-
-def holds(d: Decision) -> str:
+def holds(row: WorkloadRow) -> str:
     """GPUs of what runs, bytes of what lies around."""
-    if isinstance(d.gpus, Unknown):
+    if isinstance(row.gpus, Unknown):
         return "? GPUs"
-    if d.gpus:
-        return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
-    if isinstance(d.size, Unknown):  # of a tree its bytes are what matters; of other things they are seldom measured
-        return "?" if d.rule in TREES and not d.size.by_design else "-"
-    return size_in_words(d.size) if d.size else "-"
+    if row.gpus:
+        return f"{row.gpus} GPU{'s' if row.gpus > 1 else ''}"
+    return "?" if isinstance(row.size, Unknown) else "-" if row.size is None else size_in_words(row.size)
 
 
 def outcome_row(line: Closed) -> tuple[str, ...]:
@@ -142,55 +133,8 @@ def fact(value: object) -> str:
     return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
 
 
-def kept_summary(decisions: Iterable[Decision]) -> str:
-    """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
-    counts: dict[str, int] = {}
-    for d in decisions:
-        if d.action is Action.KEEP:
-            counts[WHY_KEPT[d.verdict]] = counts.get(WHY_KEPT[d.verdict], 0) + 1
-    parts = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-    return f"{sum(counts.values())} kept" + (f": {parts}" if parts else "")
-
-
-def unseen_lines(report: PassReport) -> list[str]:
-    lines = unseen_words(report.survey.platform, report.survey.unseen)
-    return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
-
-
-class Place(Protocol):
-    """A platform, or what was told of one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def place(self) -> str: ...
-
-
-def unseen_words(platform: Place, unseen: Iterable[Unseen]) -> list[str]:
-    """A line for each reason: who has no rights has none on a dozen kinds, in the same words but for their names."""
-    place = f"{platform.name}/{platform.place}"
-    alike: dict[str, list[Unseen]] = {}
-    for one in unseen:
-        alike.setdefault(_gist(one), []).append(one)
-    lines = []
-    for first, *others in alike.values():
-        what = "everything" if first.what == place else first.what
-        lines.append(f"{place}: not seen: {what} ({first.why})")
-        if others:
-            lines.append(f"{place}: not seen, for the same reason: {', '.join(one.what for one in others)}")
-    return lines
-
-
-def _gist(one: Unseen) -> str:
-    """Its reason without names: those in quotes, and its own."""
-    kind = re.escape(one.what.partition(" ")[0])
-    return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)
-
-
 def when(at: datetime | None, now: datetime) -> str:
-    if at is None:
-        return "-"
-    return f"in {in_words(at - now)}" if at > now else f"{in_words(now - at)} ago"
+    return "-" if at is None else when_in_words(at, now)
 
 
 def clear(*, when: bool) -> None:

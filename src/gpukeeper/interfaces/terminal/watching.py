@@ -23,6 +23,7 @@ from gpukeeper.ledger.archive import rotate
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, PolicyError
 from gpukeeper.notify.terminals import plain
+from gpukeeper.views.plan import unseen_notes
 from gpukeeper.wiring import PolicyRead, Session, follow_policy, read_policy
 
 DAY = timedelta(days=1)
@@ -151,7 +152,7 @@ class Lines:
         if not report.survey.whole or report.stopped is not None:
             return  # a look at what changed says nothing of the rest
         place = f"{report.survey.platform.name}/{report.survey.platform.place}"
-        now = show.unseen_lines(report)
+        now = unseen_notes(report)
         if now != self._unseen.get(place, []):
             self._say("\n".join(now) if now else f"{place}: everything is seen again")
         self._unseen[place] = now

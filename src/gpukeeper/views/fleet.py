@@ -1,0 +1,144 @@
+"""Everything that is there, what does not fit together, and what could not be listed. Behind `observe`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from gpukeeper.engine.fleet import FleetSnapshot, UnseenAt
+from gpukeeper.lifecycle import claims
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.subject import Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
+
+
+class FindingView(msgspec.Struct, frozen=True):
+    """Something that somebody should check. `about`: paths."""
+
+    kind: str
+    about: tuple[str, ...]
+    words: str
+
+
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+    at: datetime
+    subjects: tuple[Subject, ...]
+    findings: tuple[FindingView, ...]
+    unseen: tuple[UnseenAt, ...]
+
+
+class SubjectRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in a line. `state` is its shape where it is no workload; `since`: its latest known time."""
+
+    state: State | str | Unknown
+    path: str
+    owner: str | Unknown | None
+    class_: str | Unknown | None
+    devices: int | Unknown
+    size: int | Unknown
+    since: datetime | None
+    at: datetime
+
+
+def fleet_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> FleetView:
+    return FleetView(
+        at=now,
+        subjects=tuple(view.subject for view in found.views if narrow.fits(view.subject, now)),
+        findings=findings_view(found, book, narrow, now),
+        unseen=tuple(found.unseen),
+    )
+
+
+def findings_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> tuple[FindingView, ...]:
+    """Searched among everything, so that a narrowed view does not miss the other half; shown of what was asked for."""
+    everything = all_findings(found, book, now)
+    if narrow != Narrow():
+        fits = fitting(found, narrow, now)
+        everything = tuple(one for one in everything if any(ref.key in fits for ref in one.about))
+    return tuple(FindingView(one.kind, tuple(ref.path for ref in one.about), one.words) for one in everything)
+
+
+def all_findings(found: FleetSnapshot, book: Rulebook, now: datetime) -> tuple[claims.Finding, ...]:
+    return claims.findings(
+        found.views, book, now, recorded=found.recorded, absent=found.absent, doubtful=found.doubtful
+    )
+
+
+def fitting(found: FleetSnapshot, narrow: Narrow, now: datetime) -> set[str]:
+    """Keys of what was asked for."""
+    return {view.subject.ref.key for view in found.views if narrow.fits(view.subject, now)}
+
+
+def subject_row(subject: Subject) -> SubjectRow:
+    if subject.shape is Shape.DEVICE:
+        return SubjectRow(
+            state="gpu",
+            path=subject.ref.path,
+            owner=None,
+            class_=subject.labels.get("model") or None,
+            devices=0,
+            size=0,
+            since=None,
+            at=subject.seen.at,
+        )
+    times = (subject.ended, subject.last_used, subject.started, subject.created)
+    return SubjectRow(
+        state=subject.state if subject.shape is Shape.WORKLOAD else subject.shape.value,
+        path=subject.ref.path,
+        owner=subject.owner,
+        class_=subject.class_,
+        devices=subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices),
+        size=subject.size,
+        since=next((one for one in times if isinstance(one, datetime)), None),
+        at=subject.seen.at,
+    )
+
+
+class Missed(Protocol):
+    """What could not be listed, with or without its place."""
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+
+
+def unseen_everywhere(unseen: Sequence[UnseenAt]) -> list[str]:
+    """Sentences about each place in turn."""
+    places = dict.fromkeys((one.platform, one.place) for one in unseen)
+    return [
+        line
+        for place in places
+        for line in unseen_lines(*place, [one for one in unseen if (one.platform, one.place) == place])
+    ]
+
+
+def unseen_lines(platform: str, place: str, unseen: Iterable[Missed]) -> list[str]:
+    """One sentence for each reason: a missing right concerns a dozen kinds, in the same words but for their names."""
+    where = f"{platform}/{place}"
+    alike: dict[str, list[Missed]] = {}
+    for one in unseen:
+        alike.setdefault(_gist(one), []).append(one)
+    lines = []
+    for first, *others in alike.values():
+        what = "everything" if first.what == where else first.what
+        lines.append(f"{where}: not seen: {what} ({first.why})")
+        if others:
+            lines.append(f"{where}: not seen, for the same reason: {', '.join(one.what for one in others)}")
+    return lines
+
+
+def untouched(lines: Iterable[str]) -> list[str]:
+    """The same where something would be acted on."""
+    return [f"{line}. What is there is unknown, so none of it is touched." for line in lines]
+
+
+def _gist(one: Missed) -> str:
+    """Its reason without names: those in quotes, and its own."""
+    kind = re.escape(one.what.partition(" ")[0])
+    return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)

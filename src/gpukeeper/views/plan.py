@@ -1,0 +1,208 @@
+"""What would be done now and what is kept, place by place; observed now, or by the daemon in its last passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.engine.observe import LIVE, Pile
+from gpukeeper.engine.outlook import Outlooks, PolicyHead
+from gpukeeper.engine.permission import STOPPING
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.lifecycle.budget import backlog_sentence
+from gpukeeper.model.decision import Action, Decision, Unseen, Verdict
+from gpukeeper.model.durations import when_in_words
+from gpukeeper.model.policy import Mode, Policy
+from gpukeeper.model.subject import Category
+from gpukeeper.views.fleet import unseen_lines, untouched
+
+WHY_KEPT = {
+    Verdict.WAIT: "waiting",
+    Verdict.PROTECT: "protected",
+    Verdict.UNKNOWN: "not known",
+    Verdict.REPORT: "reported only",
+    Verdict.SILENT: "no rule applies",
+}
+
+
+class TreeTotals(msgspec.Struct, frozen=True):
+    """Trees of one category: all of them, those that are kept, those that are due."""
+
+    category: str
+    total: Pile
+    keep: Pile
+    remove: Pile
+
+
+class PlacePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps`: what would be acted on now, in that order. `stopped`: why this place could not be planned."""
+
+    platform: str
+    place: str
+    at: datetime
+    seen: int
+    running: int
+    unseen: tuple[Unseen, ...]
+    breaker: str | None
+    paused: str | None
+    stopped: str | None
+    steps: tuple[Decision, ...]
+    deferred: tuple[Decision, ...]
+    decisions: tuple[Decision, ...]
+    trees: tuple[TreeTotals, ...]
+
+
+class PlanView(msgspec.Struct, frozen=True):
+    policy: PolicyHead
+    places: tuple[PlacePlan, ...]
+
+    @property
+    def due(self) -> list[Decision]:
+        return [d for place in self.places for d in place.decisions if d.action is not Action.KEEP]
+
+    @property
+    def kept(self) -> list[Decision]:
+        return [d for place in self.places for d in place.decisions if d.action is Action.KEEP]
+
+    def listed(self, *, kept: bool) -> list[Decision]:
+        """What is due and what is reported only; with `kept` everything."""
+        return [*self.due, *(d for d in self.kept if kept or d.verdict is Verdict.REPORT)]
+
+    @property
+    def trees(self) -> tuple[TreeTotals, ...]:
+        return _added(one for place in self.places for one in place.trees)
+
+
+def plan_view(reports: Sequence[PassReport], policy: PolicyHead) -> PlanView:
+    return PlanView(policy, tuple(_place(report) for report in reports))
+
+
+def _place(report: PassReport) -> PlacePlan:
+    found = report.survey
+    return PlacePlan(
+        platform=found.platform.name,
+        place=found.platform.place,
+        at=found.at,
+        seen=found.seen,
+        running=found.running,
+        unseen=tuple(found.unseen),
+        breaker=report.plan.breaker,
+        paused=report.paused,
+        stopped=report.stopped,
+        steps=tuple(step.decision for step in report.plan.steps),
+        deferred=report.plan.deferred,
+        decisions=tuple(found.decisions),
+        trees=_added(
+            TreeTotals(category, pile, Pile() if due else pile, pile if due else Pile())
+            for (category, due), pile in found.trees.items()
+        ),
+    )
+
+
+def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
+    """One for each category that has trees, the cheapest to lose first."""
+    sums: dict[str, TreeTotals] = {}
+    for one in parts:
+        so_far = sums.get(one.category, TreeTotals(one.category, Pile(), Pile(), Pile()))
+        sums[one.category] = TreeTotals(
+            one.category, so_far.total + one.total, so_far.keep + one.keep, so_far.remove + one.remove
+        )
+    names = [*(one.value for one in Category), LIVE]
+    return tuple(sums[name] for name in names if name in sums and sums[name].total.number)
+
+
+def told_view(found: Outlooks) -> PlanView:
+    """The same from a daemon; what only a whole look has is empty."""
+    return PlanView(
+        found.policy,
+        tuple(
+            PlacePlan(
+                platform=one.platform,
+                place=one.place,
+                at=one.at,
+                seen=one.seen,
+                running=one.running,
+                unseen=one.unseen,
+                breaker=one.breaker,
+                paused=found.paused,
+                stopped=None,
+                steps=tuple(one.due),
+                deferred=(),
+                decisions=one.decisions,
+                trees=(),
+            )
+            for one in found.places
+        ),
+    )
+
+
+def summary(view: PlanView, again: str) -> str:
+    """How much is due, how much is kept, and by which policy. `again`: the command that does it."""
+    count = f"{len(view.due)} due" if view.due else "Nothing is due"
+    if any(place.unseen or place.stopped for place in view.places):
+        count += " of what could be seen"
+    elif not view.due and not view.kept and any(place.seen for place in view.places):
+        count = "Nothing fits what you narrowed it to (parts of a workload are never listed)"
+    acts = ""
+    if view.due:
+        acts = " Nobody acts on it in mode plan." if view.policy.mode is Mode.PLAN else ""
+        acts += f" Do it: {again}"
+    return f"{count}; {kept_summary(view.kept)}.{acts}\n{_policy(view.policy)}"
+
+
+def told_summary(view: PlanView) -> str:
+    count = f"{len(view.due)} due" if view.due else "Nothing is due"
+    return f"{count}; {kept_summary(view.kept)}.\n{_policy(view.policy)}"
+
+
+def _policy(policy: PolicyHead) -> str:
+    return f"Policy: {policy.source} ({policy.preset}, mode {policy.mode})."
+
+
+def kept_summary(kept: Iterable[Decision]) -> str:
+    """ "14 kept: 9 waiting, 3 protected, 2 not known"."""
+    counts = Counter(WHY_KEPT[one.verdict] for one in kept)
+    parts = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    return f"{counts.total()} kept" + (f": {parts}" if parts else "")
+
+
+def notes(reports: Sequence[PassReport], policy: Policy) -> Iterator[str]:
+    """What a reader must know about a plan, or about what was done, besides its lines."""
+    for report in reports:
+        yield from filter(None, (report.stopped, report.leased))
+        yield from unseen_notes(report)
+        if report.plan.breaker:
+            yield f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}"
+        if report.plan.deferred:
+            yield backlog_sentence(report.plan.deferred, policy, report.survey.seen)
+        yield from report.relief
+        for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
+            yield f"needs an admin: {path}: {complaint}"
+    for reason in sorted({report.paused for report in reports if report.paused}):  # once, not for each place
+        if reason == STOPPING:
+            yield "Ended by a signal before everything was done; the next pass goes on."
+        else:
+            yield f"Everything is paused: {reason}. Go on with: gpukeeper resume"
+
+
+def unseen_notes(report: PassReport) -> list[str]:
+    place = report.survey.platform
+    return untouched(unseen_lines(place.name, place.place, report.survey.unseen))
+
+
+def told_notes(found: Outlooks) -> Iterator[str]:
+    for place in found.places:
+        where = f"{place.platform}/{place.place}"
+        yield from untouched(unseen_lines(place.platform, place.place, place.unseen))
+        if place.breaker:
+            yield place.breaker
+        if place.left_out:
+            yield f"{where}: {place.left_out} more things are not listed."
+        yield f"{where}: as of the daemon's look {when_in_words(place.at, found.now)}."
+    if found.paused is not None:
+        yield f"Everything is paused: {found.paused}."
+    if not found.admin:
+        yield f"Why, only of work that belongs to {found.who}: gpukeeper explain WORKLOAD"
