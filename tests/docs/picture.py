@@ -48,10 +48,11 @@ preset: shared-host
 mode: plan
 scope: {docker: {}}
 """
-# What changes from run to run: the time of the snapshot, and the seconds of the current minute.
+# What depends on the second at which it runs: the time of the snapshot, and ages counted in whole minutes.
 _CLOCK = {
-    re.compile(rf"(?<=idle for )({IDLE_MINUTES - 1}|{IDLE_MINUTES}|{IDLE_MINUTES + 1})m(\d+s)?"): f"{IDLE_MINUTES}m",
-    re.compile(r"(?<=nothing for )2[345]m(\d+s)?"): "24m",
+    re.compile(r"(?<=idle for )\d+m(\d+s)?"): f"{IDLE_MINUTES}m",
+    re.compile(r"(?<=nothing for )\d+m(\d+s)?"): "24m",
+    re.compile(r"(?<=was in use )(\d+m ago|just now)"): "just now",
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"): "2026-01-01 12:00:00 UTC",
 }
 _FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
