@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals

@@ -77,7 +77,7 @@ def test_check_for_programs(policy: Path) -> None:
 
 def test_show_prints_plain_columns_when_nobody_watches(policy: Path) -> None:
     lines = run("show", "--policy", policy).stdout.splitlines()
-    assert lines[0].split() == ["setting", "value", "from"]
+    assert lines[0].split() == ["SETTING", "VALUE", "FROM"]
     assert ["mode", "plan", "built-in"] in [line.split() for line in lines]
     assert ["groups.researcher.members", "ann", f"{policy}:3"] in [line.split() for line in lines]
 

@@ -92,6 +92,8 @@ Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 A command either reads or changes, never both; `plan` is the dry run of `apply`. Results are printed on stdout,
 messages on stderr. A WORKLOAD is `platform/place/[namespace/kind/]name`, or any unique ending of it. `--json` prints
 one document, described in [JSON documents](json.md). `gpukeeper COMMAND --help` prints the help of a command.
+Tables fit the width of the terminal; in a pipe each row is one line. `NO_COLOR`, `FORCE_COLOR` and other variables:
+[environment variables](environment.md).
 
 """
 # In addition to the common ones: 0 done, 1 failed, 2 wrong usage, 130 interrupted.

@@ -93,7 +93,7 @@ def show(keeper: Keeper, found: Survey, plan: Plan, outlook: Outlook) -> None:
         return
     for one in found.gone:
         outlook.decisions.pop(one.ref.key, None)
-    outlook.at, outlook.seen, outlook.running = found.at, found.seen, found.running
+    outlook.at, outlook.seen, outlook.running = found.at, found.counts.seen, found.counts.running
     outlook.breaker = plan.breaker
     if found.whole:
         outlook.unseen = tuple(found.unseen)

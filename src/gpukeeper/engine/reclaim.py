@@ -14,9 +14,10 @@ from gpukeeper.engine.clean import GivenBack, held, newly_ended, prove_clean
 from gpukeeper.engine.clockwatch import behind_the_ledger
 from gpukeeper.engine.failures import pass_stopped
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.observe import Survey, survey
 from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.ports import Platform, key_of
+from gpukeeper.engine.record import changed_decisions
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
@@ -151,8 +152,8 @@ async def _pass(
 
     async def record(found: Survey, made: Sequence[Decision], trees: Collection[str]) -> None:
         outlook.add(told, made, trees)
-        lines, found.lines = found.lines, []
-        await keeper.ledger.append([*lines, *await changed_decisions(keeper, found, made, trees)])
+        lines = found.to_write.take()
+        await keeper.ledger.append([*lines, *await changed_decisions(keeper, found.to_write, made, found.at, trees)])
         report.given_back.extend(await newly_ended(keeper, platform, lines))
 
     found = report.survey = await survey(keeper, platform, book, narrow, only, record)
@@ -223,7 +224,7 @@ async def _take_steps(
     one after the other; of what is over several go at once. An error stops all of them: nothing more is touched."""
 
     async def one(step: Step) -> None:
-        hourly = None if allowed else hourly_budget(step.decision, book.policy, report.survey.seen)
+        hourly = None if allowed else hourly_budget(step.decision, book.policy, report.survey.counts.seen)
         line = await _take_step(keeper, platform, book, report, step, hourly)
         report.under_way(report)
         if progress is not None and line is not None:
@@ -326,7 +327,7 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         pass_id=report.pass_id,
         platform=found.platform.name,
         place=found.platform.place,
-        seen=found.seen,
+        seen=found.counts.seen,
         due=len(found.due),
         reclaimed=len(report.reclaimed),
         deferred=report.deferred,
@@ -334,7 +335,7 @@ def _passed(report: PassReport, began: datetime, now: datetime) -> Passed:
         unseen=_in_few_words(found.unseen),
         breaker=report.plan.breaker,
         seconds=max((now - began).total_seconds(), 0.0),
-        unwritten=found.unwritten,
+        unwritten=found.to_write.left_out,
     )
 
 

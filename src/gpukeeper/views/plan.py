@@ -8,7 +8,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.engine.observe import LIVE, Pile
+from gpukeeper.engine.counts import LIVE, Pile
 from gpukeeper.engine.outlook import Outlooks, PolicyHead
 from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.reclaim import PassReport
@@ -86,8 +86,8 @@ def _place(report: PassReport) -> PlacePlan:
         platform=found.platform.name,
         place=found.platform.place,
         at=found.at,
-        seen=found.seen,
-        running=found.running,
+        seen=found.counts.seen,
+        running=found.counts.running,
         unseen=tuple(found.unseen),
         breaker=report.plan.breaker,
         paused=report.paused,
@@ -97,7 +97,7 @@ def _place(report: PassReport) -> PlacePlan:
         decisions=tuple(found.decisions),
         trees=_added(
             TreeTotals(category, pile, Pile() if due else pile, pile if due else Pile())
-            for (category, due), pile in found.trees.items()
+            for (category, due), pile in found.counts.trees.items()
         ),
     )
 
@@ -177,7 +177,7 @@ def notes(reports: Sequence[PassReport], policy: Policy) -> Iterator[str]:
         if report.plan.breaker:
             yield f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}"
         if report.plan.deferred:
-            yield backlog_sentence(report.plan.deferred, policy, report.survey.seen)
+            yield backlog_sentence(report.plan.deferred, policy, report.survey.counts.seen)
         yield from report.relief
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             yield f"needs an admin: {path}: {complaint}"

@@ -43,7 +43,7 @@ def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, 
     for name in ("goes", "stays", "comes-back"):
         ended_pod(plane.api, namespace, name)
     bench = Bench(plane.kubeconfig(), namespace)
-    assert bench.again().survey.seen == 3
+    assert bench.again().survey.counts.seen == 3
     for name in ("goes", "comes-back"):
         plane.api.delete("pods", namespace, name, grace=0)
     ended_pod(plane.api, namespace, "comes-back")
@@ -53,7 +53,7 @@ def test_what_others_removed_has_vanished_and_nothing_else(plane: ControlPlane, 
     present = bench.run(bench.ledger.present("kubernetes", bench.platform.place))
     assert sorted(ref.name for ref in present.values()) == ["comes-back", "stays"]
     assert len({ref.uid for ref in gone} & {ref.uid for ref in present.values()}) == 0
-    assert report.survey.vanished == 0, "they had ended: clusters tidy that up themselves"
+    assert report.survey.counts.vanished == 0, "they had ended: clusters tidy that up themselves"
 
 
 def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, namespace: str) -> None:
@@ -69,7 +69,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
         list(pool.map(start, [*names, "stays"]))
     breaker = {"running": "50%", "vanished": "50%", "floor": 5}
     bench = Bench(plane.kubeconfig(), namespace, breaker=breaker)
-    assert bench.again().survey.running == 401
+    assert bench.again().survey.counts.running == 401
     everything = f"/api/v1/namespaces/{namespace}/pods"
     grace = {"gracePeriodSeconds": 0, "fieldSelector": "metadata.name!=stays"}
     plane.api.call("DELETE", everything, query=grace)
@@ -79,7 +79,7 @@ def test_after_400_pods_ended_the_next_pass_is_whole_again(plane: ControlPlane, 
     assert [ref.name for ref in present.values()] == ["stays"], "what is remembered is what exists"
     before = sum(bench.cluster.asked.values())
     report = bench.again()
-    assert (report.plan.breaker, report.survey.vanished) == (None, 0)
+    assert (report.plan.breaker, report.survey.counts.vanished) == (None, 0)
     assert sum(bench.cluster.asked.values()) - before < 60, "nothing is asked about what is forgotten"
 
 
@@ -227,8 +227,8 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
 
     listening(bench, story)
     before, after = reports
-    assert before.survey.running == len(names)
-    assert (after.plan.breaker, after.survey.vanished) == (None, 0)
+    assert before.survey.counts.running == len(names)
+    assert (after.plan.breaker, after.survey.counts.vanished) == (None, 0)
     assert bench.run(bench.ledger.present("kubernetes", bench.platform.place)) == {}
 
 

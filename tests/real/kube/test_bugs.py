@@ -547,7 +547,7 @@ from pathlib import Path
 from tests.real.kube.bench import Bench
 bench = Bench(Path(sys.argv[1]), sys.argv[2], kubernetes={"page": 100})
 seen = sum(len(bench.again().survey.decisions) for _ in range(2))
-print(seen, bench.again().survey.seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(seen, bench.again().survey.counts.seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
@@ -782,14 +782,14 @@ def test_a_list_that_expires_in_the_middle(plane: ControlPlane, namespace: str, 
 
     with proxy(plane) as one:
         bench = Bench(between(plane, one), namespace, kubernetes={"page": 2})
-        assert bench.again().survey.seen == 5
+        assert bench.again().survey.counts.seen == 5
         one.forget()
         one.rule = rule
         report = bench.again()
         asked = [1 for each in one.lists() if each.path.endswith("/pods")]
         assert len(asked) <= 5, "it does not spin"
         assert [unseen.what for unseen in report.survey.unseen] == [f"pods in {namespace}"]
-        assert (report.survey.missing, report.survey.seen >= 2) == ([], True)
+        assert (report.survey.missing, report.survey.counts.seen >= 2) == ([], True)
         assert len(bench.run(bench.ledger.present("kubernetes", bench.platform.place))) == 5
         one.rule = None
         assert (bench.again().survey.unseen, report.outcomes) == ([], [])

@@ -106,7 +106,7 @@ def test_a_namespace_that_may_not_be_listed_is_unseen_and_never_empty(
     for number in range(3):
         ended_pod(plane.api, other, f"run-{number}")
     bench = bench_of(plane, user, namespace, other)
-    assert bench.again().survey.seen == 4
+    assert bench.again().survey.counts.seen == 4
     plane.revoke(right, namespace=other)
     plane.until(lambda: not plane.api_as(user).call("GET", f"/api/v1/namespaces/{other}/pods").ok, "the right is gone")
     bench.later(minutes=61)
@@ -115,7 +115,7 @@ def test_a_namespace_that_may_not_be_listed_is_unseen_and_never_empty(
     assert f"pods in {other}" in unseen(bench)
     assert f"jobs in {other}" in unseen(bench)
     assert "cannot list resource" in unseen(bench)[f"pods in {other}"]
-    assert (report.survey.missing, report.survey.vanished) == ([], 0)
+    assert (report.survey.missing, report.survey.counts.vanished) == ([], 0)
     assert not [line for line in bench.ledger.lines if isinstance(line, Vanished)]
     assert len(bench.run(bench.ledger.present("kubernetes", bench.platform.place))) == 3
     assert plane.api.names("pods", other) == {"run-0", "run-1", "run-2"}
@@ -130,7 +130,7 @@ def test_a_list_of_all_namespaces_that_may_not_be_made_is_unseen(plane: ControlP
     bench = bench_of(plane, plane.new_user(ALL, namespace=namespace), f"{namespace}*")
     bench.later(minutes=61)
     report = bench.again()
-    assert (report.survey.seen, report.outcomes) == (0, [])
+    assert (report.survey.counts.seen, report.outcomes) == (0, [])
     assert "pods" in unseen(bench)
     assert plane.api.names("pods", namespace) == {"run"}
 
@@ -233,7 +233,7 @@ def test_without_any_right_everything_is_unseen(plane: ControlPlane, namespace: 
     bench = bench_of(plane, plane.new_user(), namespace)
     bench.later(minutes=61)
     report = bench.again()
-    assert (report.survey.seen, report.outcomes) == (0, [])
+    assert (report.survey.counts.seen, report.outcomes) == (0, [])
     assert {f"pods in {namespace}", f"jobs in {namespace}"} <= unseen(bench).keys()
     assert plane.api.names("pods", namespace) == {"run"}
 

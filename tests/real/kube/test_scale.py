@@ -44,7 +44,7 @@ async def main():
         report = await reclaim(session.keeper, platform, session.book)
         told = {
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "seen": report.survey.seen,
+            "seen": report.survey.counts.seen,
             "unseen": [one.why for one in report.survey.unseen],
             "gone": [line.ref.name for line in report.reclaimed],
             "failed": [line.reason for line in report.failed],

@@ -276,7 +276,7 @@ async def test_images_that_vanish_do_not_open_the_breaker_and_are_noted_as_gone(
     for one in many:
         b.world.remove(one)
     report = await reclaim(b.keeper, b.platform, b.book)
-    assert (report.plan.breaker, report.survey.before, report.survey.seen) == (None, 1, 1)
+    assert (report.plan.breaker, report.survey.counts.before, report.survey.counts.seen) == (None, 1, 1)
     assert len(b.lines(Vanished)) == 9
 
 

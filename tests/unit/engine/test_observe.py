@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from gpukeeper.engine.notice import notice
-from gpukeeper.engine.observe import Survey, changed_decisions, survey
+from gpukeeper.engine.observe import survey
 from gpukeeper.engine.reclaim import reclaim
+from gpukeeper.engine.record import ToWrite, changed_decisions
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Action, Verdict
@@ -50,7 +51,7 @@ async def test_what_is_there_is_seen_counted_and_decided(b: Bench) -> None:
     b.ended("eval")
     b.device(0)
     found = await survey(b.keeper, b.platform, b.book)
-    assert (found.seen, found.running, found.before, found.unseen) == (2, 1, 0, [])
+    assert (found.counts.seen, found.counts.running, found.counts.before, found.unseen) == (2, 1, 0, [])
     assert [one.ref.name for one in found.live] == ["train"]
     assert [one.seen.ref.name for one in found.due] == ["eval"]
 
@@ -59,7 +60,7 @@ async def test_what_is_there_is_seen_counted_and_decided(b: Bench) -> None:
 async def test_looking_writes_nothing(b: Bench) -> None:
     b.running("train")
     found = await survey(b.keeper, b.platform, b.book)
-    assert [type(line) for line in found.lines] == [Noticed]
+    assert [type(line) for line in found.to_write.lines] == [Noticed]
     assert b.ledger.lines == []
 
 
@@ -67,7 +68,7 @@ async def test_looking_writes_nothing(b: Bench) -> None:
 async def test_a_platform_out_of_scope_is_not_looked_at(b: Bench) -> None:
     b.ended("eval")
     b.set_policy(scope={})
-    assert (await survey(b.keeper, b.platform, b.book)).seen == 0
+    assert (await survey(b.keeper, b.platform, b.book)).counts.seen == 0
     assert [entry.kind for entry in b.world.log] == ["person"]
 
 
@@ -77,7 +78,7 @@ async def test_a_silent_platform_is_unseen_and_nothing_is_missing(b: Bench) -> N
     await reclaim(b.keeper, b.platform, b.book)
     b.world.faults = Faults(silent=1)
     found = await survey(b.keeper, b.platform, b.book)
-    assert (found.seen, found.before, found.missing) == (0, 1, [])
+    assert (found.counts.seen, found.counts.before, found.missing) == (0, 1, [])
     assert "did not answer within 10 s" in found.unseen[0].why
 
 
@@ -88,7 +89,7 @@ async def test_a_partial_list_cannot_tell_what_is_missing(b: Bench) -> None:
     await reclaim(b.keeper, b.platform, b.book)
     b.world.faults = Faults(partial=1)
     found = await survey(b.keeper, b.platform, b.book)
-    assert (found.seen, found.missing) == (2, [])
+    assert (found.counts.seen, found.missing) == (2, [])
 
 
 @virtual
@@ -140,7 +141,7 @@ async def test_narrowing_drops_decisions_not_what_was_counted(b: Bench) -> None:
     b.ended("other", owner="bob")
     found = await survey(b.keeper, b.platform, b.book, Narrow(owner="bob"))
     assert [one.seen.ref.name for one in found.decisions] == ["other"]
-    assert found.seen == 2
+    assert found.counts.seen == 2
 
 
 @virtual
@@ -148,7 +149,7 @@ async def test_a_child_is_not_counted_as_running_work(b: Bench) -> None:
     root = b.running("run")
     b.running("run-0", root=root.ref, devices=("GPU-0",))
     found = await survey(b.keeper, b.platform, b.book)
-    assert (found.seen, found.running, len(found.live)) == (2, 1, 1)
+    assert (found.counts.seen, found.counts.running, len(found.live)) == (2, 1, 1)
 
 
 @virtual
@@ -205,7 +206,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
     b.ended("eval", marks=Marks(ttl=Unknown("soon is no span")))
     for _ in range(2):
         made = list((await b.decide()).values())
-        await b.ledger.append(await changed_decisions(b.keeper, Survey(b.platform, b.now()), made))
+        await b.ledger.append(await changed_decisions(b.keeper, ToWrite(), made, b.now()))
     assert [(line.rule, line.verdict, line.owner) for line in b.lines(Decided)] == [("own_ttl", "unknown", "ann")]
     assert ["soon is no span" in line.what for line in b.lines(Complaint)] == [True]
 
@@ -214,7 +215,7 @@ async def test_decisions_are_recorded_when_they_change_and_complaints_with_them(
 async def test_a_silent_decision_is_not_recorded(b: Bench) -> None:
     b.running("api", class_="api", devices=())
     made = list((await b.decide()).values())
-    assert await changed_decisions(b.keeper, Survey(b.platform, b.now()), made) == []
+    assert await changed_decisions(b.keeper, ToWrite(), made, b.now()) == []
 
 
 async def demand(b: Bench) -> bool:
@@ -275,8 +276,8 @@ async def test_a_process_that_nothing_ties_to_this_place_is_shown_and_neither_co
     b.add("left", shape=Shape.ORPHAN, state=State.RUNNING, proof="its cgroup is that of the ended container")
     found = await survey(b.keeper, b.platform, b.book)
     assert {d.seen.ref.name: d.verdict for d in found.decisions}["strange"] is Verdict.REPORT
-    assert found.seen == 1
-    assert [line.ref.name for line in found.lines if isinstance(line, Noticed) and line.ref] == ["left"]
+    assert found.counts.seen == 1
+    assert [line.ref.name for line in found.to_write.lines if isinstance(line, Noticed) and line.ref] == ["left"]
 
 
 class Past:
@@ -350,7 +351,7 @@ async def test_running_work_is_counted_by_what_the_idle_rule_does_with_it(b: Ben
     b.running("new", MINUTE, class_="docker")
     b.ended("over", class_="docker")
     found = await survey(b.keeper, b.platform, b.book)
-    assert found.idle == {
+    assert found.counts.idle == {
         ("monitored", "docker"): 1,
         ("no_gpu", "docker"): 1,
         ("never_touched", "infrastructure"): 1,

@@ -233,7 +233,7 @@ async def test_removals_that_the_platform_announced_open_no_breaker_and_are_beli
     for thing in things:
         b.world.remove(thing)
     report = await reclaim(b.keeper, platform, b.book)
-    assert (report.plan.breaker, report.survey.vanished) == (None, 0)
+    assert (report.plan.breaker, report.survey.counts.vanished) == (None, 0)
     assert len(b.lines(Vanished)) == 40
 
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.engine.observe import TREE_LINES
 from gpukeeper.engine.reclaim import UNSEEN_WRITTEN, reclaim
+from gpukeeper.engine.record import TREE_LINES
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.event import Closed, Complaint, Decided, Intended, Passed
 from gpukeeper.model.policy import Budget, Mode, PlaceScope, Temporary

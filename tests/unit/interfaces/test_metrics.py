@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from gpukeeper import __version__
-from gpukeeper.engine.observe import Pile, Survey
+from gpukeeper.engine.counts import Counts, Pile
+from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.interfaces.telemetry.metrics import CountedEvidence, Metrics, overdue
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
@@ -60,7 +61,9 @@ def closed(name: str, result: Result = Result.RECLAIMED, **more: Any) -> Closed:
 
 def report(*decisions: Decision, plan: Plan = EMPTY_PLAN, survey: Any = None, **more: Any) -> PassReport:
     platform: Any = SimpleNamespace(name="kubernetes", place="lab")
-    found = Survey(platform, NOW - MINUTE, decisions=list(decisions), **(survey or {}))
+    given = dict(survey or {})
+    counts = Counts(**{name: given.pop(name) for name in ("kinds", "oldest", "idle", "trees") if name in given})
+    found = Survey(platform, NOW - MINUTE, decisions=list(decisions), counts=counts, **given)
     return PassReport(1, found, plan, **more)
 
 
@@ -93,7 +96,7 @@ def test_workloads_are_counted_by_kind_state_and_outcome_and_by_age(metrics: Met
             ("job", "ended", "", ""): 1,
         }
     )
-    metrics.passed(report(survey={"counts": counts, "oldest": {"trainjob": NOW - 40 * DAY}}))
+    metrics.passed(report(survey={"kinds": counts, "oldest": {"trainjob": NOW - 40 * DAY}}))
     clock.at = NOW + HOUR
     seen = told(metrics)
     assert seen['gpukeeper_workloads{kind="trainjob",outcome="failed",state="ended"}'] == 5
@@ -139,7 +142,7 @@ def _closed(rule: str, action: Action) -> Closed:
 
 
 def test_a_kind_that_is_gone_leaves_no_series_behind(metrics: Metrics) -> None:
-    metrics.passed(report(survey={"counts": Counter({("rayjob", "running", "", ""): 1})}))
+    metrics.passed(report(survey={"kinds": Counter({("rayjob", "running", "", ""): 1})}))
     metrics.passed(report())
     assert not [name for name in told(metrics) if "rayjob" in name]
 
@@ -165,7 +168,7 @@ def test_overdue_is_what_is_due_and_was_not_seen_to_go(metrics: Metrics, clock: 
 
 def test_a_look_at_what_changed_keeps_what_the_whole_look_found(metrics: Metrics, clock: Ticking) -> None:
     counts = Counter({("trainjob", "running", "", ""): 9})
-    metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"counts": counts}))
+    metrics.passed(report(decision("a"), decision("b"), decision("c"), survey={"kinds": counts}))
     clock.at = NOW + MINUTE
     part = report(
         decision("a"), decision("d"), survey={"whole": False, "gone": [Gone(ref("b"), NOW)]}, outcomes=[closed("a")]
@@ -278,8 +281,8 @@ def test_a_place_that_never_had_a_pass_is_late_whatever_the_others_do(clock: Tic
 def test_places_add_up(clock: Ticking) -> None:
     metrics = a_daemons(clock)
     counts = Counter({("job", "running", "", ""): 2})
-    metrics.passed(at("kubernetes", decision("a"), counts=counts, unseen=[Unseen("jobs", "403")]))
-    metrics.passed(at("host", counts=counts, unseen=[Unseen("gpus", "silent")]))
+    metrics.passed(at("kubernetes", decision("a"), kinds=counts, unseen=[Unseen("jobs", "403")]))
+    metrics.passed(at("host", kinds=counts, unseen=[Unseen("gpus", "silent")]))
     seen = told(metrics)
     assert seen['gpukeeper_workloads{kind="job",outcome="",state="running"}'] == 4
     assert seen["gpukeeper_unseen"] == 2
@@ -428,7 +431,7 @@ def everything_told(metrics: Metrics) -> None:
     done = [closed("a"), closed("b", Result.REFUSED)]
     there = {"nodes": [node("worker-1"), disk()], "trees": {("report", False): Pile(1, 7, sized=1)}}
     seen = {
-        "counts": counts,
+        "kinds": counts,
         "oldest": {"trainjob": NOW},
         "wasted": [unused("a", "GPU-0")],
         "idle": Counter({("monitored", "docker"): 1}),

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.engine.observe import Pile, Survey
+from gpukeeper.engine.counts import Counts, Pile
+from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdict
@@ -28,7 +29,9 @@ def kept(number: int, verdict: Verdict = Verdict.WAIT, **more: Any) -> Decision:
 
 def report(*decisions: Decision, place: str = "node-3", **facts: Any) -> PassReport:
     platform: Any = SimpleNamespace(name="docker", place=place)
-    survey = Survey(platform, NOW, decisions=list(decisions), seen=len(decisions), **facts.pop("survey", {}))
+    given = dict(facts.pop("survey", {}))
+    counts = Counts(seen=len(decisions), trees=given.pop("trees", {}))
+    survey = Survey(platform, NOW, decisions=list(decisions), counts=counts, **given)
     steps = tuple(Step(f"s{n}", one) for n, one in enumerate(survey.due))
     return PassReport(1, survey, facts.pop("plan", Plan("d1", NOW, steps)), **facts)
 
@@ -64,7 +67,7 @@ def test_the_summary_says_how_much_is_due_kept_and_by_which_policy() -> None:
     unseen = plan_view([report(kept(1), survey={"unseen": [Unseen("pods", "silent")]})], HEAD)
     assert summary(unseen, "").startswith("Nothing is due of what could be seen; 1 kept")
     nothing = report()
-    nothing.survey.seen = 5
+    nothing.survey.counts.seen = 5
     assert "Nothing fits what you narrowed it to" in summary(plan_view([nothing], HEAD), "")
     assert kept_summary([]) == "0 kept"
 

@@ -47,9 +47,9 @@ def show(
     if json:
         shown.as_json("check-show", {"check": _facts(check)})
         return
-    typer.echo(
-        f"{check.name}: {check.title}\n\nproves  {check.proves}\ncannot  {check.cannot}\nruns    {_how(check)}\n"
-    )
+    typer.echo(f"{check.name}: {check.title}\n")
+    shown.table([("proves", check.proves), ("cannot", check.cannot), ("runs", _how(check))])
+    typer.echo("")
     shown.table(
         [(DEPTHS[one.depth], _length(one.seconds), f"{one.worth:g}", one.what) for one in check.servings],
         head=("size", "takes", "worth", "what"),
@@ -58,7 +58,7 @@ def show(
     if settings:
         typer.echo("")
         shown.table([(f"{check.name}.{key}", *map(str, values)) for key, values in settings.items()], head=_SETTINGS)
-    typer.echo(f"\nAlone: gpukeeper accept --check {check.name}    More: {PAGE}#{check.name}")
+    shown.text(f"\nAlone: gpukeeper accept --check {check.name}    More: {PAGE}#{check.name}")
 
 
 _SETTINGS = ("--set", *DEPTHS)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpukeeper.engine.explain import Explained
-    from gpukeeper.lifecycle.explain import Ahead, Measured
+    from gpukeeper.lifecycle.explain import Measured
+    from gpukeeper.lifecycle.forecast import Ahead
     from gpukeeper.model.decision import Answer
     from gpukeeper.model.diagnosis import Cause, Diagnosis
     from gpukeeper.model.event import Event
@@ -119,16 +120,14 @@ def _print(found: Explained) -> None:
     from gpukeeper.notify.terminals import plain
 
     subject, decision, now = found.subject, found.decision, found.now
-    typer.echo(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
+    show.text(plain(f"{subject.ref.path}  ({subject.ref.kind}, uid {subject.ref.uid})"))
     due = f", due {show.when(decision.due, now)}" if decision.due else ""
-    typer.echo(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
+    show.text(f"\nDecision: {decision.action} by {decision.rule}{due}\n  {plain(decision.reason)}\n")
     show.table(_facts(found), head=("fact", "as seen"))
     typer.echo("")
     suspended = _suspended(found.answers)
-    rows = [
-        (_word(a, suspended), a.rule, a.reason, f"due {show.when(a.due, now)}" if a.due else "") for a in found.answers
-    ]
-    show.table(rows, head=("answer", "rule", "because", ""))
+    rows = [(_word(a, suspended), a.rule, _because(a, now)) for a in found.answers]
+    show.table(rows, head=("answer", "rule", "because"))
     _section("Measured:", [_signal_row(one, now) for one in found.signals])
     _section("If nothing changes:", [_ahead_row(one, now) for one in found.ahead])
     _section("What would change it:", [(words,) for words in found.remedies])
@@ -139,22 +138,23 @@ def _print(found: Explained) -> None:
 
 def _print_diagnosis(said: Diagnosis | Unknown | None) -> None:
     """As lines, not as a table: the indentation of the tree has a meaning, and a cause is a sentence."""
+    from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.notify.terminals import plain
 
     if isinstance(said, Unknown):
-        typer.echo(plain(f"\nWhy it is still there could not be looked into: {said.why}"))
+        show.text(f"\nWhy it is still there could not be looked into: {plain(said.why)}")
         return
     if said is None:
         return  # not for who asks
     if said.tree:
         typer.echo("\nWhat it is part of and made of:")
         for line in said.tree:
-            typer.echo(f"  {plain(line)}")
+            show.text(f"  {plain(line)}")
     if said.causes:
         typer.echo("\nWhy it is still there:")
         for cause in said.causes:
-            typer.echo("\n".join(_cause_lines(cause)))
+            show.text("\n".join(_cause_lines(cause)))
 
 
 def _cause_lines(cause: Cause) -> Sequence[str]:
@@ -321,6 +321,12 @@ def _word(answer: Answer, suspended: dict[str, str]) -> str:
     if answer.rule in suspended and answer.verdict.value in ("due", "wait", "report"):
         return f"suspended by {suspended[answer.rule]}"
     return answer.action.value if answer.verdict.value == "due" else answer.verdict.value
+
+
+def _because(answer: Answer, now: datetime) -> str:
+    from gpukeeper.interfaces.terminal import show
+
+    return answer.reason + (f"; due {show.when(answer.due, now)}" if answer.due else "")
 
 
 def _line(line: Event) -> tuple[str, ...]:

@@ -286,7 +286,7 @@ def _body(line: Event) -> dict[str, object]:
 def _said(value: object) -> str:
     import msgspec
 
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _figures(sums: Reclaimed) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
-    from gpukeeper.devices.nvml import GpuFacts
+    from gpukeeper.devices.driver.facts import GpuFacts
     from gpukeeper.model.condition import GpuMemory
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import Session
@@ -99,13 +99,13 @@ def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
-    from gpukeeper.devices import nvml
+    from gpukeeper.devices.inventory import inventory
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import FLEET
 
     if os.environ.get(FLEET):
         return Unknown("a fleet of files has no GPUs", by_design=True)
-    return nvml.inventory(PATIENCE)
+    return inventory(PATIENCE)
 
 
 def _remembered(session: Session) -> dict[str, GpuMemory]:

@@ -12,7 +12,8 @@ from gpukeeper.interfaces.terminal import options as o
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpukeeper.engine.observe import Pile, Survey
+    from gpukeeper.engine.counts import Pile
+    from gpukeeper.engine.observe import Survey
     from gpukeeper.engine.outlook import PolicyHead
     from gpukeeper.engine.reclaim import PassReport
     from gpukeeper.lifecycle.narrow import Narrow
@@ -81,7 +82,7 @@ def plan(
 
 def _saw_nothing(found: Survey) -> bool:
     """Trees, nodes and disks are seen, too, though they are no workloads."""
-    return bool(found.unseen) and not (found.seen or found.decisions or found.trees or found.nodes)
+    return bool(found.unseen) and not (found.counts.seen or found.decisions or found.counts.trees or found.nodes)
 
 
 def _nothing_answered(reports: list[PassReport]) -> bool:

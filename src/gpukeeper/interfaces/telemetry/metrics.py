@@ -118,7 +118,7 @@ class Metrics(Collector):
             yield from self._of_workloads(self._clock.now())
             yield from self._of_passes()
             surveys = [one.report.survey for one in self._last.values()]
-            yield from of_nodes((node for one in surveys for node in one.nodes), (one.trees for one in surveys))
+            yield from of_nodes((node for one in surveys for node in one.nodes), (one.counts.trees for one in surveys))
 
     def _of_workloads(self, now: datetime) -> Iterator[Metric]:
         counts: Tally[tuple[str, str, str, str]] = Tally()
@@ -126,11 +126,11 @@ class Metrics(Collector):
         watched: Tally[tuple[str, ...]] = Tally()
         oldest: dict[str, datetime] = {}
         for one in self._last.values():
-            counts += one.report.survey.counts
-            watched.update(one.report.survey.idle)
+            counts += one.report.survey.counts.kinds
+            watched.update(one.report.survey.counts.idle)
             for found in one.report.survey.wasted:
                 unused["" if isinstance(found.class_, Unknown) else found.class_,] += len(found.devices)
-            for kind, end in one.report.survey.oldest.items():
+            for kind, end in one.report.survey.counts.oldest.items():
                 oldest[kind] = min(end, oldest.get(kind, end))
         yield gauge("gpukeeper_workloads", _by(counts, 0, 1, 2), "kind", "state", "outcome")
         over = {key: n for key, n in counts.items() if key[3]}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 
-from gpukeeper.engine.observe import Pile
+from gpukeeper.engine.counts import Pile
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown

@@ -21,6 +21,8 @@ from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest
 from gpukeeper.acceptance.run import Began, Repeated, Step
 from gpukeeper.acceptance.suite import NOT_ASKED_FOR
 from gpukeeper.interfaces.terminal import show
+from gpukeeper.interfaces.terminal.colours import overwrites
+from gpukeeper.interfaces.terminal.layout import width_of, wrapped
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -60,7 +62,7 @@ class Narrator:
         self._waiting: list[Finding] = []  # of one check, told together
         self._now: Began | None = None
         self._began = time.monotonic()
-        self._moving = sys.stderr.isatty()
+        self._moving = overwrites(sys.stderr)
         self.once = Once()
 
     def __call__(self, step: Step) -> None:
@@ -290,7 +292,7 @@ def told_attempt(json: bool) -> Callable[[Attempt], None]:
         nonlocal count
         count += 1
         words = f"{count}: {attempt.injected} on {attempt.where}: {'as it must be' if attempt.caught else 'NOT FOUND'}"
-        if sys.stderr.isatty():
+        if overwrites(sys.stderr):
             show.progress_line(words)
         elif not json:
             to_stderr(words)
@@ -309,8 +311,8 @@ def reader_may_leave() -> Iterator[None]:
 
 def to_stdout(words: str) -> None:
     with reader_may_leave():
-        typer.echo(words)
+        typer.echo("\n".join(wrapped(words, width_of(sys.stdout))))
 
 
 def to_stderr(words: str) -> None:
-    typer.echo(words, err=True)
+    typer.echo("\n".join(wrapped(words, width_of(sys.stderr))), err=True)

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject

@@ -21,13 +21,17 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever, Propagation
+from gpukeeper.platforms.kubernetes.kinds.kind import (
+    QUEUE,
+    End,
+    EvictPod,
+    Kind,
+    Lever,
+    Propagation,
+    SuspendItself,
+    SuspendPart,
+)
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
 
@@ -36,11 +40,9 @@ Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
 LookAgain: TypeAlias = Callable[[], Awaitable[Subject | Gone | Changed | Unknown]]
 Send: TypeAlias = Callable[[Mapping[str, str]], Awaitable[bytes]]
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 WORDS_OF_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 RETRIES = 3  # after a conflict that changed nothing we decided on
 PAUSE = (0.05, 0.25)  # seconds before each of them; by chance, so that two writers do not keep step
-CLEAN_RUNNING, CLEAN_ALL = "Running", "All"
 _CHANCE = random.SystemRandom()
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -53,7 +55,7 @@ class Acts:
         """The root, and by its propagation all that it owns. What runs as a bare pod is evicted, never deleted."""
         if fresh.state is State.REMOVING:
             return _under_way()  # a second DELETE can bring a finalizer back and hang it (kubernetes#77081)
-        if kind is POD and fresh.state is not State.ENDED:
+        if kind.evicted and fresh.state is not State.ENDED:
             return await self._evict(fresh, re_decide)
         version = await self._version(kind)
         if not isinstance(version, str):
@@ -72,7 +74,7 @@ class Acts:
         """By the kind's own lever, with the old setting in an annotation. A bare pod has none: it is evicted."""
         if fresh.state is State.REMOVING:
             return _under_way()
-        if kind is POD or isinstance(current_root, Pod):
+        if kind.evicted or isinstance(current_root, Pod):
             return await self._evict(fresh, re_decide)
         problem = another(fresh, current_root.metadata) or cannot_stop(kind, current_root)
         if problem is not None:
@@ -103,12 +105,13 @@ class Acts:
             return problem
         if fresh.state is not State.ENDED:
             return Changed("it is not over any more, and nothing is picked off work that goes on")
-        if kind.lever is Lever.RUN_POLICY:
-            return await self._clean_pods(kind, fresh, root, CLEAN_ALL if everything else CLEAN_RUNNING)
+        cleaning = kind.clean_pods(root.spec, everything=everything)
+        if cleaning is not None:
+            return cleaning if isinstance(cleaning, Refused) else await self._patch_spec(kind, fresh, cleaning)
         answers: list[Answer] = []
         living = [pod for pod in pods if not _over(pod) and not pod.metadata.deletion_timestamp]
         if living:
-            answers.append(await self._quieten(kind, fresh, root, living))
+            answers.append(await self._end(kind, fresh, kind.trim(root, living)))
         if everything:
             ended = [pod for pod in pods if _over(pod) and not pod.metadata.deletion_timestamp]
             answers += [await self._delete_pod(pod) for pod in ended]
@@ -144,11 +147,11 @@ class Acts:
     async def take_back(self, kind: Kind, ref: Ref) -> None:
         """A stop was interrupted after its note and before its lever: the note goes, the work runs on as it was."""
         version = await self._version(kind)
-        if kind is POD or not isinstance(version, str):
+        if kind.evicted or not isinstance(version, str):
             return
         path = kind.path(version, ref.namespace, ref.name)
         root = await self._get(path, kind, ref.namespace)
-        if not isinstance(root, Root) or root.metadata.uid != ref.uid or suspended(kind, root):
+        if not isinstance(root, Root) or root.metadata.uid != ref.uid or kind.is_off(root.spec):
             return
         if STOPPED in (root.metadata.annotations or {}):
             await self.forget(path, root.metadata)
@@ -184,7 +187,7 @@ class Acts:
 
     async def _get(self, path: str, kind: Kind, namespace: str) -> Root | Changed | Refused | Unknown:
         try:
-            return await self._cluster.get(path, Root)
+            return await self._cluster.get(path, kind.root)
         except ApiError as error:
             return answer_to(error, f"get {resource(kind)}", namespace)
         except ClusterSilent as silent:
@@ -263,45 +266,48 @@ class Acts:
         body = {"metadata": {"uid": meta.uid, "annotations": {STOPPED: None}}}
         await self._once(lambda: self._cluster.patch(path, body, "merge"), "patch", meta.namespace)
 
-    async def _clean_pods(self, kind: Kind, fresh: Subject, root: Root, wish: str) -> Answer:
-        """Its operator then removes them, and never the root (facts §5)."""
-        now = root.spec.run_policy.clean_pod_policy if root.spec.run_policy else None
-        if now in (wish, CLEAN_ALL):
-            return Refused(f"its cleanPodPolicy is {now} already and its operator did not act on it: is it at work?")
+    async def _patch_spec(self, kind: Kind, fresh: Subject, spec: Mapping[str, Any]) -> Answer:
         version = await self._version(kind)
         if not isinstance(version, str):
             return version
         path = kind.path(version, fresh.ref.namespace, fresh.ref.name)
-        body = {"metadata": conditions_of(fresh), "spec": {"runPolicy": {"cleanPodPolicy": wish}}}
+        body = {"metadata": conditions_of(fresh), "spec": spec}
         return await self._once(
             lambda: self._cluster.patch(path, body, "merge"), f"patch {resource(kind)}", fresh.ref.namespace
         )
 
-    async def _quieten(self, kind: Kind, fresh: Subject, root: Root, living: Sequence[Pod]) -> Answer:
-        if kind is RAYJOB:
-            return await self._suspend_its_cluster(fresh, root)
-        if kind is TRAINJOB:
-            return await self._suspend_its_jobset(fresh)
-        if kind is JOBSET:
-            return await self._suspend_its_jobs(fresh, living)
-        if kind is JOB:
-            # Nothing replaces a pod of a Job that is over.
-            return _together([await self._evict_pod(pod) for pod in living])
-        return Refused(f"nothing but its removal ends what a {kind.kind} left running")
+    async def _end(self, kind: Kind, fresh: Subject, ends: Sequence[End] | Refused) -> Answer:
+        if isinstance(ends, Refused):
+            return ends
+        answers: list[Answer] = []
+        for one in ends:
+            match one:
+                case SuspendItself():
+                    answer = await self._suspend_itself(kind, fresh)
+                    if not isinstance(answer, Accepted):
+                        return answer
+                case SuspendPart(part, name):
+                    answer = await self._suspend_child(part, name, fresh.ref)
+                case EvictPod(pod):
+                    answer = await self._evict_pod(pod)
+            answers.append(answer)
+        return _together(answers)
 
-    async def _suspend_its_cluster(self, fresh: Subject, root: Root) -> Answer:
-        """The one it made. A cluster that a RayJob only borrows is never touched on its account. The pod that submitted
-        it is left to end by itself: it has the log of the run, and no GPU."""
-        name = root.status.ray_cluster_name
-        if root.spec.cluster_selector or not name:
-            return Refused("it has no cluster of its own that could be suspended")
-        version = await self._version(RAYCLUSTER)
+    async def _suspend_itself(self, kind: Kind, fresh: Subject) -> Answer:
+        version = await self._version(kind)
         if not isinstance(version, str):
             return version
-        path = RAYCLUSTER.path(version, fresh.ref.namespace, name)
-        return await self._suspend_child(RAYCLUSTER, path, fresh.ref)
+        path = kind.path(version, fresh.ref.namespace, fresh.ref.name)
+        body = suspension(kind, conditions_of(fresh), suspend=True)
+        return await self._once(
+            lambda: self._cluster.patch(path, body, "merge"), f"patch {resource(kind)}", fresh.ref.namespace
+        )
 
-    async def _suspend_child(self, kind: Kind, path: str, parent: Ref) -> Answer:
+    async def _suspend_child(self, kind: Kind, name: str, parent: Ref) -> Answer:
+        version = await self._version(kind)
+        if not isinstance(version, str):
+            return version
+        path = kind.path(version, parent.namespace, name)
         child = await self._get(path, kind, parent.namespace)
         if not isinstance(child, Root):
             return child
@@ -315,33 +321,6 @@ class Acts:
         return await self._once(
             lambda: self._cluster.patch(path, body, "merge"), f"patch {resource(kind)}", parent.namespace
         )
-
-    async def _suspend_its_jobset(self, fresh: Subject) -> Answer:
-        """First the TrainJob, or v2.1 resumes the JobSet at once; then the JobSet, for v2.3 does not pass on what it is
-        told of a finished TrainJob. Both seen on real controllers."""
-        version = await self._version(TRAINJOB)
-        if not isinstance(version, str):
-            return version
-        path = TRAINJOB.path(version, fresh.ref.namespace, fresh.ref.name)
-        body = suspension(TRAINJOB, conditions_of(fresh), suspend=True)
-        answer = await self._once(
-            lambda: self._cluster.patch(path, body, "merge"), f"patch {resource(TRAINJOB)}", fresh.ref.namespace
-        )
-        below = await self._version(JOBSET)
-        if not isinstance(answer, Accepted) or not isinstance(below, str):
-            return answer if not isinstance(answer, Accepted) or isinstance(below, str) else below
-        child = await self._suspend_child(JOBSET, JOBSET.path(below, fresh.ref.namespace, fresh.ref.name), fresh.ref)
-        return Accepted() if isinstance(child, Changed) else child
-
-    async def _suspend_its_jobs(self, fresh: Subject, living: Sequence[Pod]) -> Answer:
-        """The Jobs of a JobSet that is over, which early releases left running."""
-        names = {
-            pod.metadata.owner.name for pod in living if pod.metadata.owner and pod.metadata.owner.kind == JOB.kind
-        }
-        if not names:
-            return Refused("what lives below it does not belong to a Job, so nothing but its removal ends it")
-        paths = [JOB.path("v1", fresh.ref.namespace, name) for name in sorted(names)]
-        return _together([await self._suspend_child(JOB, path, fresh.ref) for path in paths])
 
     async def _evict_pod(self, pod: Pod) -> Answer:
         meta = pod.metadata
@@ -385,9 +364,10 @@ def suspension(
 ) -> dict[str, Any]:
     """A merge patch that moves the lever and leaves (or takes off) the note of what it said before."""
     written = msgspec.json.encode(note or {"suspend": False}).decode() if suspend else None
-    lever: dict[str, Any] = {"suspend": suspend}
-    spec = {"runPolicy": lever} if kind.lever is Lever.RUN_POLICY else lever
-    return {"metadata": {**conditions, "annotations": {STOPPED: written}}, "spec": spec}
+    return {
+        "metadata": {**conditions, "annotations": {STOPPED: written}},
+        "spec": kind.suspension(suspend=suspend),
+    }
 
 
 def without_finalizer(
@@ -412,21 +392,10 @@ def without_finalizer(
 
 
 def stopped_run(kind: Kind, fresh: Subject, root: Root) -> dict[str, Any]:
-    """Part of the note: which run we stopped, and the generation that our change makes. A later one is not ours. Of a
-    Deployment annotations count as well, so the note itself makes one."""
-    writes = 2 if kind is DEPLOYMENT else 1
+    """Part of the note: which run we stopped, and the generation that our change makes. A later one is not ours. Where
+    annotations count as well, the note itself makes one."""
+    writes = 2 if kind.counts_annotations else 1
     return {"incarnation": fresh.seen.incarnation, "generation": root.metadata.generation + writes}
-
-
-def suspended(kind: Kind, root: Root) -> bool:
-    """By its lever, whoever moved it."""
-    match kind.lever:
-        case Lever.RUN_POLICY:
-            return root.spec.run_policy is not None and bool(root.spec.run_policy.suspend)
-        case Lever.SCALE:
-            return replicas_of(root) == 0
-        case _:
-            return bool(root.spec.suspend)
 
 
 def replicas_of(root: Root) -> int:
@@ -446,34 +415,17 @@ def cannot_stop(kind: Kind, root: Root) -> Changed | Refused | None:
     """Why its lever must not be moved."""
     if kind.lever is Lever.NONE:
         return Refused(f"a {kind.kind} cannot be stopped so that it comes back; it can only be removed")
-    if suspended(kind, root):
+    if kind.is_off(root.spec):
         return Changed("it is stopped already")
     if QUEUE in (root.metadata.labels or {}):
         return Refused("Kueue owns its suspension; set its Workload's spec.active to false, or remove it")
-    retention = root.spec.persistent_volume_claim_retention_policy
-    if kind is STATEFULSET and retention is not None and retention.when_scaled == "Delete":
-        return Refused(
-            "it would lose its volumes: its persistentVolumeClaimRetentionPolicy.whenScaled is Delete; set it to Retain"
-        )
-    if kind is RAYJOB and root.spec.cluster_selector:
-        return Refused("it runs on a cluster of others, where KubeRay suspends nothing; it can only be removed")
-    if kind is RAYJOB and not root.spec.shutdown_after_job_finishes:
-        return Refused(
-            "KubeRay suspends only a RayJob whose cluster goes with it; "
-            "set its spec.shutdownAfterJobFinishes to true, or remove it"
-        )
-    return None
+    why = kind.why_not_stopped(root)
+    return None if why is None else Refused(why)
 
 
 def cannot_remove(kind: Kind, root: Root | Pod) -> Refused | None:
-    """A volume is never ours to delete, and the cluster would, together with its set."""
-    retention = root.spec.persistent_volume_claim_retention_policy if isinstance(root, Root) else None
-    if kind is STATEFULSET and retention is not None and retention.when_deleted == "Delete":
-        return Refused(
-            "its volumes would go with it: its persistentVolumeClaimRetentionPolicy.whenDeleted is Delete; set it to"
-            " Retain, or remove it yourself"
-        )
-    return None
+    why = kind.why_not_removed(root) if isinstance(root, Root) else None
+    return None if why is None else Refused(why)
 
 
 def resource(kind: Kind, sub: str = "") -> str:

@@ -46,16 +46,16 @@ from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.meter import Running
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
 from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
-from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
+from gpukeeper.platforms.kubernetes.owners import climb, descendants
 from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
@@ -154,7 +154,8 @@ class KubernetesPlatform:
 
     def running_pods(self, subject: Subject) -> Mapping[str, Running]:
         """By name: those that hold its GPUs, for whoever measures them. A name is used again, a uid is not."""
-        if subject.ref.kind == POD.name:
+        kind = BY_NAME.get(subject.ref.kind)
+        if kind is not None and not kind.children:  # a pod of its own
             return {subject.ref.name: Running(subject.ref.uid, _known(subject.started))}
         held = self._holders.get(subject.ref.uid, [])
         return {name: Running(uid, _known(when(started))) for name, uid, started in held}
@@ -279,7 +280,7 @@ class KubernetesPlatform:
                 self._remember_removal(fresh, living)
                 return await self._acts.remove(kind, fresh, lambda: self._look_again(fresh, looked))
             case Action.STOP:
-                if kind is POD:
+                if kind.evicted:
                     self._remember_removal(fresh, living)
                 return await self._acts.stop(kind, fresh, looked.source, lambda: self._look_again(fresh, looked))
             case Action.TRIM if isinstance(looked.source, Root):
@@ -382,9 +383,8 @@ class KubernetesPlatform:
         if read is not None:
             self._check_clock()
             return await self._as_found(kind, ref, read.source, read.below)
-        type_: type[Root | Pod] = Pod if kind is POD else Root
         try:
-            source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
+            source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), kind.type_)
         except ApiError as error:
             if error.says_gone:
                 return await self._after_removal(ref)
@@ -551,7 +551,7 @@ class KubernetesPlatform:
     async def _tell_of(self, kind: Kind, step: Step, fresh: Subject) -> None:
         """On the object, where it stays; what was removed is in the ledger."""
         words = {Action.STOP: "Stopped", Action.TRIM: "Trimmed", Action.RELEASE: "Released"}.get(step.decision.action)
-        if words is not None and kind is not POD:
+        if words is not None and not kind.evicted:  # what was evicted is gone
             await self._write(fresh.ref, words, step.decision.reason)
 
     async def _write(self, ref: Ref, reason: str, words: str, *, warning: bool = False) -> None:

@@ -19,7 +19,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
+from gpukeeper.platforms.kubernetes.kinds.controller import Controller
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Template, Wire, when
 
 if TYPE_CHECKING:
@@ -32,62 +32,6 @@ RECENT = 5.0  # seconds for which an answer is good for everybody who asks
 LINES, LOG_BYTES, LONGEST_LINE, MOST_LINES = 2000, 4 * 1024 * 1024, 300, 5
 LOG_PODS = 3
 CLASH = re.compile(r"\b409\b|conflict|object has been modified|\brace\b", re.IGNORECASE)
-
-
-class Controller(msgspec.Struct, frozen=True):
-    """Where one is usually found."""
-
-    name: str
-    deployments: tuple[str, ...] = ()  # none: part of the control plane, which need not be in the cluster
-    lease: str = ""
-    namespaces: tuple[str, ...] = ()  # asked one by one where we may not ask for all
-    word: str = ""  # in the image of anything that may be it under another name
-
-
-JOBSET = Controller(
-    "JobSet's controller",
-    ("jobset-controller-manager", "jobset-controller"),
-    "6d4f6a47.jobset.x-k8s.io",
-    ("jobset-system", "kubeflow-system"),
-    "jobset",
-)
-TRAINER = Controller(
-    "Kubeflow Trainer",
-    ("kubeflow-trainer-controller-manager",),
-    "trainer.kubeflow.org",
-    ("kubeflow-system", "kubeflow"),
-    "trainer",
-)
-TRAINING_OPERATOR = Controller(
-    "the training operator",
-    ("training-operator",),
-    "1ca428e5.training-operator.kubeflow.org",
-    ("kubeflow", "kubeflow-system"),
-    "training-operator",
-)
-KUBERAY = Controller(
-    "KubeRay",
-    ("kuberay-operator",),
-    "ray-operator-leader",
-    ("kuberay-system", "ray-system", "kuberay-operator", "kuberay", "ray", "default"),
-    "kuberay",
-)
-KUEUE = Controller("Kueue", ("kueue-controller-manager",), "c1f6bfd2.kueue.x-k8s.io", ("kueue-system",), "kueue")
-BUILT_IN = Controller("kube-controller-manager", lease="kube-controller-manager", namespaces=("kube-system",))
-
-OF_KIND: Mapping[str, Controller] = {
-    "jobset": JOBSET,
-    "trainjob": TRAINER,
-    **{kind.name: TRAINING_OPERATOR for kind in V1_KINDS},
-    "rayjob": KUBERAY,
-    "raycluster": KUBERAY,
-    "rayservice": KUBERAY,
-}
-
-
-def of_kind(kind: str) -> Controller:
-    """Pods, Jobs, Deployments and the like belong to the control plane itself."""
-    return OF_KIND.get(kind, BUILT_IN)
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -407,19 +351,6 @@ def version_of(image: str) -> str | None:
     """The tag of an image, where it reads like a release."""
     _, colon, tag = image.partition("@")[0].rpartition(":")
     return tag if colon and re.fullmatch(r"v?\d+(\.\d+)+([-+.][\w.]+)?", tag) else None
-
-
-def recreates_jobsets(version: str | None) -> str | Unknown | None:
-    """Does this release of Kubeflow Trainer make the JobSet of a finished TrainJob anew once that is deleted? When."""
-    found = re.match(r"v?(\d+)\.(\d+)", version or "")
-    if found is None:
-        return Unknown("the release of Kubeflow Trainer is not known; v2.1 to v2.3 do")
-    match int(found[1]), int(found[2]):
-        case (2, 1):
-            return "always"
-        case (2, 2) | (2, 3):
-            return "if it failed"
-    return None
 
 
 def clashes_in(lines: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
