@@ -145,7 +145,7 @@ def _output(folder: Path, command: tuple[str, ...]) -> str:
 def _wrapped(line: Text) -> Text:
     """The last column of a row wrapped to the width of the picture, as on a terminal of that width."""
     column = line.plain.rfind("  ") + 2
-    first, *rest = textwrap.wrap(line.plain[column:], COLUMNS - column) or [""]
+    first, *rest = textwrap.wrap(line.plain[column:], COLUMNS - column, break_on_hyphens=False) or [""]
     folded = line[: column + len(first)]
     return Text("\n").join([folded, *(Text(" " * column + one) for one in rest)])
 
