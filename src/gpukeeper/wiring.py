@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -53,8 +54,11 @@ if TYPE_CHECKING:
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
     from gpukeeper.acceptance.check import Wish
     from gpukeeper.acceptance.self_test import Attempt, Outcome, Place
+    from gpukeeper.platforms.simulated.live import LiveFleet
     from gpukeeper.platforms.simulated.week import Week
 
+SIMULATED_GPUS = 8
+SIMULATED_SEED = 7
 FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
@@ -146,6 +150,13 @@ def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] =
     return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
 
 
+def simulated_fleet(seed: int = SIMULATED_SEED) -> AbstractContextManager[LiveFleet]:
+    """The fleet of the demo, to be watched."""
+    from gpukeeper.platforms.simulated.live import live_fleet
+
+    return live_fleet(seed, load_text(DEMO_POLICY, "demo policy").policy)
+
+
 DEMO_POLICY = """
 preset: shared-host
 mode: enforce
@@ -155,10 +166,6 @@ temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, olde
 activity: {tick: 1m}
 schedule: {every: 15m}
 """
-
-
-SIMULATED_GPUS = 8
-SIMULATED_SEED = 7
 
 
 @dataclass(frozen=True)

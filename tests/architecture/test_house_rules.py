@@ -129,3 +129,13 @@ def test_no_text_is_a_template() -> None:
         and ast.unparse(node.func.value) != "msgspec.json"
     ]
     assert not found, f"put it together with an f-string: {found}"
+
+
+def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> None:
+    """But for pods, of which all the others are made."""
+    package = SOURCE / "platforms" / "kubernetes"
+    shared = {"catalog", "controller", "ending", "kind", "pod", "ttl"}
+    assert {path.stem for path in (package / "kinds").glob("*.py")} > shared
+    for path in package.glob("*.py"):
+        used = set(re.findall(r"kubernetes\.kinds\.(\w+) import", path.read_text()))
+        assert used <= shared, f"{path.name} knows {', '.join(used - shared)}: let the kind answer, see add-a-kind.md"

@@ -68,13 +68,8 @@ class Client:
         pause: timedelta = timedelta(),
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._command, self._deadline, self._to_open, self._pause, self._ticks = (
-            command,
-            deadline,
-            to_open,
-            pause,
-            ticks,
-        )
+        self._command, self._deadline, self._to_open = command, deadline, to_open
+        self._pause, self._ticks = pause, ticks
         self._one_at_a_time = threading.Lock()
         self._child: _Program | None = None
         self._asked = NO_ID

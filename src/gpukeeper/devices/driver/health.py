@@ -15,11 +15,11 @@ from gpukeeper.devices.driver.nvml import (
     fact,
     faults,
     field_value,
-    gpus,
     refused,
     remapped_rows,
     text,
     utilisation,
+    with_more,
 )
 from gpukeeper.model.unknown import Unknown
 
@@ -39,9 +39,10 @@ ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10
 
 def identity(nvml: Any) -> dict[str, Any]:
     """Fields of an Answer."""
-    named = [(str(gpu.uuid), handle) for handle, gpu in every_gpu(nvml) if handle is not None]
+    found = every_gpu(nvml)
+    named = [(str(gpu.uuid), handle) for handle, gpu in found if handle is not None]
     return {
-        "gpus": gpus(nvml, identity_of),
+        "gpus": tuple(with_more(nvml, handle, gpu, identity_of) for handle, gpu in found),
         "topology": {a: {b: between(nvml, one, two) for b, two in named if b != a} for a, one in named},
         "driver": fact(nvml, lambda: text(nvml.nvmlSystemGetDriverVersion())),
         "cuda_driver": fact(nvml, lambda: cuda_version(nvml)),

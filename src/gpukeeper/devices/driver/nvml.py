@@ -27,11 +27,11 @@ RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older bindings do 
 
 
 def gpus(nvml: Any, more: More) -> tuple[GpuFacts, ...]:
-    return tuple(gpu if handle is None else with_more(nvml, handle, gpu, more) for handle, gpu in every_gpu(nvml))
+    return tuple(with_more(nvml, handle, gpu, more) for handle, gpu in every_gpu(nvml))
 
 
 def with_more(nvml: Any, handle: Any, gpu: GpuFacts, more: More) -> GpuFacts:
-    return msgspec.structs.replace(gpu, **more(nvml, handle))
+    return gpu if handle is None else msgspec.structs.replace(gpu, **more(nvml, handle))
 
 
 def every_gpu(nvml: Any) -> list[tuple[Any, GpuFacts]]:
@@ -121,11 +121,11 @@ def listed(nvml: Any, handle: Any) -> Listed:
         (nvml.nvmlDeviceGetGraphicsRunningProcesses, False),
         (nvml.nvmlDeviceGetMPSComputeRunningProcesses, False),
     ):
-        found: list[int] | Unknown = fact(nvml, lambda: [int(one.pid) for one in ask(handle)])  # noqa: B023 (called here)
-        if not isinstance(found, Unknown):
-            pids.update(found)
-        elif required or not found.by_design:
-            return found
+        try:
+            pids.update(int(one.pid) for one in ask(handle))
+        except errors(nvml) as error:
+            if required or getattr(error, "value", None) not in no_such_list(nvml):
+                return refused(nvml, error)
     return tuple(sorted(pids))
 
 
@@ -227,14 +227,14 @@ def never(nvml: Any) -> tuple[int, ...]:
     return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
+def no_such_list(nvml: Any) -> tuple[int, ...]:
+    """Those, and the error of a call that does not fit this GPU or slice."""
+    return (*never(nvml), nvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
 def never_here(nvml: Any) -> tuple[int, ...]:
-    """Those, and errors of a call that does not fit this GPU or this driver."""
-    return (
-        *never(nvml),
-        nvml.NVML_ERROR_INVALID_ARGUMENT,
-        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        nvml.NVML_ERROR_DEPRECATED,
-    )
+    """Those, and errors of a structure or a call that does not fit this driver."""
+    return (*no_such_list(nvml), nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, nvml.NVML_ERROR_DEPRECATED)
 
 
 def text(answer: str | bytes) -> str:

@@ -1,11 +1,18 @@
-"""The flags that mean the same everywhere."""
+"""The options that mean the same everywhere, and those that plan, apply and observe share as one value."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from gpukeeper.lifecycle.narrow import Narrow
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
@@ -45,3 +52,55 @@ Textfile: TypeAlias = Annotated[
 Workload: TypeAlias = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="platform/place/[namespace/kind/]name; any unique ending will do.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which policy applies, and which part of what it covers is meant. Nothing given: all of it."""
+
+    policy: PolicyFile = None
+    platform: OnPlatform = None
+    namespace: Namespace = None
+    label: Label = None
+    kind: Kind = None
+    owner: Owner = None
+    outcome: OutcomeIs = None
+    older_than: OlderThan = None
+    name: Name = None
+    image: Image = None
+
+    @property
+    def narrow(self) -> Narrow:
+        """Without the platform: a session is opened for it alone."""
+        from gpukeeper.interfaces.terminal.session import narrowed
+
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("policy", "platform")}
+        return narrowed(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionByClass(Selection):
+    class_: Class = None
+
+
+def with_selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Typer gets each option of the command's `selection`; the command gets them as one value."""
+    hints = get_type_hints(command, include_extras=True)
+    kind = hints.pop("selection")
+    shared = get_type_hints(kind, include_extras=True)
+    options = {one.name: (shared[one.name], one.default) for one in fields(kind)}
+    own = {
+        name: (hints[name], one.default) for name, one in inspect.signature(command).parameters.items() if name in hints
+    }
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(selection=kind(**{name: given.pop(name) for name in options}), **given)
+
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in (options | own).items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run

@@ -21,7 +21,7 @@ from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.claims import Claim
-    from gpukeeper.model.event import Closed, WarningSent
+    from gpukeeper.model.event import Closed, Event, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
 OLD = timedelta(minutes=2)  # a measurement older than this says so
@@ -121,6 +121,15 @@ def warning_row(line: WarningSent) -> tuple[str, ...]:
     assert line.ref is not None
     word = Result.DELIVERED if line.delivered else Result.UNDELIVERED
     return ("warned", line.ref.path, word.value, line.owner or "-", line.message.partition(": ")[2])
+
+
+def line_row(seq: int, line: Event) -> tuple[str, ...]:
+    """One line of the ledger."""
+    from gpukeeper.views import history
+
+    row = history.line_row(seq, line)
+    at = f"{row.at:%Y-%m-%d %H:%M:%S}Z"
+    return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
 
 
 def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from gpukeeper.model.subject import Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, remnants, translate
 from gpukeeper.platforms.kubernetes.absence import absent
-from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
+from gpukeeper.platforms.kubernetes.acts import Acts
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
@@ -54,6 +54,7 @@ from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, 
 from gpukeeper.platforms.kubernetes.notes import Notes
 from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import climb, descendants
+from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted

@@ -15,20 +15,13 @@ from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import (
-    RETRIES,
-    Acts,
-    Answer,
-    Served,
-    a_moment,
-    answer_to,
-    resource,
-    suspension,
-)
+from gpukeeper.platforms.kubernetes.acts import RETRIES, Acts, Served, a_moment
+from gpukeeper.platforms.kubernetes.answers import Answer, answer_to, resource
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import CONFLICT, INVALID, NOT_FOUND, ApiError, ClusterSilent
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
+from gpukeeper.platforms.kubernetes.patches import suspension
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Meta, Root
 

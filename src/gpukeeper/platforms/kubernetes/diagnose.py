@@ -13,7 +13,7 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.causes import causes, tree
+from gpukeeper.platforms.kubernetes.causes import causes
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.facts import Facts, NoRuntime, RuntimeTtl
@@ -21,6 +21,7 @@ from gpukeeper.platforms.kubernetes.finalizers import controllers_of
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.outline import outline
 from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
 from gpukeeper.platforms.kubernetes.phrases import ago, cut
 from gpukeeper.platforms.kubernetes.schema import has_ttl
@@ -84,7 +85,7 @@ async def diagnose(
         words = f"it is gone; another {kind.kind} of that name was made at {seen.metadata.creation_timestamp}"
         return Diagnosis((), (Cause(words, f"Look at that one: its uid is {seen.metadata.uid}"),))
     facts = await gather(cluster, served, Node(kind, seen), now, controllers or Controllers(cluster))
-    return Diagnosis(tuple(tree(facts)), tuple(causes(facts)))
+    return Diagnosis(tuple(outline(facts)), tuple(causes(facts)))
 
 
 async def _read(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> Root | Pod:

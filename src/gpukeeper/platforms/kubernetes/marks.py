@@ -99,7 +99,8 @@ def read(
         ttl_elsewhere=elsewhere,
         hold_until=hold,
         unhold=_unhold(kind, root_meta),
-        hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite {kind.plural} {root_meta.name} {HOLD_UNTIL}=",
+        hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite"
+        f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
         warned=_warned(root_meta, notes),
         asks_exemption=_asks(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
@@ -330,7 +331,7 @@ def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
 def _unhold(kind: Kind, meta: Meta) -> str:
     if HOLD_UNTIL not in (meta.annotations or {}):
         return ""
-    return f"kubectl -n {meta.namespace} annotate {kind.plural} {meta.name} {HOLD_UNTIL}-"
+    return f"kubectl -n {meta.namespace} annotate {kind.in_kubectl} {meta.name} {HOLD_UNTIL}-"
 
 
 def _asks(meta: Meta) -> str | None:

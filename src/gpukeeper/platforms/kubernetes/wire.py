@@ -230,7 +230,6 @@ class Status(Wire, frozen=True):
     job_status: str = ""  # RayJob: stays RUNNING past a deadline; not to be judged by
     job_deployment_status: str = ""  # RayJob
     ray_cluster_name: str = ""
-    state: str = ""  # RayCluster
     active: int | None = None
     ready: int | None = None  # Job: pods
     succeeded: int | None = None

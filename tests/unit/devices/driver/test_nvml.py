@@ -12,7 +12,7 @@ from gpukeeper.devices.driver import nvml as reads
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.model.condition import Advice
 from gpukeeper.model.unknown import Unknown
-from tests.unit.devices.driver.fake_nvml import LOST, NOT_SUPPORTED, Nvml, Refuses, Values, refuse
+from tests.unit.devices.driver.fake_nvml import LOST, MISMATCH, NOT_SUPPORTED, Nvml, Refuses, Values, refuse
 
 # Every call that reads a fact of a GPU, beside its handle and its uuid.
 CALLS = (
@@ -156,6 +156,13 @@ def test_a_list_of_processes_that_failed_is_not_an_empty_one() -> None:
     assert not why(only(Nvml(says={"MPSComputeRunningProcesses": Refuses(15)})).listed).by_design
 
 
+@pytest.mark.parametrize("call", ["GraphicsRunningProcesses", "MPSComputeRunningProcesses"])
+@pytest.mark.parametrize("fails", [Refuses(MISMATCH), Refuses(pynvml.NVML_ERROR_DEPRECATED), "binding"])
+def test_a_list_that_this_driver_gives_in_another_form_is_not_an_empty_one(call: str, fails: Any) -> None:
+    """There is such a list, and processes may be in it."""
+    assert isinstance(only(Nvml(says={call: mismatch if fails == "binding" else fails})).listed, Unknown)
+
+
 def test_processes_need_the_compute_list_and_not_the_others() -> None:
     absent = {"GraphicsRunningProcesses": Refuses(NOT_SUPPORTED), "MPSComputeRunningProcesses": Refuses(NOT_SUPPORTED)}
     assert only(Nvml(says=absent)).listed == (9,)
@@ -220,6 +227,8 @@ def test_a_function_that_an_older_driver_does_not_have_is_one_unknown_fact(call:
         "Architecture": {"reset_alone"},
         "FieldValues": {"advice"},
         "ComputeRunningProcesses": {"listed"},
+        "GraphicsRunningProcesses": {"listed"} if fails is mismatch else set(),
+        "MPSComputeRunningProcesses": {"listed"} if fails is mismatch else set(),
         "TotalEnergyConsumption": {"energy_mj"},
     }
     assert differ == expected.get(call, set())

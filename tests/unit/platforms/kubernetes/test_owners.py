@@ -26,14 +26,14 @@ Told = dict[str, Any]
 
 
 def thing(kind: str, name: str, owner: Told | None = None, **parts: Any) -> Told:
-    """uids say what they are: jobset-run-7."""
+    """`kind`: as people write it. uids say what they are: jobset-run-7."""
     known = BY_NAME[kind.lower()]
     version = f"{known.group}/{known.versions[0]}" if known.group else known.versions[0]
     above = {} if owner is None else {"ownerReferences": [reference(owner)]}
     metadata = meta(name=name, uid=f"{known.name}-{name}", **above, **parts)
     if kind == "Pod":
         return {**pod_json(), "apiVersion": version, "metadata": metadata}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}, "status": {}}
+    return {"apiVersion": version, "kind": known.kind, "metadata": metadata, "spec": {}, "status": {}}
 
 
 def reference(owner: Told, **parts: Any) -> Told:

@@ -120,6 +120,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     plural: str
     group: str = ""  # empty: the core group
     versions: tuple[str, ...]  # that we can read, the best first
+    called: str = ""  # how people write it, where another group has a kind of the same name
     root: type[Root] = Root  # what is read of one; a kind with fields of its own has a type of its own
     stirred: type[Stirred] = Stirred  # what a watch reads of one
 
@@ -153,7 +154,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def name(self) -> str:
         """How people write it, and `Ref.kind`."""
-        return self.kind.lower()
+        return self.called or self.kind.lower()
+
+    @property
+    def in_kubectl(self) -> str:
+        """How kubectl names it, so that it does not take it for one of another group."""
+        return f"{self.plural}.{self.group}" if self.called else self.plural
 
     @property
     def below(self) -> tuple[Kind, ...]:
