@@ -60,6 +60,18 @@ def test_platform_words_stay_below_platforms() -> None:
     assert not found, f"say workload: {found}"
 
 
+def test_there_is_one_http_client() -> None:
+    """And the one that lightkube needs, in the folder of its platform: ADR 40."""
+    other = re.compile(r"^\s*(?:from|import) (?:aiohttp|httpx2?|requests|urllib3|urllib\.request|http\.client)\b")
+    cluster = SOURCE / "platforms" / "kubernetes"
+    found = [
+        f"{name_of(path)}:{n}"
+        for path, n, line in _source_lines()
+        if other.search(line) and cluster not in path.parents
+    ]
+    assert not found, f"use gpukeeper/http_client.py: {found}"
+
+
 def test_a_todo_has_an_issue_number() -> None:
     todo = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\))")
     found = [f"{name_of(path)}:{n}" for path, n, line in _source_lines() if todo.search(line)]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpukeeper import http_client
 from gpukeeper.acceptance.bench import probing
 from gpukeeper.acceptance.reports import compare, html, legacy, merge
 from gpukeeper.acceptance.reports.document import read_report, read_samples, report_json, samples_json
@@ -617,6 +618,21 @@ PARSERS: tuple[Parser, ...] = (
         "arguments of a raylet",
         _text(lambda text: ray_api.addresses([text, f"--gcs-address={text}"])),
         (b"--webui=127.0.0.1:8265", b"10.0.0.1:6379"),
+    ),
+    Parser(
+        "head of an HTTP answer",
+        http_client.read_head,
+        (
+            b"HTTP/1.1 200 OK\r\nApi-Version: 1.48\r\nContent-Length: 12, 12\r\nConnection: keep-alive\r\n\r\n",
+            b"HTTP/1.0 404 Not Found\r\ntransfer-encoding: chunked\r\nX: a\tb \r\n\r\n",
+        ),
+        (http_client.NotHttp,),
+    ),
+    Parser(
+        "size of an HTTP chunk",
+        http_client.read_chunk_size,
+        (b"1f\r\n", b"0;name=value\r\n"),
+        (http_client.NotHttp,),
     ),
     Parser("Prometheus matrix", prometheus_api._lines, _json(_MATRIX), (ValueError,)),
     Parser(

@@ -57,6 +57,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         capture=_value(model.Capture, file.capture),
         gpu=_value(model.GpuSettings, file.gpu),
         kubernetes=_value(model.KubernetesSettings, file.kubernetes),
+        notify=_value(model.Notify, file.notify),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
     )

@@ -279,6 +279,17 @@ class KubernetesSettings(Value, frozen=True, kw_only=True):
     exporters: tuple[str, ...] = ()  # addresses of DCGM exporters, without a Prometheus
 
 
+class AdminChannel(Value, frozen=True, kw_only=True):
+    """One way to reach the admins. What the words mean is the kind's own business; they may be secret."""
+
+    kind: str
+    words: tuple[str, ...]
+
+
+class Notify(Value, frozen=True, kw_only=True):
+    admins: tuple[AdminChannel, ...] = ()  # beside the log
+
+
 class Schedule(Value, frozen=True, kw_only=True):
     every: timedelta = 5 * MINUTE
     at: str | None = None  # cron words; acts only then, looks at every pass
@@ -327,6 +338,7 @@ class Policy(Value, frozen=True, kw_only=True):
     capture: Capture = Capture()
     gpu: GpuSettings = GpuSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
+    notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     digest: str = ""  # of the effective values; says which policy decided
