@@ -129,3 +129,29 @@ def test_no_text_is_a_template() -> None:
         and ast.unparse(node.func.value) != "msgspec.json"
     ]
     assert not found, f"put it together with an f-string: {found}"
+
+
+def test_a_platform_is_never_asked_for_its_class() -> None:
+    """What one platform can do and another cannot belongs into the Protocol, with an answer of each."""
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"isinstance", "issubclass", "type"}
+        and any(name.endswith("Platform") for arg in node.args for name in _names_in(arg))
+    ]
+    found += [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.MatchClass) and any(name.endswith("Platform") for name in _names_in(node.cls))
+    ]
+    assert not found, f"give engine/ports.py:Platform a member for it: {found}"
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
+        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
+    }

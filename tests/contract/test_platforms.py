@@ -193,7 +193,7 @@ def engine(bed: Bed) -> Made:
         over(name)
 
     add("one"), add("two")
-    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, trusted_labels=("owner",))
+    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, Policy(owner_labels=("owner",)))
     return Made(platform, asyncio.run, replace, change, ("one", "two"), bed.clear)
 
 
@@ -362,6 +362,31 @@ def test_what_never_was_is_gone_or_unknown_never_something_else(made: Made) -> N
         return await made.platform.look(msgspec.structs.replace(subject.ref, name="no-such-thing", uid="0:0"))
 
     assert isinstance(made.run(look()), Gone | Unknown)
+
+
+def test_an_id_finds_its_workload_or_nothing_at_all(made: Made) -> None:
+    """Gone or Unknown where processes carry no id of a workload."""
+
+    async def look() -> tuple[Subject, Any, Any]:
+        subject = await subject_of(made, made.names[0])
+        return subject, await made.platform.look_by_id(subject.ref.uid), await made.platform.look_by_id("f" * 64)
+
+    subject, found, other = made.run(look())
+    assert isinstance(other, Gone | Unknown)
+    if made.platform.name == "docker":
+        assert isinstance(found, Subject)
+        assert found.ref == subject.ref
+    else:
+        assert isinstance(found, Unknown)
+
+
+def test_a_policy_that_changed_is_followed(made: Made) -> None:
+    async def look() -> Any:
+        subject = await subject_of(made, made.names[0])
+        made.platform.follow(Policy(scope={made.platform.name: PlaceScope()}))
+        return await made.platform.look(subject.ref)
+
+    assert isinstance(made.run(look()), Subject | Gone | Unknown)
 
 
 def test_irreversible_verbs_are_atomic(made: Made) -> None:

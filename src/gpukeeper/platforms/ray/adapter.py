@@ -180,6 +180,9 @@ class RayPlatform:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
 
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return Unknown("the processes of Ray carry the id of no workload")
+
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
 
