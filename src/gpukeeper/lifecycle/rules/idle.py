@@ -18,6 +18,7 @@ SAYS = "GPUs unused over the whole window, and no other sign of use: warned twic
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
 ACTS = True
+YIELDS_TO = ("stop_hold", "keep_alive")
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)

@@ -15,6 +15,7 @@ SAYS = "A removal that is stuck is reported; what blocks it is taken off when th
 FOR = (Shape.WORKLOAD,)
 IN = (State.REMOVING,)
 ACTS = True
+WHILE_REMOVED = True
 
 _NOT_STUCK = Answer(NAME, Verdict.SILENT, "nothing blocks its removal")
 
