@@ -171,30 +171,6 @@ _AMOUNT_SCHEMA = {
 AmountValue = Annotated[Amount, *_kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
 
 
-def _read_shares(value: object) -> float | None:
-    if value == "unlimited":
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ValueError(f"{units.shown(value)} is not a number of GPU shares. Write it like 2 or 0.5, or unlimited.")
-    return float(value)
-
-
-def _write_shares(shares: float | None) -> float | int | str:
-    if shares is None:
-        return "unlimited"
-    return int(shares) if shares.is_integer() else shares
-
-
-GpuShares = Annotated[
-    float | None,
-    *_kind(
-        _read_shares,
-        _write_shares,
-        {"oneOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "unlimited"}], "x-kind": "number or unlimited"},
-    ),
-]
-
-
 def _read_until(value: object) -> datetime:
     """A bare date means the end of that day, UTC: of the two readings the one that protects longer."""
     advice = "Write it like 2026-09-01 (that whole day, UTC) or 2026-09-01T18:00Z."

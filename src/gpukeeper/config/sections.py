@@ -83,7 +83,6 @@ class Group(Section):
     idle: f.AsClass = about(_G.idle, "In place of the class's idle time, where the class has one. `2x`: twice that.")
     max_runtime: f.AsClass = about(_G.max_runtime, "The same for the maximum runtime, where the class has one.")
     hold_after_stop: f.AsClass = about(_G.hold_after_stop, "The same for `hold_after_stop`.")
-    gpu_shares: f.GpuShares = about(_G.gpu_shares, "GPU shares that a member may have at once.")
 
 
 class Match(Section):

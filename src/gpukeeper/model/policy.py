@@ -89,7 +89,6 @@ class Group(Value, frozen=True, kw_only=True):
     idle: timedelta | float | None = None
     max_runtime: timedelta | float | None = None
     hold_after_stop: timedelta | float | None = None
-    gpu_shares: float | None = None
 
 
 class Match(Value, frozen=True, kw_only=True):
