@@ -46,6 +46,7 @@ from gpukeeper.platforms.host.connect import Needed, hostname, nothing_needed, u
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
+from gpukeeper.platforms.kubernetes.settings import settings_of as cluster_settings
 from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.discovery import names_here
@@ -134,7 +135,7 @@ def open_session(
         notifier=Terminals(),
         clock=clock,
         meter=meter,
-        recall=Meters(*found.measured) if found.measured and loaded.policy.kubernetes.prometheus is not None else None,
+        recall=_recall(found, loaded),
         gpus=gpus if usage is not None else None,
     )
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
@@ -354,9 +355,15 @@ def _meter(found: _Found, loaded: Loaded, clock: SystemClock) -> tuple[GpuUsage 
     return usage, Meters(GpuMeter(usage, clock, list(found.counters)), *counted, *found.measured)
 
 
+def _recall(found: _Found, loaded: Loaded) -> Meter | None:
+    """A Prometheus knows the past, too."""
+    knows = cluster_settings(loaded.policy).prometheus is not None
+    return Meters(*found.measured) if found.measured and knows else None
+
+
 def _cluster_meter(cluster: KubernetesPlatform, loaded: Loaded, clock: SystemClock) -> list[Meter]:
     """What others measure on a cluster; without a source idleness is not known there, and so kept."""
-    settings = loaded.policy.kubernetes
+    settings = cluster_settings(loaded.policy)
     if settings.prometheus is None and not settings.exporters:
         return []
     source = None if settings.prometheus is None else Prometheus(settings.prometheus, os.environ)
@@ -456,7 +463,7 @@ def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -
     """A kubeconfig that cannot be used is said, and stops nobody who looks at something else."""
     if kubernetes.find(environ) is None:
         return None
-    settings = loaded.policy.kubernetes
+    settings = cluster_settings(loaded.policy)
     at = next(number for number, one in enumerate(reaches) if one.platform == "kubernetes")
     try:
         cluster = kubernetes.Cluster.from_environment(environ, settings.context, settings.requests, settings.burst)

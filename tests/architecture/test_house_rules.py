@@ -60,6 +60,27 @@ def test_platform_words_stay_below_platforms() -> None:
     assert not found, f"say workload: {found}"
 
 
+# In the core not even in comments and messages. Names of platforms are values there, never words.
+CORE_WORDS = re.compile(
+    r"\b(?:pods?|containers?|actors?|kubernetes|kubectl|kubelets?|docker|podman|ray|raylets?|finalizers?|gitops|jobsets?"
+    r"|trainjobs?|rayjobs?|annotations?|helm)\b",
+    re.IGNORECASE,
+)
+# Keys of the policy file that a message names, as documented.
+POLICY_KEYS = ("kubernetes.release",)
+
+
+def test_the_core_says_no_word_of_a_platform() -> None:
+    found = []
+    for path in modules("model", "lifecycle"):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            said = line.replace("from __future__ import annotations", "")
+            for key in POLICY_KEYS:
+                said = said.replace(key, "")
+            found += [f"{name_of(path)}:{number} {word}" for word in CORE_WORDS.findall(said)]
+    assert not found, f"a neutral name, or a value that the platform supplies: {found}"
+
+
 def test_a_todo_has_an_issue_number() -> None:
     todo = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\))")
     found = [f"{name_of(path)}:{n}" for path, n, line in _source_lines() if todo.search(line)]

@@ -35,7 +35,7 @@ from gpukeeper.model.decision import (
     Step,
 )
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Reports, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
@@ -44,6 +44,7 @@ from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.ray.adapter import RayPlatform
+from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
@@ -137,7 +138,7 @@ def ray_trees(tmp_path: Path) -> Made:
     (root / "ray").mkdir(parents=True)
     temporary = (Temporary(root=str(root), names=("tmp-*",), platform="ray"),)
     settings = RaySettings(roots=(str(root),), cpu=1e9, window=timedelta(milliseconds=1))
-    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
     platform = RayPlatform("here", policy, Now(), scan=everything_seen, everyone=lambda: (), environ={})
     return _on_host(platform, root, ("tmp-one", "tmp-two"))
 

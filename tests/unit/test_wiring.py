@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.policy import PlaceScope
+from gpukeeper.platforms.ray.settings import settings_of
 from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
 
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
@@ -68,10 +69,10 @@ def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, 
     try:
         assert reach.reachable
         assert ray.place == reach.place
-        assert ray._policy.ray.roots == ("/nowhere",)  # type: ignore[attr-defined]
+        assert settings_of(ray._policy).roots == ("/nowhere",)  # type: ignore[attr-defined]
         policy.write_text("scope: {ray: {}}\nray: {roots: [/elsewhere]}\n")
         follow_policy(session, read_policy(policy).loaded)
-        assert ray._policy.ray.roots == ("/elsewhere",)  # type: ignore[attr-defined]
+        assert settings_of(ray._policy).roots == ("/elsewhere",)  # type: ignore[attr-defined]
     finally:
         session.close()
 

@@ -16,7 +16,8 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Counted, Mode, OnIdle
+from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
+from gpukeeper.platforms.ray.settings import Counted
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpukeeper.config import fields as f
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
+from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
+from gpukeeper.platforms.ray.settings import RaySettings
 
 PLATFORMS = ("host", "docker", "kubernetes", "ray")
 
@@ -204,7 +206,7 @@ class Reports(Section):
     archive: bool = about(_O.archive, "Saved as evidence first, so that `restore` brings it back.")
 
 
-_Y = model.RaySettings()
+_Y = RaySettings()
 
 
 class Ray(Section):
@@ -288,7 +290,7 @@ class Gpu(Section):
     )
 
 
-_Q = model.KubernetesSettings()
+_Q = KubernetesSettings()
 
 
 class Kubernetes(Section):
@@ -301,7 +303,8 @@ class Kubernetes(Section):
     )
     gitops: bool = about(_Q.gitops, "Also act on what a GitOps tool manages. It returns.")
     release: list[str] = about(
-        list(_Q.release), "Finalizers that may be taken off when a removal is stuck and proven never to end by itself."
+        list(model.Policy().release),
+        "Finalizers that may be taken off when a removal is stuck and proven never to end by itself.",
     )
     prometheus: f.Address = about(_Q.prometheus, "A Prometheus with DCGM metrics: http://prometheus:9090.")
     prometheus_labels: dict[str, str] = about(

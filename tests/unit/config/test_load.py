@@ -15,6 +15,8 @@ from gpukeeper.config.sections import PLATFORMS
 from gpukeeper.config.unix_groups import members_of
 from gpukeeper.model import policy as model
 from gpukeeper.model.errors import PolicyError
+from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
+from gpukeeper.platforms.ray.settings import RaySettings
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "policies").glob("*.yaml"))
 H, D = timedelta(hours=1), timedelta(days=1)
@@ -37,7 +39,8 @@ def test_the_built_in_values_are_the_models() -> None:
     """Two places with defaults would drift apart."""
     loaded = load("").policy
     plain = msgspec.structs.replace(loaded, digest="", scope={}, classes={}, kept={})
-    assert plain == model.Policy()
+    own = {"kubernetes": KubernetesSettings(), "ray": RaySettings()}
+    assert plain == model.Policy(platforms=own)
 
 
 def test_how_long_trees_are_kept_follows_from_the_sections() -> None:

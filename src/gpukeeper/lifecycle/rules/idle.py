@@ -65,7 +65,7 @@ def watched(view: View, settings: Settings, now: datetime) -> str:
     if isinstance(limits, Unknown) or isinstance(subject.devices, Unknown) or not isinstance(subject.started, datetime):
         return "unknown"
     if limits.idle is None and (limits.idle_when_large is None or not is_large(subject)):
-        return "no_idle_time"  # dev containers
+        return "no_idle_time"
     graced = (view.memory.first_start or subject.started) + limits.start_grace
     return "grace" if now < graced else "monitored"
 

@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SAYS = "Only roots inside the policy's scope are acted on; what another actor manages or needs is left alone."
+SAYS = "Only roots inside the policy's scope are acted on; what something else manages or needs is left alone."
 FOR = tuple(Shape)
 ACTS = False
 

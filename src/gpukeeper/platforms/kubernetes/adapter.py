@@ -55,6 +55,7 @@ from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, 
 from gpukeeper.platforms.kubernetes.notes import Notes
 from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
 from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches
@@ -549,7 +550,7 @@ class KubernetesPlatform:
             read = self._namespaces[name] = (now, found)
         if isinstance(read[1], Unknown):
             return unreadable(name, read[1].why)
-        return facts_of(read[1].metadata, self._policy.kubernetes.environments, self._at().now)
+        return facts_of(read[1].metadata, settings_of(self._policy).environments, self._at().now)
 
     async def _tell_of(self, kind: Kind, step: Step, fresh: Subject) -> None:
         """On the object, where it stays; what was removed is in the ledger."""
@@ -569,7 +570,7 @@ class KubernetesPlatform:
         return translate.Reading.of(self._policy)
 
     def _wanted(self, scope: PlaceScope) -> Wanted:
-        settings = self._policy.kubernetes
+        settings = settings_of(self._policy)
         return Wanted(
             scope.namespaces,
             settings.environments,

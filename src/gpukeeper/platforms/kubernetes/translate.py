@@ -24,6 +24,7 @@ from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB, RAYSERVICE
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
@@ -61,7 +62,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, policy: Policy) -> Reading:
-        return cls(policy.owner_labels, policy.foreign_ttl, policy.kubernetes.gitops)
+        return cls(policy.owner_labels, policy.foreign_ttl, settings_of(policy).gitops)
 
 
 class Owned(msgspec.Struct, frozen=True):
