@@ -24,6 +24,12 @@ from gpukeeper.model.decision import Answer, Verdict
 from gpukeeper.model.subject import Shape, State
 
 NAMES = {rule.NAME for rule in RULES}
+# The rules that these tests are about. A new one is free in what it declares.
+KNOWN = {
+    *("target", "exemption", "hold", "stuck_removal", "stop_hold", "max_runtime", "keep_alive", "restart_loop"),
+    *("live_children", "taken_gpu", "idle", "never_started", "own_ttl", "retention", "orphan", "leftover_tree"),
+    *("temporary_tree", "unused_image", "build_cache"),
+}
 DECLARED = {
     *("NAME", "SAYS", "FOR", "ACTS", "IN"),
     *("YIELDS_TO", "HOLDABLE", "WHILE_REMOVED", "TURN", "COUNTED_ONCE"),
@@ -40,7 +46,8 @@ def rule(name: str, **declared: Any) -> ModuleType:
 
 def test_who_suspends_whom() -> None:
     """Precedence as it was decided (ADR 11), whatever file it is declared in."""
-    assert {name: suspended_by(name, RULES) for name in NAMES if suspended_by(name, RULES)} == {
+    assert KNOWN <= NAMES
+    assert {name: found for name in KNOWN if (found := suspended_by(name, RULES) & KNOWN)} == {
         "stop_hold": {"idle", "own_ttl", "retention"},
         "live_children": {"own_ttl", "retention"},
         "own_ttl": {"retention"},
@@ -48,19 +55,19 @@ def test_who_suspends_whom() -> None:
             *("stop_hold", "restart_loop", "live_children", "idle", "never_started", "own_ttl", "retention"),
         },
     }
-    assert {"max_runtime"} == NOT_HELD
-    assert asked_while_removed(RULES) == {"exemption", "hold", "stuck_removal"}
+    assert {"max_runtime"} == NOT_HELD & KNOWN
+    assert asked_while_removed(RULES) & KNOWN == {"exemption", "hold", "stuck_removal"}
 
 
 def test_the_turn_of_each_rule() -> None:
-    turns = {one.NAME: turn_of(one) for one in RULES if turn_of(one) is not Turn.WORK}
+    turns = {one.NAME: turn_of(one) for one in RULES if turn_of(one) is not Turn.WORK and one.NAME in KNOWN}
     assert turns == {
         "leftover_tree": Turn.TREES,
         "temporary_tree": Turn.TREES,
         "unused_image": Turn.STORAGE,
         "build_cache": Turn.STORAGE,
     }
-    assert {"leftover_tree", "temporary_tree"} == TREES
+    assert {"leftover_tree", "temporary_tree"} == TREES & KNOWN
 
 
 @pytest.mark.parametrize("one", RULES, ids=lambda one: str(one.NAME))
