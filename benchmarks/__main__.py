@@ -17,6 +17,7 @@ NAMES = (
     "disk-delete",
     "disk-sweep",
     "ray-sweep",
+    "http-clients",
     "docker-plan",
     "docker-idle",
     "docker-outcome",

@@ -20,14 +20,14 @@ import venv
 from pathlib import Path
 
 from benchmarks.report import Figure, met, print_figure, print_table
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import look_and_plan
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.wiring import SystemClock
@@ -88,7 +88,11 @@ def _commands(bed: DockerBed) -> tuple[float, float, float, float]:
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         compiled = {**environ, "PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
         plan = [sys.executable, "-m", "gpukeeper", "plan", "--policy", str(policy)]
-        imports = [sys.executable, "-c", "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, aiohttp"]
+        imports = [
+            sys.executable,
+            "-c",
+            "import gpukeeper.wiring, gpukeeper.interfaces.cli.plan, gpukeeper.http_client",
+        ]
         _cpu(plan, compiled)  # compiles
         not_compiled = {**environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{folder}/nothing"}
         docker = ["docker", "-H", bed.host, "ps", "-a", "--size"]
@@ -169,7 +173,7 @@ def _keeper(bed: DockerBed) -> Keeper:
         return inventory
 
     platform = DockerPlatform(Engine(bed.host, {}), "bench", clock, gpus)
-    return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Terminals(), clock)
+    return Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Messages(()), clock)
 
 
 def _target(times: float, limit: float) -> str:

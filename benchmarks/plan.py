@@ -28,6 +28,7 @@ from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import ClassSettings, Mode, PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.simulated.clock import BEGIN
 
 WORKLOADS, PAGE, RUNS = 100_000, 500, 3
@@ -53,13 +54,6 @@ class Measured(msgspec.Struct, frozen=True):
 class FixedClock:
     def now(self) -> datetime:
         return BEGIN + DAY
-
-
-class Silent:
-    channel = "none"
-
-    async def tell(self, owner: str | None, message: str) -> bool:
-        return False
 
 
 class PagedPlatform:
@@ -181,7 +175,7 @@ def _child(workloads: int) -> Measured:
 
 def _measure(workloads: int) -> Measured:
     platform = PagedPlatform(workloads)
-    keeper = Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Silent(), FixedClock())
+    keeper = Keeper((platform,), InMemoryLedger(), InMemorySignals(), InMemoryEvidence(), Messages(()), FixedClock())
 
     async def plan() -> PassReport:
         return await look_and_plan(keeper, platform, Rulebook(POLICY))

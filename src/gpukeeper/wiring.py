@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,6 +22,7 @@ from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.devices.usage import GpuUsage
+from gpukeeper.engine import admin_events
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport
@@ -32,11 +34,14 @@ from gpukeeper.ledger.signals import SqliteSignals, open_signals
 from gpukeeper.ledger.trust import make_private
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import LedgerError, PolicyError, UsageError
+from gpukeeper.model.event import Event
+from gpukeeper.model.message import Kind
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.catalog import admin_channels, owner_channels
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker import meter as docker_meter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
@@ -56,8 +61,11 @@ if TYPE_CHECKING:
     from gpukeeper.acceptance.bench.workbench import LocalWorkbench
     from gpukeeper.acceptance.check import Wish
     from gpukeeper.acceptance.self_test import Attempt, Outcome, Place
+    from gpukeeper.platforms.simulated.live import LiveFleet
     from gpukeeper.platforms.simulated.week import Week
 
+SIMULATED_GPUS = 8
+SIMULATED_SEED = 7
 FLEET = "GPUKEEPER_FLEET"  # folder:PATH[:PATH…] plays with places of files instead of this machine
 
 
@@ -88,12 +96,39 @@ class Session:
     signals: SqliteSignals
     evidence: FolderEvidence
     user: str
+    messages: Messages
     usage: GpuUsage | None = None
     notes: list[str] = field(default_factory=list)
 
     def looking_only(self) -> Rulebook:
         """The last good policy, without the right to act."""
         return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
+
+    @asynccontextmanager
+    async def admins_notified(self, log: Callable[[str], None]) -> AsyncIterator[None]:
+        """While the block runs. For programs that stay: a command prints what it finds."""
+        self.messages.log = log
+        self.messages.admins = admin_channels(self.loaded.policy.notify, log)
+        self.ledger.on_append = self._notify_of
+        try:
+            yield
+        finally:
+            await self.messages.close()
+
+    def _notify_of(self, lines: Sequence[Event]) -> None:
+        for line in lines:
+            closed = admin_events.breaker_closed(line)
+            if closed is not None:
+                self.messages.is_over(Kind.BREAKER, closed)
+            message = admin_events.message_of(line)
+            if message is not None:
+                self.messages.to_admins(message)
+
+    def passed(self, report: PassReport) -> None:
+        """Called after each pass of a program that stays."""
+        message = admin_events.overdue(report, self.book.policy.mode)
+        if message is not None:
+            self.messages.to_admins(message)
 
     def close(self) -> None:
         if self.usage is not None:
@@ -127,19 +162,20 @@ def open_session(
     evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
     if usage is not None:
         gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
+    messages = Messages(owner_channels(platforms))
     keeper = Keeper(
         platforms=platforms,
         ledger=ledger,
         signals=signals if write else RecalledSignals(signals),
         evidence=evidence,
-        notifier=Terminals(),
+        notifier=messages,
         clock=clock,
         meter=meter,
         recall=_recall(found, loaded),
         gpus=gpus if usage is not None else None,
     )
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
-    return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, usage)
+    return Session(keeper, book, loaded, reaches, ledger, signals, evidence, user, messages, usage)
 
 
 def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] = lambda report: None) -> Week:
@@ -147,6 +183,13 @@ def play(seed: int, length: timedelta, on_report: Callable[[PassReport], None] =
     from gpukeeper.platforms.simulated import week
 
     return week.play(seed, length, load_text(DEMO_POLICY, "demo policy").policy, on_report)
+
+
+def simulated_fleet(seed: int = SIMULATED_SEED) -> AbstractContextManager[LiveFleet]:
+    """The fleet of the demo, to be watched."""
+    from gpukeeper.platforms.simulated.live import live_fleet
+
+    return live_fleet(seed, load_text(DEMO_POLICY, "demo policy").policy)
 
 
 DEMO_POLICY = """
@@ -158,10 +201,6 @@ temporary: [{root: /tmp, names: ["ray_tmp_*", "pip-*", "tmp*"], above: 5GB, olde
 activity: {tick: 1m}
 schedule: {every: 15m}
 """
-
-
-SIMULATED_GPUS = 8
-SIMULATED_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -279,6 +318,8 @@ def follow_policy(session: Session, loaded: Loaded) -> None:
     """A changed policy file counts from the next pass on."""
     if loaded.policy.digest != session.book.policy.digest:
         session.loaded, session.book = loaded, Rulebook(loaded.policy)
+        if session.messages.admins:
+            session.messages.admins = admin_channels(loaded.policy.notify, session.messages.log)
         for one in session.keeper.platforms:
             one.follow(loaded.policy)
 

@@ -81,6 +81,18 @@ def test_the_core_says_no_word_of_a_platform() -> None:
     assert not found, f"a neutral name, or a value that the platform supplies: {found}"
 
 
+def test_there_is_one_http_client() -> None:
+    """And the one that lightkube needs, in the folder of its platform: ADR 40."""
+    other = re.compile(r"^\s*(?:from|import) (?:aiohttp|httpx2?|requests|urllib3|urllib\.request|http\.client)\b")
+    cluster = SOURCE / "platforms" / "kubernetes"
+    found = [
+        f"{name_of(path)}:{n}"
+        for path, n, line in _source_lines()
+        if other.search(line) and cluster not in path.parents
+    ]
+    assert not found, f"use gpukeeper/http_client.py: {found}"
+
+
 def test_a_todo_has_an_issue_number() -> None:
     todo = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\))")
     found = [f"{name_of(path)}:{n}" for path, n, line in _source_lines() if todo.search(line)]
@@ -117,8 +129,7 @@ def _tracked_lines() -> list[tuple[Path, int, str]]:
 
 
 READERS = {"src/gpukeeper/model/reading.py"}
-# Programs of ours that import nothing, and JSON that we wrote a moment ago.
-OWN_JSON = {"src/gpukeeper/interfaces/terminal/acceptance.py"}
+# Programs of ours that import nothing.
 OWN_FOLDERS = ("src/gpukeeper/acceptance/probes/", "src/gpukeeper/platforms/simulated/", "src/gpukeeper/disk/crew")
 
 
@@ -128,7 +139,7 @@ def test_foreign_json_and_times_are_read_in_one_place() -> None:
     found = [
         f"{name_of(path)}:{n}"
         for path, n, line in _source_lines()
-        if direct.search(line) and name_of(path) not in READERS | OWN_JSON and not name_of(path).startswith(OWN_FOLDERS)
+        if direct.search(line) and name_of(path) not in READERS and not name_of(path).startswith(OWN_FOLDERS)
     ]
     assert not found, f"read it with model/reading.py: {found}"
 
@@ -176,3 +187,13 @@ def _names_in(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
         one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
     }
+
+
+def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> None:
+    """But for pods, of which all the others are made."""
+    package = SOURCE / "platforms" / "kubernetes"
+    shared = {"catalog", "controller", "ending", "kind", "pod", "ttl"}
+    assert {path.stem for path in (package / "kinds").glob("*.py")} > shared
+    for path in package.glob("*.py"):
+        used = set(re.findall(r"kubernetes\.kinds\.(\w+) import", path.read_text()))
+        assert used <= shared, f"{path.name} knows {', '.join(used - shared)}: let the kind answer, see add-a-kind.md"

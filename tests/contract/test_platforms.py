@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.engine.keeper import IRREVERSIBLE, check_guards

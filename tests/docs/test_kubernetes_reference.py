@@ -12,13 +12,15 @@ from gpukeeper.platforms.kubernetes import acceptance, archive, capture, gpus, l
 from gpukeeper.platforms.kubernetes.finalizers import FINALIZERS
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import GATE
+from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "kubernetes.md").read_text()
 HOW_TO = (ROOT / "docs" / "how-to" / "keep-a-cluster-tidy.md").read_text()
 MARKS = (
-    *(marks.TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, namespaces.ENVIRONMENT),
-    *(acceptance.RUN_ENDED, translate.STOPPED, archive.RESTORED_FROM, archive.WAS_OWNED, archive.GATE),
+    *(TTL, marks.HOLD_UNTIL, marks.OWNER, marks.EXEMPT, marks.INFRASTRUCTURE, namespaces.ENVIRONMENT),
+    *(acceptance.RUN_ENDED, translate.STOPPED, archive.RESTORED_FROM, archive.WAS_OWNED, GATE),
     *(marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL, marks.EXCLUDE, marks.EXCLUDE_UNTIL),
     *(marks.MULTIKUEUE_ORIGIN, *(name for name, _value in marks.POD_HOLDS)),
 )

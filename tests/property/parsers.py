@@ -19,19 +19,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpukeeper import http_client
 from gpukeeper.acceptance.bench import probing
 from gpukeeper.acceptance.reports import compare, html, legacy, merge
 from gpukeeper.acceptance.reports.document import read_report, read_samples, report_json, samples_json
 from gpukeeper.config import document, load, units
 from gpukeeper.config.exemptions import read_exemptions
-from gpukeeper.devices import condition, counters, dcgm, health, holders, kernel_log, naming, nvml, usage
+from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
 from gpukeeper.devices import prometheus as prometheus_api
+from gpukeeper.devices.busy import Judge
+from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.gpus import shares_of
 from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
 from gpukeeper.ledger import archive_file, evidence, lines
-from gpukeeper.lifecycle.decide import decide
-from gpukeeper.lifecycle.explain import answers
+from gpukeeper.lifecycle.decide import answers, decide
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, View
@@ -39,6 +42,7 @@ from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.model.event import Decided, Noticed
 from gpukeeper.model.memory import EMPTY
 from gpukeeper.model.subject import Subject
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 from gpukeeper.platforms.docker import archive as docker_archive
 from gpukeeper.platforms.docker import asks, owners
@@ -47,7 +51,7 @@ from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.kubernetes import auth, gpus, manifests, marks, plugin
-from gpukeeper.platforms.kubernetes import connect as kube_api
+from gpukeeper.platforms.kubernetes import decoding as kube_decoding
 from gpukeeper.platforms.kubernetes import translate as kube
 from gpukeeper.platforms.kubernetes import wire as kube_wire
 from gpukeeper.platforms.kubernetes.errors import refusal
@@ -56,6 +60,7 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.ray import busy
@@ -184,7 +189,7 @@ _NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
 _READING = kube.Reading(("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL))
 _MARKED = {
     "annotations": {
-        marks.TTL: "30m",
+        TTL: "30m",
         marks.HOLD_UNTIL: "2026-12-01T18:00:00Z",
         marks.JANITOR_TTL: "3d",
         marks.JANITOR_EXPIRES: "2026-12-01",
@@ -199,26 +204,20 @@ _MARKED = {
 
 
 def _pods(data: bytes) -> None:
-    page, _problems = _cluster()._page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
+    page, _problems = _DECODERS.page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
     for pod in page.items or ():
         Tally().add_pod(pod, gpus.asked(pod.spec))
         _told(kube.pod_subject(pod, _NAMESPACE, kube_examples.AT, _READING))
 
 
 def _roots(data: bytes) -> None:
-    page, _problems = _cluster()._page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
+    page, _problems = _DECODERS.page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
     for root in page.items or ():
         for kind in (JOB, JOBSET, TRAINJOB, RAYJOB, V1_KINDS[0]):
             _told(kube.root_subject(kind, root, Tally(), _NAMESPACE, kube_examples.AT, _READING))
 
 
-def _cluster() -> Any:
-    cluster = kube_api.Cluster.__new__(kube_api.Cluster)
-    cluster._decoders = _DECODERS
-    return cluster
-
-
-_DECODERS: dict[Any, Any] = {}
+_DECODERS = kube_decoding.Decoders()
 
 
 def _watch(data: bytes) -> None:
@@ -227,9 +226,9 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(kube_api.Changed)
-        async for line in kube_api._lines(chunks(), 5):
-            kube_api._event(line, decoder)
+        decoder = reading.Decoder(kube_decoding.Changed)
+        async for line in kube_decoding.lines(chunks(), 5):
+            kube_decoding.event(line, decoder)
 
     asyncio.run(read())
 
@@ -360,9 +359,28 @@ _KERNEL = (
 
 # Programs of ours, and what they print
 
-_GPU_RECORD = {
+_GPU_RECORD = {"uuid": "GPU-a", "index": 0, "minor": 0, "slices": [], "name": "H200", "memory_used_mib": 5}
+_SLICED_RECORD = {
+    "uuid": "GPU-b",
+    "index": 1,
+    "sliced": True,
+    "advice": "reset",
+    "listed": [7],
+    "energy_mj": 5,
+    "slices": [{"uuid": "MIG-1", "index": 0, "gpu_instance": 7, "compute_instance": 0, "activity": {"gpm": 5.0}}],
+    "activity": {"window_s": 1.0, "gpm": {"why": "x", "by_design": True}, "utilisation": 3.0},
+    "facts": {"vbios": "1"},
+    "counters": {"pcie_replays": 1},
+    "states": {"power_w": 70.5},
+}
+_DRIVER_RECORD = {
+    "id": 1,
     "state": "answered",
-    "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0, "slices": [], "name": "H200", "memory_used_mib": 5}],
+    "gpus": [_GPU_RECORD, _SLICED_RECORD],
+    "driver": "580",
+    "cuda_driver": "13.0",
+    "topology": {"GPU-a": {"GPU-b": "nvlink"}},
+    "readings": [{"uuid": "GPU-a", "at": 1.5, "power_w": 70.0}],
 }
 
 
@@ -374,16 +392,17 @@ def _resolve(text: str) -> None:
     naming.resolve(text, (docker_examples.WHOLE, docker_examples.SECOND, docker_examples.CUT))
 
 
-def _usage(data: bytes) -> None:
-    usage.Judge().judge(reading.decode(data, type=usage.Answer).gpus, NOW, None)
-
-
-def _health(data: bytes) -> None:
-    for kind in (health.Facts, health.Looks, health.Readings):
-        try:
-            reading.decode(data, type=kind)
-        except msgspec.DecodeError:
-            continue
+def _driver(data: bytes) -> None:
+    """What inventory, condition, usage and health make of an answer."""
+    found = inventory.gpus_in(reading.decode(data, type=Answer), driver_loaded=True)
+    if isinstance(found, Unknown):
+        return
+    Judge().judge(found, NOW, None)
+    shares_of(found)
+    health.gpus_of(found)
+    health.health_of(found, NOW, lambda *_: (), {})
+    for uuid in ("GPU-a", "MIG-1"):
+        condition.find(found, uuid)
 
 
 def _exited(data: bytes) -> None:
@@ -537,7 +556,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser("duration of a policy", _text(units.read_span), _DURATIONS, (ValueError,)),
     Parser("size", _text(units.read_size), _SIZES, (ValueError,)),
     Parser("share", _text(units.read_share), (b"80%", b"0.5 %"), (ValueError,)),
-    Parser("annotation with a duration", _text(lambda text: marks.span(marks.TTL, text)), _DURATIONS),
+    Parser("annotation with a duration", _text(lambda text: marks.span(TTL, text)), _DURATIONS),
     Parser("annotation with a time", _text(lambda text: marks.moment(marks.HOLD_UNTIL, text)), _TIMES),
     Parser("time of an engine", _text(docker_wire.when), _TIMES),
     Parser("time of a cluster", _text(kube_wire.when), _TIMES),
@@ -600,6 +619,21 @@ PARSERS: tuple[Parser, ...] = (
         _text(lambda text: ray_api.addresses([text, f"--gcs-address={text}"])),
         (b"--webui=127.0.0.1:8265", b"10.0.0.1:6379"),
     ),
+    Parser(
+        "head of an HTTP answer",
+        http_client.read_head,
+        (
+            b"HTTP/1.1 200 OK\r\nApi-Version: 1.48\r\nContent-Length: 12, 12\r\nConnection: keep-alive\r\n\r\n",
+            b"HTTP/1.0 404 Not Found\r\ntransfer-encoding: chunked\r\nX: a\tb \r\n\r\n",
+        ),
+        (http_client.NotHttp,),
+    ),
+    Parser(
+        "size of an HTTP chunk",
+        http_client.read_chunk_size,
+        (b"1f\r\n", b"0;name=value\r\n"),
+        (http_client.NotHttp,),
+    ),
     Parser("Prometheus matrix", prometheus_api._lines, _json(_MATRIX), (ValueError,)),
     Parser(
         "Prometheus clock",
@@ -618,10 +652,7 @@ PARSERS: tuple[Parser, ...] = (
         _text(_resolve),
         (b"all", b"0,1", b"GPU-a", b"MIG-1", b"2:0", b"nvidia.com/gpu=0", b"/dev/nvidia2/gi7", b"2.7"),
     ),
-    Parser("inventory", lambda data: nvml.read(data, True), _json(_GPU_RECORD)),
-    Parser("condition", condition.read, _json(_GPU_RECORD)),
-    Parser("usage", _usage, _json(_GPU_RECORD, {"state": "answered", "gpus": []}), UNREADABLE),
-    Parser("health", _health, _json(_GPU_RECORD)),
+    Parser("driver", _driver, _json(_DRIVER_RECORD, {"id": 1, "state": "failed", "why": "x"}), UNREADABLE),
     Parser(
         "ranks",
         _exited,

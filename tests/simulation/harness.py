@@ -37,7 +37,9 @@ from gpukeeper.model.policy import (
 from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform, Tripped
+from gpukeeper.notify.messages import Messages
+from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal, Tripped
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
 from gpukeeper.platforms.simulated.people import People
@@ -179,12 +181,13 @@ async def _live(run: Run, loop: VirtualLoop) -> None:
     loop.call_at(rough_end, _calm_down, world)
     ledger = LoggedLedger(world)
     while end - loop.time() > 1:
+        platforms = tuple(SimulatedPlatform(world, place) for place in world.places)
         keeper = Keeper(
-            platforms=tuple(SimulatedPlatform(world, place) for place in world.places),
+            platforms=platforms,
             ledger=ledger,
             signals=signals,
             evidence=evidence,
-            notifier=SimulatedNotifier(world),
+            notifier=Messages((InsideWorkload(platforms), SimulatedTerminal(world))),
             clock=world.clock,
             meter=SimulatedMeter(world, (Signal.CPU,)),
         )

@@ -32,8 +32,10 @@ from gpukeeper.lifecycle.rules import (
 )
 from gpukeeper.model.decision import Action, Answer, Decision, Result, Step, Verdict, View
 from gpukeeper.model.event import Closed, Intended
+from gpukeeper.model.message import Message
 from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.simulated import thing as simulated_thing
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from tests.simulation.harness import LoggedLedger
@@ -140,6 +142,17 @@ def treat_unmeasured_as_idle() -> Iterator[None]:
 def count_a_gap_as_idle() -> Iterator[None]:
     """Minutes that nobody measured, because gpukeeper was down, count like quiet ones."""
     with swapped(activity, "measured_span", lambda one, now: (now - timedelta(days=1), now)):
+        yield
+
+
+@planted("warned_first")
+def call_an_undelivered_warning_delivered() -> Iterator[None]:
+    async def to_owner(messages: Messages, message: Message) -> tuple[str, ...]:
+        await original(messages, message)
+        return tuple(channel.name for channel in messages.owners)
+
+    original = Messages.to_owner
+    with swapped(Messages, "to_owner", to_owner):
         yield
 
 

@@ -38,7 +38,9 @@ from gpukeeper.model.policy import LedgerKeep, Policy
 from gpukeeper.model.series import Signal
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.notify.messages import Messages
+from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import ROUGH
 from gpukeeper.platforms.simulated.people import People
@@ -175,12 +177,13 @@ async def _one_life(
     run: Soak, loop: VirtualLoop, ledger: SqliteLedger, signals: SqliteSignals, metrics: Metrics
 ) -> None:
     world, stop = run.world, asyncio.Event()
+    platforms, terminal = tuple(SimulatedPlatform(world, place) for place in world.places), SimulatedTerminal(world)
     keeper = Keeper(
-        platforms=tuple(SimulatedPlatform(world, place) for place in world.places),
+        platforms=platforms,
         ledger=ledger,
         signals=signals,
         evidence=LastEvidence(),
-        notifier=SimulatedNotifier(world),
+        notifier=Messages((InsideWorkload(platforms), terminal)),
         clock=world.clock,
         meter=SimulatedMeter(world, (Signal.CPU,)),
         gpus=CleanGpus(world),
@@ -203,7 +206,7 @@ async def _one_life(
             run.created += sum(one.effect == "created" for one in world.log)
             world.log.clear()
             world.samples.clear()
-            keeper.notifier.told.clear()  # type: ignore[attr-defined]
+            terminal.told.clear()
             run.held.append(_measured(run, keeper, ledger, metrics))
             _tidy(world)
         stop.set()

@@ -6,14 +6,18 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpukeeper.model.event import Complaint, Passed
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.platforms.ray.settings import settings_of
 from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
 
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
 POLICY = "scope: {docker: {}}\nowner_labels: [%s]\n"
 
 
@@ -98,3 +102,47 @@ def test_a_ray_address_alone_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gpukeeper.wiring.names_here", lambda place, environ: (place, "abc"))
     (reach,) = [one for one in discover({}) if one.platform == "ray"]
     assert (reach.reachable, reach.why) == (True, "2 nodes: this machine, abc")
+
+
+def test_admins_are_notified_of_what_is_recorded_while_a_program_stays(
+    environ: dict[str, str], policy: Path, tmp_path: Path
+) -> None:
+    log: list[str] = []
+    session = open_session(policy, write=True, environ=environ)
+    place = {"platform": "docker", "place": "x", "seen": 9, "due": 9, "reclaimed": 0, "deferred": 0, "failed": 0}
+    tripped = Passed(at=NOW, pass_id=1, breaker="9 of 9 are due", **place)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        await session.ledger.append([tripped])  # before it: nothing is sent
+        async with session.admins_notified(log.append):
+            for line in (tripped, tripped, msgspec.structs.replace(tripped, breaker=None), tripped):
+                await session.ledger.append([line])
+            await session.ledger.append([Complaint(at=NOW, what="a pass failed")])
+
+    try:
+        asyncio.run(story())
+    finally:
+        session.close()
+    opened = "breaker: docker/x: the breaker is open and nothing is touched there. 9 of 9 are due"
+    assert log == [opened, opened]  # once each time it opens; what fails is logged where it happens
+
+
+def test_channels_follow_the_policy_of_a_program_that_stays(environ: dict[str, str], policy: Path) -> None:
+    session = open_session(policy, write=True, environ=environ)
+
+    policy.write_text(POLICY % "x" + "notify: {admins: [{command: /usr/bin/page}]}\n")
+    changed = read_policy(policy).loaded
+
+    def names() -> list[str]:
+        return [one.name for one in session.messages.admins]
+
+    async def story() -> list[list[str]]:
+        async with session.admins_notified(lambda words: None):
+            before = names()
+            follow_policy(session, changed)
+            return [before, names()]
+
+    try:
+        assert asyncio.run(story()) == [["log"], ["log", "command /usr/bin/page"]]
+    finally:
+        session.close()

@@ -63,6 +63,7 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
             "kubernetes": _value(KubernetesSettings, file.kubernetes, but=("release",)),
             "ray": _value(RaySettings, file.ray),
         },
+        notify=_value(model.Notify, file.notify),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
     )

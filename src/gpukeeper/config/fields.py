@@ -16,7 +16,8 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AfterIdle, Amount, AtFinish, Mode, OnIdle
+from gpukeeper.model.policy import AdminChannel, AfterIdle, Amount, AtFinish, Mode, OnIdle
+from gpukeeper.notify.catalog import ADMIN_KINDS
 from gpukeeper.platforms.ray.settings import Counted
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
@@ -267,4 +268,40 @@ def _read_address(value: object) -> str | None:
 
 
 _ADDRESS_SCHEMA = {"type": "string", "pattern": "^(https?://.+|none)$", "x-kind": "address or none"}
+
+
+def _read_admin_channel(value: object) -> AdminChannel:
+    """One kind of channel and its words: {command: [/usr/bin/mail, root]}."""
+    example = next(f"{{{name}: {kind.example}}}" for name, kind in ADMIN_KINDS.items())
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError(f"this is not one channel. Write it like {example}.")
+    name, words = next(iter(value.items()))
+    kind = ADMIN_KINDS[one_of(name, list(ADMIN_KINDS))]
+    words = [words] if isinstance(words, str) else words
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name}: this is neither a text nor a list of texts. Write it like {example}.")
+    problem = kind.problem(words)
+    if problem is not None:
+        raise ValueError(f"{name}: {problem}")
+    return AdminChannel(kind=name, words=tuple(words))
+
+
+def _write_admin_channel(one: AdminChannel) -> str:
+    """For people: its words may be secret."""
+    return f"{one.kind}: {ADMIN_KINDS[one.kind].shown(one.words)}"
+
+
+_ADMIN_CHANNEL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        name: {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} for name in ADMIN_KINDS
+    },
+    "minProperties": 1,
+    "maxProperties": 1,
+    "additionalProperties": False,
+    "x-kind": "channel",
+}
+AdminChannelValue = Annotated[AdminChannel, *_kind(_read_admin_channel, _write_admin_channel, _ADMIN_CHANNEL_SCHEMA)]
+
+
 Address = Annotated[str | None, *_kind(_read_address, lambda address: address or "none", _ADDRESS_SCHEMA)]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpukeeper.config import fields as f
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
+from gpukeeper.notify.catalog import ADMIN_KINDS
 from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
 from gpukeeper.platforms.ray.settings import RaySettings
 
@@ -259,6 +260,18 @@ class Capture(Section):
     quota: f.Size = about(_E.quota, "At most this much; when it is full, nothing more is removed.")
 
 
+_N = model.Notify()
+
+
+class Notify(Section):
+    admins: list[f.AdminChannelValue] = about(
+        list(_N.admins),
+        "Channels for problems, besides the log of `serve`. Each is one of: "
+        + "; ".join(f"`{name}: {kind.example}`" for name, kind in ADMIN_KINDS.items())
+        + ".",
+    )
+
+
 _S = model.Schedule()
 
 
@@ -376,5 +389,6 @@ class PolicyFile(Section):
     capture: Capture = about(Capture(), "Evidence, saved before anything is removed.")
     gpu: Gpu = about(Gpu(), "The GPUs of this machine: measuring them, and proving them clean after work ended.")
     kubernetes: Kubernetes = about(Kubernetes(), "How clusters are looked at.")
+    notify: Notify = about(Notify(), "How admins are notified.")
     schedule: Schedule = about(Schedule(), "When passes happen.")
     ledger: Ledger = about(Ledger(), "How long records are kept.")

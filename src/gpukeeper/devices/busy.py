@@ -14,6 +14,8 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
+from gpukeeper.model.condition import NOT_ASKED
 from gpukeeper.model.unknown import Unknown
 
 Export: TypeAlias = Mapping[tuple[str, int | None], Exported]
@@ -27,41 +29,8 @@ STALE_AFTER = timedelta(minutes=2)
 DOUBT_FOR = timedelta(minutes=5)
 SETTLES_IN = timedelta(minutes=1)  # memory is scrubbed when the driver loads, and that reads as use
 
-NOT_ASKED = Unknown("the driver was not asked")
 NOT_CONFIGURED = Unknown("no DCGM exporter is configured", by_design=True)
 CUT = Unknown("the GPU is cut into slices; each is measured by itself")
-
-
-class PartReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice, as the child read it."""
-
-    uuid: str
-    gi: int
-    ci: int
-    index: int = 0
-    gpm: float | Unknown = NOT_ASKED
-    gpm_s: float = 0.0  # seconds that `gpm` is the mean of
-    memory_used_mib: int | Unknown = NOT_ASKED
-    pids: tuple[int, ...] | Unknown = NOT_ASKED
-
-
-class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU, as the child read it. Percentages are means since the reading before."""
-
-    index: int
-    uuid: str | Unknown
-    sliced: bool | Unknown = False
-    window_s: float = 0.0
-    gpm: float | Unknown = NOT_ASKED
-    gpm_s: float = 0.0
-    utilisation: float | Unknown = NOT_ASKED
-    utilisation_peak: float = 0.0
-    utilisation_covered_s: float = 0.0
-    energy_mj: int | Unknown = NOT_ASKED
-    energy_before_mj: int | Unknown = NOT_ASKED  # when the window began
-    memory_used_mib: int | Unknown = NOT_ASKED
-    pids: tuple[int, ...] | Unknown = NOT_ASKED
-    slices: tuple[PartReading, ...] | Unknown = ()
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +60,7 @@ class Judge:
         self._doubted_until: datetime | None = None
 
     def judge(
-        self, gpus: Sequence[GpuReading], now: datetime, exported: Export | Unknown | None = None
+        self, gpus: Sequence[GpuFacts], now: datetime, exported: Export | Unknown | None = None
     ) -> dict[str, Use]:
         """By uuid. A GPU that does not even tell its uuid is not in it."""
         self._feel_exporter(exported, now)
@@ -102,9 +71,9 @@ class Judge:
         judged = [self._without_latch(use) for use in uses]
         return {use.uuid: use for use in self._doubted(judged, now)}
 
-    def _uses(self, gpu: GpuReading, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[Use]:
-        energy = self._energy.setdefault(uuid, Heartbeat())
-        energy.feel(gpu.energy_mj, now, gpu.energy_before_mj)
+    def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[Use]:
+        energy, window_s = self._energy.setdefault(uuid, Heartbeat()), gpu.activity.window_s
+        energy.feel(gpu.energy_mj, now, gpu.activity.energy_before_mj)
         trouble = self._trouble(gpu, uuid, energy, now)
         busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
         whole = Use(
@@ -112,8 +81,8 @@ class Judge:
             slice=False,
             busy=busy,
             memory_used_mib=gpu.memory_used_mib,
-            pids=gpu.pids,
-            covered_s=covered(gpu.window_s, gpu, sampled=not isinstance(samples_of(gpu), Unknown)),
+            pids=gpu.listed,
+            covered_s=covered(window_s, gpu.activity, sampled=not isinstance(samples_of(gpu.activity), Unknown)),
         )
         parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
         return [
@@ -124,15 +93,15 @@ class Judge:
                     slice=True,
                     busy=trouble if trouble is not None else self._part(part, uuid, energy, now, exported),
                     memory_used_mib=part.memory_used_mib,
-                    pids=part.pids,
+                    pids=part.listed,
                     parent=uuid,
-                    covered_s=covered(gpu.window_s, part),
+                    covered_s=covered(window_s, part.activity),
                 )
                 for part in parts
             ),
         ]
 
-    def _trouble(self, gpu: GpuReading, uuid: str, energy: Heartbeat, now: datetime) -> Unknown | None:
+    def _trouble(self, gpu: GpuFacts, uuid: str, energy: Heartbeat, now: datetime) -> Unknown | None:
         """What makes every value of this GPU doubtful."""
         if isinstance(gpu.sliced, Unknown):
             return Unknown(f"whether it is cut into slices is not known: {gpu.sliced.why}")
@@ -146,7 +115,7 @@ class Judge:
             return Unknown("its energy counter stands still, so what the driver says is old")
         return None
 
-    def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[PartReading], now: datetime) -> bool:
+    def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[SliceFacts], now: datetime) -> bool:
         layout = (sliced, frozenset(part.uuid for part in parts))
         before = self._layouts.get(uuid)
         self._layouts[uuid] = layout
@@ -159,15 +128,15 @@ class Judge:
         return True
 
     def _whole(
-        self, gpu: GpuReading, uuid: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
+        self, gpu: GpuFacts, uuid: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
     ) -> float | Unknown:
         if gpu.sliced is True:
             return CUT
         export = self._export(exported, (uuid, None), now)
-        utilisation = larger(samples_of(gpu), export if isinstance(export, Unknown) else export.utilisation)
+        utilisation = larger(samples_of(gpu.activity), export if isinstance(export, Unknown) else export.utilisation)
         return of_sources(
             {
-                "GPM": plausible(gpu.gpm),
+                "GPM": plausible(gpu.activity.gpm),
                 "utilisation samples": utilisation,
                 "DCGM": export if isinstance(export, Unknown) else export.engine,
             },
@@ -175,12 +144,13 @@ class Judge:
         )
 
     def _part(
-        self, part: PartReading, parent: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
+        self, part: SliceFacts, parent: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
     ) -> float | Unknown:
         """A slice has no utilisation: its activity counters, and the energy of the whole GPU as a sign of life."""
-        export = self._export(exported, (parent, part.gi), now)
+        instance = part.gpu_instance
+        export = instance if isinstance(instance, Unknown) else self._export(exported, (parent, instance), now)
         engine = export if isinstance(export, Unknown) else export.engine
-        sources = {"GPM": plausible(part.gpm), "DCGM": engine}
+        sources = {"GPM": plausible(part.activity.gpm), "DCGM": engine}
         known = [value for value in sources.values() if not isinstance(value, Unknown)]
         if not known:
             return none_answered(sources)
@@ -304,18 +274,18 @@ def unknown(sources: Mapping[str, float | Unknown]) -> dict[str, Unknown]:
     return {name: value for name, value in sources.items() if isinstance(value, Unknown)}
 
 
-def samples_of(gpu: GpuReading) -> float | Unknown:
-    enough = gpu.utilisation_covered_s >= COVERED_MIN * gpu.window_s - SAMPLE_S_MAX
-    if isinstance(gpu.utilisation, Unknown) or enough:
-        return plausible(gpu.utilisation)
-    covered = f"{gpu.utilisation_covered_s:.0f} of {gpu.window_s:.0f} seconds"
+def samples_of(activity: Activity) -> float | Unknown:
+    enough = activity.utilisation_covered_s >= COVERED_MIN * activity.window_s - SAMPLE_S_MAX
+    if isinstance(activity.utilisation, Unknown) or enough:
+        return plausible(activity.utilisation)
+    covered = f"{activity.utilisation_covered_s:.0f} of {activity.window_s:.0f} seconds"
     return Unknown(f"the driver's utilisation samples cover only {covered}")
 
 
-def covered(window_s: float, reading: GpuReading | PartReading, *, sampled: bool = False) -> float:
+def covered(window_s: float, activity: Activity, *, sampled: bool = False) -> float:
     """How many seconds the sources that answered speak for. An exporter says how it is now, not how it was."""
-    if not isinstance(reading.gpm, Unknown):
-        return min(window_s, reading.gpm_s)
+    if not isinstance(activity.gpm, Unknown):
+        return min(window_s, activity.gpm_s)
     return window_s if sampled else min(window_s, EXPORTED_S)
 
 

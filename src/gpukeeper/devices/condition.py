@@ -1,4 +1,4 @@
-"""How one GPU is: who has it open (by descriptors), what the driver says (asked by a child), what the kernel logged.
+"""How one GPU is: who has it open (by descriptors), what the driver says, what the kernel logged.
 
 Looks only. It finds the forked child that the driver's own list misses, and keeps that list apart: it may name a
 process that died.
@@ -7,55 +7,21 @@ process that died.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
-from gpukeeper.devices.nvml import CHILD as INVENTORY_CHILD
-from gpukeeper.devices.nvml import run_child
-from gpukeeper.model import reading
-from gpukeeper.model.condition import NOT_ASKED, Advice, Condition, GpuHolder
+from gpukeeper.devices.driver.client import CHILD, ask_once
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.devices.inventory import gpus_in
+from gpukeeper.model.condition import Condition, GpuHolder
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, is_known
 
-CHILD = (*INVENTORY_CHILD[:-1], "gpukeeper.devices.condition_child")
 DEADLINE = timedelta(seconds=20)
 A_MOMENT = timedelta(seconds=10)  # for the scan of processes, beyond the driver's deadline
-
-
-class PartFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    memory_used_mib: int | Unknown = NOT_ASKED
-    listed: tuple[int, ...] | Unknown = NOT_ASKED
-
-
-class WholeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    uuid: str | Unknown
-    minor: int | Unknown = NOT_ASKED
-    pci: str | Unknown = NOT_ASKED
-    memory_used_mib: int | Unknown = NOT_ASKED
-    listed: tuple[int, ...] | Unknown = NOT_ASKED
-    advice: Advice | Unknown = NOT_ASKED
-    remap_pending: bool | Unknown = NOT_ASKED
-    remap_failed: bool | Unknown = NOT_ASKED
-    sliced: bool | Unknown = NOT_ASKED
-    reset_alone: bool | Unknown = NOT_ASKED
-    slices: tuple[PartFacts, ...] | Unknown = ()
-
-
-class Answer(msgspec.Struct, frozen=True):
-    state: Literal["answered", "no driver", "failed"]
-    gpus: tuple[WholeFacts, ...] = ()
-    why: str = ""
 
 
 async def condition(uuid: str, since: datetime, deadline: timedelta = DEADLINE) -> Condition | Unknown:
@@ -76,11 +42,10 @@ def examine(
     log: str = "/dev/kmsg",
 ) -> Condition | Unknown:
     """Blocks, for the deadline and the time of a scan."""
-    printed = run_child(child, deadline)
-    gpus = printed if isinstance(printed, Unknown) else read(printed)
+    gpus = gpus_in(ask_once("condition", deadline, child), driver_loaded=True)
     if isinstance(gpus, Unknown):
         return gpus
-    # After the driver was asked: the child that asked is gone by now and no holder.
+    # After the driver was asked: the program that asked has ended by now and is no holder.
     try:
         scanned = holders.scan(proc)
         minors, boot = holders.mig_minors(proc), holders.boot_time(proc)
@@ -109,31 +74,21 @@ def examine(
     )
 
 
-def read(printed: bytes) -> tuple[WholeFacts, ...] | Unknown:
-    try:
-        answer = reading.decode(printed, type=Answer)
-    except msgspec.DecodeError as error:
-        return Unknown(f"the program that asks the NVIDIA driver gave no record: {error}")
-    return answer.gpus if answer.state == "answered" else Unknown(answer.why)
-
-
-def find(gpus: Sequence[WholeFacts], uuid: str) -> tuple[WholeFacts, PartFacts | None] | Unknown:
+def find(gpus: Sequence[GpuFacts], uuid: str) -> tuple[GpuFacts, SliceFacts | None] | Unknown:
     """The GPU of that uuid; or, for a slice, the GPU it is a part of and itself."""
     for gpu in gpus:
         if gpu.uuid == uuid:
             return gpu, None
         for part in () if isinstance(gpu.slices, Unknown) else gpu.slices:
             if part.uuid == uuid:
-                return gpu, part
+                unknown = [one for one in (part.gpu_instance, part.compute_instance) if isinstance(one, Unknown)]
+                return unknown[0] if unknown else (gpu, part)
     silent = [gpu.uuid.why for gpu in gpus if isinstance(gpu.uuid, Unknown)]
     return Unknown(f"the driver names no {uuid}" + (f"; one GPU does not answer: {silent[0]}" if silent else ""))
 
 
 def holds(
-    holder: holders.Holder,
-    whole: WholeFacts,
-    part: PartFacts | None,
-    minors: dict[int, tuple[int, int, int]],
+    holder: holders.Holder, whole: GpuFacts, part: SliceFacts | None, minors: Mapping[int, tuple[int, int, int]]
 ) -> bool:
     """Whether it has this GPU or slice open. In doubt yes: a holder too many only makes us more careful."""
     if isinstance(whole.minor, Unknown):
@@ -141,7 +96,7 @@ def holds(
     if whole.minor not in holder.minors:
         return False
     opened = [minors[number] for number in holder.capabilities if number in minors]
-    if part is None or not opened:
+    if part is None or not opened or not is_known(part.gpu_instance) or not is_known(part.compute_instance):
         return True
     return (whole.minor, part.gpu_instance, part.compute_instance) in opened
 

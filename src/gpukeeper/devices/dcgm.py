@@ -6,18 +6,17 @@ names of a field are accepted. A blank, which is printed as a huge number, is Un
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import math
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper import http_client
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -88,10 +87,16 @@ async def fetch_text(url: str, deadline: timedelta) -> str | Unknown:
     if not url.startswith(("http://", "https://")):
         return Unknown(f"{url!r} is no address of a DCGM exporter: it begins with neither http:// nor https://")
     try:
-        return await in_thread(lambda: _download(url, deadline), deadline)
+        async with asyncio.timeout(deadline.total_seconds()):
+            answer = await http_client.get(url, size_max=SIZE_MAX)
+        if answer.status != HTTPStatus.OK:
+            return Unknown(
+                f"the DCGM exporter at {url} could not be asked: it answered {answer.status} {answer.reason}"
+            )
+        return answer.body.decode("utf-8")
     except TimeoutError:
         return Unknown(f"the DCGM exporter at {url} did not answer within {in_words(deadline)}")
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (http_client.HttpError, ValueError) as error:
         return Unknown(f"the DCGM exporter at {url} could not be asked: {error}")
 
 
@@ -227,25 +232,3 @@ def _exported(
         },
         Exported,
     )
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: object) -> None:
-        return None
-
-
-def _download(url: str, deadline: timedelta) -> str:
-    # Neither a proxy nor another address: the exporter is a neighbour, and a redirect could lead anywhere.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
-    try:
-        with opener.open(url, timeout=deadline.total_seconds()) as answer:
-            body: bytes = answer.read(SIZE_MAX + 1)
-            announced = answer.headers.get("Content-Length", str(len(body)))
-    except urllib.error.HTTPError as error:
-        error.close()  # it is an open answer, too
-        raise ValueError(f"it answered {error.code} {error.reason}") from None
-    if len(body) > SIZE_MAX:
-        raise ValueError(f"its answer is larger than {SIZE_MAX // 1024 // 1024} MiB")
-    if announced != str(len(body)):
-        raise ValueError(f"its answer broke off after {len(body)} of {announced} bytes")
-    return body.decode("utf-8")

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices import nvml
 from gpukeeper.devices.condition import condition
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.devices.reset import reset_unheld
 from gpukeeper.model.condition import Condition
 from gpukeeper.model.decision import Accepted, Refused
@@ -34,7 +34,7 @@ class LocalGpus:
     def __init__(
         self,
         deadline: timedelta = DEADLINE,
-        inventory: Callable[[timedelta], Facts] = nvml.inventory,
+        inventory: Callable[[timedelta], Facts] = read_inventory,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deadline, self._inventory, self._ticks = deadline, inventory, ticks

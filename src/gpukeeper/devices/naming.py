@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 _CDI = re.compile(r"(?:runtime\.)?nvidia\.com/gpu=")

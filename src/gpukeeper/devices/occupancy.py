@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpukeeper.devices import holders
-from gpukeeper.devices.condition import PartFacts, WholeFacts, holds
+from gpukeeper.devices.condition import holds
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.model.condition import IN_A_WORKLOAD, INFRASTRUCTURE, OF_A_SESSION
 from gpukeeper.model.unknown import Unknown
 
@@ -41,10 +41,11 @@ def occupied(
     for gpu in gpus:
         if isinstance(gpu.uuid, Unknown):
             continue
-        whole = WholeFacts(uuid=gpu.uuid, minor=gpu.minor)
-        for uuid, part, listed in _parts(gpu):
-            here = [one for one in others if holds(one, whole, part, minors)]
-            told[uuid] = _told(here, listed, services, blind, user_name, proc)
+        for part in (None, *(() if isinstance(gpu.slices, Unknown) else gpu.slices)):
+            here = [one for one in others if holds(one, gpu, part, minors)]
+            told[gpu.uuid if part is None else part.uuid] = _told(
+                here, (part or gpu).listed, services, blind, user_name, proc
+            )
     return told
 
 
@@ -63,20 +64,6 @@ def _is_ours(pid: int, proc: str) -> bool:
     except OSError:
         return False
     return any(a == b"-m" and b.startswith(OURS) for a, b in pairwise(words))
-
-
-def _parts(gpu: GpuFacts) -> list[tuple[str, PartFacts | None, tuple[int, ...] | Unknown]]:
-    """The GPU itself, and each of its slices."""
-    found: list[tuple[str, PartFacts | None, tuple[int, ...] | Unknown]] = [(str(gpu.uuid), None, gpu.listed)]
-    for one in () if isinstance(gpu.slices, Unknown) else gpu.slices:
-        known = isinstance(one.gpu_instance, int) and isinstance(one.compute_instance, int)
-        part = (
-            PartFacts(uuid=one.uuid, gpu_instance=one.gpu_instance, compute_instance=one.compute_instance)  # type: ignore[arg-type]
-            if known
-            else None
-        )
-        found.append((one.uuid, part, one.listed))
-    return found
 
 
 def _told(

@@ -7,20 +7,19 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import http.client
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
 
 import msgspec
 
+from gpukeeper import http_client
 from gpukeeper.blocking import in_thread
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
@@ -30,7 +29,6 @@ SIZE_MAX: Final = 64 * 1024 * 1024
 DEADLINE: Final = timedelta(seconds=20)
 TOKEN, TOKEN_FILE = "GPUKEEPER_PROMETHEUS_TOKEN", "GPUKEEPER_PROMETHEUS_TOKEN_FILE"
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")  # re.escape also escapes "-", and addresses grow long
-_CHUNK, _REASON_MAX = 256 * 1024, 64 * 1024
 # What PromQL remarks about a query, as opposed to data that could not be had.
 _REMARKS = ("PromQL ",)
 
@@ -111,10 +109,12 @@ class Prometheus:
             return self._base
         url = f"{self._base}/api/v1/{what}?{urlencode(query, doseq=True)}"
         try:
-            return await in_thread(lambda: read(self._download(url)), self._deadline)
+            async with asyncio.timeout(self._deadline.total_seconds()):
+                body = await self._download(url)
+                return await in_thread(lambda: read(body), self._deadline)  # many points: the loop goes on meanwhile
         except TimeoutError:
             return Unknown(f"Prometheus at {self._base} did not answer within {in_words(self._deadline)}")
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http_client.HttpError) as error:
             return Unknown(f"Prometheus at {self._base} could not be asked: {error}")
 
     def _address(self, url: str) -> str | Unknown:
@@ -136,41 +136,15 @@ class Prometheus:
             return {"Authorization": self._login}
         named = self._environ.get(TOKEN_FILE)
         token = Path(named).read_text().strip() if named else self._environ.get(TOKEN, "").strip()
-        if not all("!" <= letter <= "~" for letter in token):  # http.client would repeat it in its complaint
+        if not all("!" <= letter <= "~" for letter in token):  # no message repeats it
             raise ValueError(f"the token in {named or TOKEN} has letters that no token has")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def _download(self, url: str) -> bytes:
-        # No proxy and no redirect: the credentials are for this address only.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
-        seconds = self._deadline.total_seconds()
-        until = time.monotonic() + seconds
-        request = urllib.request.Request(url, headers=self._headers())  # noqa: S310  (http or https, see _address)
-        try:
-            with opener.open(request, timeout=seconds) as answer:
-                return self._read(answer, until)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ValueError(_refusal(error.code, error.reason, error.read(_REASON_MAX))) from None
-
-    def _read(self, answer: Any, until: float) -> bytes:
-        """Piece by piece: who sends a byte now and then would keep a thread for ever."""
-        body = bytearray()
-        while piece := answer.read1(_CHUNK):
-            body += piece
-            if len(body) > self._size_max:
-                raise ValueError(f"its answer is larger than {self._size_max // 1024 // 1024} MiB")
-            if time.monotonic() > until:
-                raise TimeoutError
-        announced = answer.headers.get("Content-Length", str(len(body)))
-        if announced != str(len(body)):
-            raise ValueError(f"its answer broke off after {len(body)} of {announced} bytes")
-        return bytes(body)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: object) -> None:
-        return None
+    async def _download(self, url: str) -> bytes:
+        answer = await http_client.get(url, headers=self._headers(), size_max=self._size_max)
+        if answer.status >= 300:
+            raise ValueError(_refusal(answer))
+        return answer.body
 
 
 class _Answer(msgspec.Struct, frozen=True, rename="camel"):
@@ -226,13 +200,13 @@ def _value(text: str) -> float:
         raise ValueError(f"{text[:40]!r} {problem}") from None
 
 
-def _refusal(code: int, reason: str, body: bytes) -> str:
+def _refusal(answer: http_client.Answer) -> str:
     try:
-        said = reading.decode(body, type=_Answer).error
+        said = reading.decode(answer.body, type=_Answer).error
     except msgspec.MsgspecError:
         said = ""
-    words = f"it answered {code} {said or reason}"
-    if code in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+    words = f"it answered {answer.status} {said or answer.reason}"
+    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         words += f"; give a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
     return words
 

@@ -27,6 +27,7 @@ from gpukeeper.model.decision import (
 )
 from gpukeeper.model.event import Captured, Closed, Complaint, Intended, WarningSent
 from gpukeeper.model.fold import warned_by
+from gpukeeper.model.message import Kind, Message
 from gpukeeper.model.subject import Disk, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -86,7 +87,8 @@ async def _report_missed(keeper: Keeper, step: Step, missed: str) -> None:
     what = f"{decision.action} of {decision.seen.ref.path}: {missed}"
     line = Complaint(at=keeper.clock.now(), ref=decision.seen.ref, owner=decision.owner, what=what)
     await keeper.ledger.append([line])
-    await keeper.notifier.tell(decision.owner, what)
+    path = decision.seen.ref.path
+    await keeper.notifier.to_owner(Message(kind=Kind.LOSS, about=path, text=what, at=line.at, owner=decision.owner))
 
 
 async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -> WarningSent | None:
@@ -100,9 +102,16 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
     decision = decide(fresh, book, begun)  # the same as was planned, with the time it announces from now on
     lost = _lost(fresh.subject, decision.then)
     message, until = f"{decision.seen.ref.path}: {decision.reason}{lost}", decision.announced
-    inside = await platform.tell(fresh.subject, message)
-    delivered = await keeper.notifier.tell(decision.owner, message) or inside
-    if not delivered and decision.unheard is not None:
+    told = Message(
+        kind=Kind.WARNING,
+        about=decision.seen.ref.path,
+        text=message,
+        at=begun,
+        owner=decision.owner,
+        subject=fresh.subject,
+    )
+    channels = await keeper.notifier.to_owner(told)
+    if not channels and decision.unheard is not None:
         # Nobody is known to have heard it, so there is more time; what is written says so, and that time is used.
         message, until = f"{decision.seen.ref.path}: {decision.unheard.words}{lost}", decision.unheard.at
     now = keeper.clock.now()
@@ -114,8 +123,8 @@ async def warn(keeper: Keeper, platform: Platform, step: Step, book: Rulebook) -
         stage=decision.stage,
         incarnation=decision.seen.incarnation,
         limit=decision.limit,
-        delivered=delivered,
-        channel=keeper.notifier.channel,
+        delivered=bool(channels),
+        channel=", ".join(channels),
         message=message,
         until=None if until is None else until + (now - begun),  # "in 10m" counts from when it was said
         removes=decision.then is Action.REMOVE,

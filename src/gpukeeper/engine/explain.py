@@ -12,7 +12,8 @@ from gpukeeper.engine.find import Found
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.lifecycle.claims import Finding
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.explain import Ahead, Measured, ahead, remedies, signals
+from gpukeeper.lifecycle.explain import Measured, remedies, signals
+from gpukeeper.lifecycle.forecast import Ahead, ahead
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision
 from gpukeeper.model.diagnosis import Diagnosis

@@ -29,6 +29,7 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
+from gpukeeper.model.message import Message
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
@@ -157,10 +158,8 @@ class Gpus(Protocol):
 
 
 class Notifier(Protocol):
-    @property
-    def channel(self) -> str: ...
-    async def tell(self, owner: str | None, message: str) -> bool:
-        """True when it was delivered."""
+    async def to_owner(self, message: Message) -> Sequence[str]:
+        """The channels that delivered it; none: it was not delivered."""
         ...
 
 

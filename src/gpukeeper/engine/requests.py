@@ -18,7 +18,8 @@ from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.engine.view import holds_elsewhere
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, decide, why_not_yet
-from gpukeeper.lifecycle.explain import ahead, in_spite_of
+from gpukeeper.lifecycle.explain import in_spite_of
+from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View

@@ -58,6 +58,7 @@ class SqliteLedger:
     def __init__(self, path: Path, connection: sqlite3.Connection, *, write: bool) -> None:
         self.path = path
         self.writable = write
+        self.on_append: Callable[[Sequence[Event]], None] = lambda lines: None  # called when they are durable
         self._connection = connection
         self._reserve = Reserve(path.parent)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
@@ -75,6 +76,7 @@ class SqliteLedger:
             taken = tuple(lines)
             acts = any(isinstance(line, Intended) for line in taken)
             await self.change(lambda c: append(c, taken), acts=acts)
+            self.on_append(taken)
 
     async def memories(self, keys: Iterable[str]) -> Mapping[str, Memory]:
         wanted = tuple(keys)

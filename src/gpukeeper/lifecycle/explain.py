@@ -1,4 +1,4 @@
-"""What `explain` says of one workload, as values: every signal, what comes when, and what would change it. Pure."""
+"""What `explain` says of one workload, as values: every signal, and what would change what comes. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import msgspec
 
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
-from gpukeeper.lifecycle.decide import NOT_HELD, answers, decide
-from gpukeeper.lifecycle.rules import exemption, hold, idle, keep_alive, max_runtime, target
+from gpukeeper.lifecycle.decide import NOT_HELD
+from gpukeeper.lifecycle.forecast import Ahead, ahead
+from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import size_in_words
-from gpukeeper.model.memory import KEEP_ALIVE, Hold, Warned
+from gpukeeper.model.memory import Hold
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown
 
 MINUTE = timedelta(minutes=1)
-FAR = timedelta(days=60)  # nobody needs to know what comes later than this
-STEPS = 100  # more than all rules together have stages, and people have holds
 GPUKEEPER = "gpukeeper"  # who stopped it
 _PENDING = (Verdict.WAIT, Verdict.DUE, Verdict.REPORT)
 
@@ -39,16 +38,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     maximum: float | None = None
     since: datetime | None = None  # measured without a gap since then
     missing: Unknown | None = None
-
-
-class Ahead(msgspec.Struct, frozen=True):
-    """What would be done, and when, if nothing changes."""
-
-    at: datetime
-    action: Action
-    rule: str
-    reason: str
-    stage: int = 0
 
 
 def signals(view: View, book: Rulebook, now: datetime) -> tuple[Measured, ...]:
@@ -120,64 +109,6 @@ def threshold_in_words(one: Measured) -> str:
         return "any input"
     lone = "" if one.signal is Signal.GPU else f", twice within {PAIR}m"
     return amount(one.signal, one.threshold) + lone
-
-
-def ahead(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> tuple[Ahead, ...]:
-    """What comes if it is not used and nobody asks for anything: the rules themselves, asked at later times.
-
-    Ends with the first act, or where the rules have no time to name.
-    """
-    found: list[Ahead] = []
-    at = earliest = now
-    for _ in range(STEPS):
-        view = _quiet_until(view, at)
-        decision = decide(view, book, at)
-        if decision.action is Action.KEEP:
-            if decision.begins is not None:
-                memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, decision.begins))
-                view = msgspec.structs.replace(view, memory=memory)
-            later = _next_time(view, book, at)
-            if later is None or later - now > FAR:
-                break
-            if decision.verdict is not Verdict.WAIT:
-                earliest = later  # something other than time keeps it until then
-            at = later
-            continue
-        if (decision.then if decision.action is Action.WARN else decision.action) not in offered:
-            break
-        # A later look finds what was due before it; then is when it comes.
-        when = earliest = max(earliest, decision.due or at)
-        found.append(Ahead(when, decision.action, decision.rule, decision.reason, decision.stage))
-        if decision.action is not Action.WARN:
-            break
-        incarnation = decision.seen.incarnation
-        heard = Warned(decision.rule, decision.stage, when, True, incarnation, decision.limit)
-        memory = msgspec.structs.replace(view.memory, warnings=(*view.memory.warnings, heard))
-        view = msgspec.structs.replace(view, memory=memory)
-    return tuple(found)
-
-
-def _quiet_until(view: View, at: datetime) -> View:
-    """The same with no use from its newest minute on. What was never measured stays so."""
-    last = at.replace(second=0, microsecond=0)
-    return msgspec.structs.replace(view, series=tuple(_quiet(one, last) for one in view.series))
-
-
-def _quiet(one: Series, last: datetime) -> Series:
-    more = (last - one.start) // MINUTE + 1 - len(one.minutes)
-    if one.missing is not None or more <= 0 or not one.minutes:
-        return one
-    return msgspec.structs.replace(one, minutes=one.minutes + (0.0,) * more)
-
-
-def _next_time(view: View, book: Rulebook, at: datetime) -> datetime | None:
-    """When the next answer may change: something is due, a hold ends, or a lease's end is near enough to warn."""
-    settings = book.settings(view.subject)
-    times = [one.due for one in answers(view, book, at) if one.due is not None]
-    for one in view.memory.holds:
-        end = hold.end_of(one, settings)
-        times += [end, *(end - before for before in keep_alive.WARNED_BEFORE if one.by == KEEP_ALIVE)]
-    return min((time for time in times if time > at), default=None)
 
 
 def in_spite_of(view: View, book: Rulebook, granted: Hold, now: datetime, offered: Collection[Action]) -> Ahead | None:

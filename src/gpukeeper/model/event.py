@@ -60,7 +60,7 @@ class WarningSent(Line, frozen=True, tag="warning"):
     incarnation: str
     limit: timedelta
     delivered: bool
-    channel: str
+    channel: str  # those that delivered it
     message: str
     until: Moment | None = None  # the announced time; nothing happens before it
     removes: bool = False  # it announced a removal, not a stop

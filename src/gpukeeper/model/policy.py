@@ -234,6 +234,17 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
 
 
+class AdminChannel(Value, frozen=True, kw_only=True):
+    """One way to reach the admins. What the words mean is the kind's own business; they may be secret."""
+
+    kind: str
+    words: tuple[str, ...]
+
+
+class Notify(Value, frozen=True, kw_only=True):
+    admins: tuple[AdminChannel, ...] = ()  # beside the log
+
+
 class Schedule(Value, frozen=True, kw_only=True):
     every: timedelta = 5 * MINUTE
     at: str | None = None  # cron words; acts only then, looks at every pass
@@ -282,6 +293,7 @@ class Policy(Value, frozen=True, kw_only=True):
     gpu: GpuSettings = GpuSettings()
     release: tuple[str, ...] = ()  # what may be taken off a removal that is proven to be stuck, by name
     platforms: Mapping[str, Value] = {}  # by platform: settings that only it reads, of a type of its own
+    notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()
     digest: str = ""  # of the effective values; says which policy decided

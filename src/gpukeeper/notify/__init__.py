@@ -1,1 +1,1 @@
-"""Telling people: terminals now; chat and mail come later."""
+"""Messages to people, over channels: one file, one channel. The list of them is in catalog.py."""

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.model.message import Delivered, Message, NotDelivered
 
 DEADLINE = timedelta(seconds=5)
 PTS = Path("/dev/pts")
@@ -21,27 +22,29 @@ TERMINAL_MAJORS = range(136, 144)  # Unix98 pseudo terminals
 
 
 class Terminals:
-    channel = "terminal"
+    name = "terminal"
 
     def __init__(self, devices: Path = PTS) -> None:
         self._devices = devices
 
-    async def tell(self, owner: str | None, message: str) -> bool:
-        """True when at least one terminal took the message."""
+    async def send(self, message: Message) -> Delivered | NotDelivered:
+        """Delivered when at least one terminal took the message."""
+        owner = message.owner
         if owner is None:
-            return False
+            return NotDelivered("its owner is not known")
         try:
-            return await in_thread(lambda: self._tell(owner, message), DEADLINE)
+            return await in_thread(lambda: self._send(owner, message.text), DEADLINE)
         except TimeoutError:
-            return False  # the directory of users does not answer
+            return NotDelivered("the directory of users does not answer")
 
-    def _tell(self, owner: str, message: str) -> bool:
+    def _send(self, owner: str, message: str) -> Delivered | NotDelivered:
         try:
             uid = pwd.getpwnam(owner).pw_uid
         except KeyError:
-            return False
+            return NotDelivered(f"{owner} is no user of this machine")
         text = as_written(message)
-        return sum(_write(path, uid, text) for path in self._terminals()) > 0  # every terminal, not only the first
+        taken = sum(_write(path, uid, text) for path in self._terminals())  # every terminal, not only the first
+        return Delivered() if taken else NotDelivered(f"no terminal of {owner} took the message")
 
     def _terminals(self) -> Iterator[Path]:
         try:

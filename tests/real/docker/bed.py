@@ -26,9 +26,12 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.client import CHILD
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.driver.protocol import Answer as DriverAnswer
+from gpukeeper.devices.driver.protocol import Question
 from tests.halt import PYTHONPATH
-from tests.real.docker import images, kernel
+from tests.real.docker import fake_driver, images, kernel
 from tests.real.docker.api import Answer, Api, Refused, json_lines, unframed
 from tests.real.docker.fake_gpus import Block, a_block
 
@@ -362,8 +365,7 @@ class Bed:
 
     def inventory(self) -> tuple[GpuFacts, ...]:
         """What the driver says of these GPUs, for adapters that take it as a value."""
-        wanted = [{**gpu, "utilisation": gpu["busy"]} for gpu in self._driver["gpus"]]
-        return msgspec.convert(wanted, tuple[GpuFacts, ...])
+        return msgspec.convert([fake_driver.inventory(gpu) for gpu in self._driver["gpus"]], tuple[GpuFacts, ...])
 
     def set_gpu(self, gpu: int, **facts: object) -> None:
         """What `bed.gpukeeper` hears of it from now on: busy (percent), memory_used_mib, pids, advice."""
@@ -372,17 +374,19 @@ class Bed:
         known.update(facts)
         self._tell_driver()
 
-    def child_says(self, child: str, answer: Mapping[str, object] | Sequence[str]) -> None:
-        """The record that the program gpukeeper.devices.<child> gives, or the command that runs in its place."""
-        self._driver["instead"][child] = answer if isinstance(answer, Mapping) else list(answer)
+    def child_says(self, about: str, answer: Mapping[str, object] | Sequence[str]) -> None:
+        """The record that answers a question to the driver, or the command that runs in the place of its program."""
+        self._driver["instead"][about] = answer if isinstance(answer, Mapping) else list(answer)
         self._tell_driver()
 
-    def ask_child(self, child: str) -> bytes:
-        """One answer of a program that asks the driver, as gpukeeper hears it."""
-        command = [str(self._interpreter()), "-P", "-m", f"gpukeeper.devices.{child}"]
-        return subprocess.run(
-            command, input=b"?\n", env=self.environ(), stdout=subprocess.PIPE, timeout=30, check=True
-        ).stdout
+    def ask_child(self, about: str) -> DriverAnswer:
+        """One answer of the program that asks the driver, as gpukeeper reads it."""
+        command = [str(self._interpreter()), *CHILD[1:]]
+        question = msgspec.json.encode(Question(1, about)) + b"\n"
+        asked = subprocess.run(
+            command, input=question, env=self.environ(), stdout=subprocess.PIPE, timeout=30, check=True
+        )
+        return msgspec.json.decode(asked.stdout, type=DriverAnswer)
 
     def gpukeeper(
         self,
@@ -614,7 +618,7 @@ def _place() -> Iterator[tuple[Path, Block]]:
 # A test run that is killed takes its engine with it; the engine ends its containers.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 _OF_THIS_MACHINE = ("GPUKEEPER_", "DOCKER_", "XDG_", "KUBE", "RAY_")
-# gpukeeper starts the programs that ask the driver by sys.executable: it gets another one before its first import.
+# gpukeeper starts the program that asks the driver by sys.executable: it gets another one before its first import.
 _WRAPPER = """
 import sys
 sys.executable = sys.argv.pop(1)

@@ -26,7 +26,8 @@ from gpukeeper.model.event import Captured, Closed, WarningSent
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.catalog import owner_channels
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from tests.real.docker.bed import Bed
@@ -179,7 +180,7 @@ class Bench:
             ledger=self.ledger,
             signals=self.signals,
             evidence=self.evidence,
-            notifier=Terminals(),
+            notifier=Messages(owner_channels((self.platform,))),
             clock=self.clock,
         )
 

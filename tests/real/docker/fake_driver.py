@@ -1,10 +1,10 @@
-"""A driver for the bed's GPUs. It stands where gpukeeper expects its interpreter, for the programs that ask the driver:
-they are started as `PYTHON -P -m gpukeeper.devices.<child>`, and are answered here from the file $GPUKEEPER_BED_DRIVER:
+"""A driver for the bed's GPUs. It stands where gpukeeper expects its interpreter. The program that asks the driver is
+started as `PYTHON -P -m gpukeeper.devices.driver.child`, and is answered here from the file $GPUKEEPER_BED_DRIVER:
 
-    gpus      [{index, uuid, minor, busy, memory_used_mib, …}]; pids as /proc has them unless they are told
-    instead   by child: a record that is printed, or a command that runs (a driver that never answers, say)
+    gpus      [{index, uuid, minor, busy, memory_used_mib, …}]; pids as /proc has them unless they are given
+    instead   by question: a record that is printed, or a command that runs (a driver that never answers, say)
 
-A program that is not known here, and everything else, is run by the real interpreter.
+A question that is not known here ends it; every other program is run by the real interpreter.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from pathlib import Path
 from typing import Any
 
 AT_REST_W, AT_WORK_W = 80, 700
+CHILD = "gpukeeper.devices.driver.child"
 
 
 def main(arguments: list[str]) -> None:
-    module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
-    child = module.removeprefix("gpukeeper.devices.")
-    instead = world()["instead"].get(child)
-    if isinstance(instead, list):
-        os.execvp(instead[0], instead)
-    elif child == "usage_child":
-        answer_each_line()
-    elif child in ONCE:
-        say(instead or {"state": "answered", "gpus": [ONCE[child](gpu) for gpu in world()["gpus"]]})
-    else:
+    if CHILD not in arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
+    meter = Meter()
+    ask: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "inventory": inventory,
+        "condition": condition,
+        "usage": meter.usage,
+    }
+    for line in sys.stdin:
+        question = json.loads(line)
+        meter.tick(question["about"])
+        more, instead = ask[question["about"]], world()["instead"].get(question["about"])
+        if isinstance(instead, list):
+            os.execvp(instead[0], instead)
+        usual = {"state": "answered", "gpus": [more(gpu) for gpu in world()["gpus"]]}
+        sys.stdout.write(json.dumps({"id": question["id"], **(instead or usual)}) + "\n")
+        sys.stdout.flush()
 
 
 def world() -> dict[str, Any]:
@@ -39,60 +46,50 @@ def world() -> dict[str, Any]:
     return found
 
 
-def say(record: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
+def facts(gpu: dict[str, Any]) -> dict[str, Any]:
+    known = ("index", "uuid", "name", "minor", "pci", "memory_total_mib", "memory_used_mib")
+    return {fact: gpu[fact] for fact in known} | {"sliced": False, "slices": []}
 
 
 def inventory(gpu: dict[str, Any]) -> dict[str, Any]:
-    facts = ("index", "uuid", "name", "minor", "memory_total_mib", "memory_used_mib")
-    return {fact: gpu[fact] for fact in facts} | {"utilisation": gpu["busy"], "slices": []}
+    return facts(gpu) | {"utilisation": gpu["busy"]}
 
 
 def condition(gpu: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{fact: gpu[fact] for fact in ("uuid", "minor", "pci", "memory_used_mib", "advice")},
-        "listed": listed(gpu),
-        "remap_pending": False,
-        "remap_failed": False,
-        "sliced": False,
-        "reset_alone": True,
-        "slices": [],
-    }
+    found = {"advice": gpu["advice"], "remap_pending": False, "remap_failed": False, "reset_alone": True}
+    return facts(gpu) | {"listed": listed(gpu)} | found
 
 
-ONCE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"nvml_child": inventory, "condition_child": condition}
-
-
-def answer_each_line() -> None:
-    before, energy = time.monotonic() - 1, {gpu["uuid"]: 1_000_000 for gpu in world()["gpus"]}
-    for _question in sys.stdin:
-        now = time.monotonic()
-        window, before = now - before, now
-        told = world()
-        usual = {"state": "answered", "gpus": [usage(gpu, window, energy) for gpu in told["gpus"]]}
-        say(told["instead"].get("usage_child") or usual)
-
-
-def usage(gpu: dict[str, Any], window: float, energy: dict[str, int]) -> dict[str, Any]:
+class Meter:
     """Two sources that agree, and an energy counter that shows that the GPU lives."""
-    began = energy[gpu["uuid"]]
-    watts = AT_REST_W + (AT_WORK_W - AT_REST_W) * gpu["busy"] / 100
-    energy[gpu["uuid"]] = began + max(1, int(watts * window * 1000))
-    return {
-        **{fact: gpu[fact] for fact in ("index", "uuid", "memory_used_mib")},
-        "sliced": False,
-        "window_s": window,
-        "gpm": gpu["busy"],
-        "gpm_s": window,
-        "utilisation": gpu["busy"],
-        "utilisation_peak": gpu["busy"],
-        "utilisation_covered_s": window,
-        "energy_before_mj": began,
-        "energy_mj": energy[gpu["uuid"]],
-        "pids": listed(gpu),
-        "slices": [],
-    }
+
+    def __init__(self) -> None:
+        self._before, self._window = time.monotonic() - 1, 1.0
+        self._energy: dict[str, int] = {}
+
+    def tick(self, about: str) -> None:
+        if about == "usage":
+            now = time.monotonic()
+            self._window, self._before = now - self._before, now
+
+    def usage(self, gpu: dict[str, Any]) -> dict[str, Any]:
+        began = self._energy.get(gpu["uuid"], 1_000_000)
+        watts = AT_REST_W + (AT_WORK_W - AT_REST_W) * gpu["busy"] / 100
+        self._energy[gpu["uuid"]] = began + max(1, int(watts * self._window * 1000))
+        activity = {
+            "window_s": self._window,
+            "gpm": gpu["busy"],
+            "gpm_s": self._window,
+            "utilisation": gpu["busy"],
+            "utilisation_peak": gpu["busy"],
+            "utilisation_covered_s": self._window,
+            "energy_before_mj": began,
+        }
+        return facts(gpu) | {
+            "listed": listed(gpu),
+            "energy_mj": self._energy[gpu["uuid"]],
+            "activity": activity,
+        }
 
 
 def listed(gpu: dict[str, Any]) -> list[int]:

@@ -9,12 +9,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from gpukeeper.devices import condition, nvml, usage
 from gpukeeper.devices.busy import Judge
-from gpukeeper.model.unknown import Unknown
 from tests.engines import has_docker, require
 from tests.real.docker import programs
 from tests.real.docker.bed import Bed, DockerBed, PodmanBed, docker_bed
@@ -173,25 +170,25 @@ def test_gpukeeper_itself_runs_against_the_bed_and_sees_its_gpus(docker: DockerB
 
 
 def test_a_driver_that_fails_is_heard_by_gpukeeper(docker: DockerBed) -> None:
-    docker.child_says("nvml_child", {"state": "failed", "why": "the pretended driver is sick"})
+    docker.child_says("inventory", {"state": "failed", "why": "the pretended driver is sick"})
     ran = docker.gpukeeper("observe", "--json")
     assert "the pretended driver is sick" in ran.out + ran.err
 
 
-def test_the_pretended_driver_answers_every_program_that_asks_it(docker: DockerBed) -> None:
+def test_the_pretended_driver_answers_every_question(docker: DockerBed) -> None:
     """With the reading side of each, so that a record that changes is noticed here."""
     docker.set_gpu(1, busy=80.0, memory_used_mib=20_000)
     docker.set_gpu(2, advice="reset")
     docker.run("holder", gpus=[1], cmd=programs.shell(docker.gpus[1].path))
     docker.until(lambda: docker.holders(1), "the GPU is held")
-    printed = {child: docker.ask_child(child) for child in ("nvml_child", "condition_child", "usage_child")}
-    assert nvml.read(printed["nvml_child"], driver_loaded=False) == docker.inventory()
-    conditions = condition.read(printed["condition_child"])
-    assert not isinstance(conditions, Unknown), conditions
+    answers = {about: docker.ask_child(about) for about in ("inventory", "condition", "usage")}
+    assert {answer.state for answer in answers.values()} == {"answered"}
+    assert answers["inventory"].gpus == docker.inventory()
+    conditions = answers["condition"].gpus
     assert [gpu.advice for gpu in conditions] == ["none", "none", "reset", "none"]
     assert conditions[1].listed == tuple(docker.holders(1))
-    readings = msgspec.json.decode(printed["usage_child"], type=usage.Answer).gpus
-    assert [gpu.gpm for gpu in readings] == [0.0, 80.0, 0.0, 0.0]
+    readings = answers["usage"].gpus
+    assert [gpu.activity.gpm for gpu in readings] == [0.0, 80.0, 0.0, 0.0]
     uses = Judge().judge(readings, datetime.now(UTC))
     assert uses[docker.gpus[1].uuid].busy == 80.0
 

@@ -55,8 +55,8 @@ def test_a_gpu_that_is_not_here_is_unknown_and_keeps(docker: DockerBed) -> None:
 
 def test_a_sick_driver_stops_nobody_for_being_idle(docker: DockerBed) -> None:
     docker.run("mine", gpus=[0], labels=MINE, cmd=programs.trapping_shell())
-    docker.child_says("nvml_child", {"state": "failed", "why": "the pretended driver is sick"})
-    docker.child_says("usage_child", {"state": "failed", "why": "the pretended driver is sick"})
+    docker.child_says("inventory", {"state": "failed", "why": "the pretended driver is sick"})
+    docker.child_says("usage", {"state": "failed", "why": "the pretended driver is sick"})
     ran = docker.gpukeeper("apply", "--yes", "--json", policy=policy(limits={"idle": "2s"}, activity={"tick": "1s"}))
     assert ran.code == 0, ran
     assert docker.state("mine") == "running"

@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukeeper.devices import nvml
 from gpukeeper.devices.condition import condition, examine
 from gpukeeper.devices.holders import look_up
+from gpukeeper.devices.inventory import inventory
 from gpukeeper.devices.signals import Target, end
 from gpukeeper.lifecycle.cleanliness import Standing, Word, judge, new_baseline, standing
 from gpukeeper.model.condition import Advice, Condition
@@ -58,7 +58,7 @@ BY_A_SHELL = 'exec 3<&0; "$0" -c "$1" <&3 & wait'
 @pytest.fixture
 def uuid() -> str:
     require("gpu", has_gpu() and os.geteuid() == 0)
-    gpus = nvml.inventory(timedelta(seconds=30))
+    gpus = inventory(timedelta(seconds=30))
     assert isinstance(gpus, tuple), gpus
     assert isinstance(gpus[0].uuid, str)
     return gpus[0].uuid

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.devices import nvml
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import is_walled
+from gpukeeper.devices.inventory import inventory
 from tests.engines import has_gpu, require
 
 PATIENCE_S = 30.0
@@ -43,9 +44,9 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def gpu() -> nvml.GpuFacts:
+def gpu() -> GpuFacts:
     require("gpu", has_gpu() and os.geteuid() == 0)
-    gpus = nvml.inventory(timedelta(seconds=30))
+    gpus = inventory(timedelta(seconds=30))
     assert isinstance(gpus, tuple), gpus
     return gpus[0]
 
@@ -84,7 +85,7 @@ def let_go(uuid: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("program", [HOLDS, OPENS], ids=["3.6 GiB", "no memory"])
 def test_what_root_has_open_for_a_moment_is_held_and_free_again_after_it(
-    gpu: nvml.GpuFacts, program: str, tmp_path: Path
+    gpu: GpuFacts, program: str, tmp_path: Path
 ) -> None:
     uuid = str(gpu.uuid)
     idle = {"perhaps free"} if is_walled() else {"free"}

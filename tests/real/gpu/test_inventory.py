@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-from gpukeeper.devices import nvml
+from gpukeeper.devices.inventory import inventory
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
@@ -22,7 +22,7 @@ class Now:
 
 def test_every_gpu_of_the_driver_is_in_the_inventory() -> None:
     require("gpu", has_gpu())
-    found = nvml.inventory(timedelta(seconds=30))
+    found = inventory(timedelta(seconds=30))
     assert not isinstance(found, Unknown), found
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     assert len(found) == sum(line.startswith("GPU ") for line in listed.splitlines())

@@ -76,6 +76,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "ray.io/v1": {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"},
     "kwok.x-k8s.io/v1alpha1": {"Logs": "logs", "Stage": "stages"},
 }
+CATCH_UP_S = 60
 PLURALS = {plural: group for group, kinds in GROUPS.items() for plural in kinds.values()}
 PATCHES = {
     "merge": "application/merge-patch+json",
@@ -142,6 +143,10 @@ class Api:
     def must(self, method: str, path: str, body: object = None, **more: Any) -> Any:
         """The answer's JSON; a refusal fails the test in the server's own words."""
         answer = self.call(method, path, body, **more)
+        ends = time.monotonic() + CATCH_UP_S
+        while method == "GET" and answer.status == 504 and time.monotonic() < ends:
+            time.sleep(1)  # "Too large resource version": its cache lags behind etcd, and it says when to retry
+            answer = self.call(method, path, body, **more)
         if not answer.ok:
             raise Refused(f"{method} {path}: {answer.status} {_message(answer)}", answer.status)
         return answer.json

@@ -28,7 +28,8 @@ from gpukeeper.model.event import Closed
 from gpukeeper.model.ports import Meter
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.catalog import owner_channels
+from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.settings import settings_of
@@ -144,7 +145,7 @@ class Bench:
             ledger=self.ledger,
             signals=self.signals,
             evidence=self.evidence,
-            notifier=Terminals(),
+            notifier=Messages(owner_channels((self.platform,))),
             clock=self.clock,
             meter=self.meter,
         )

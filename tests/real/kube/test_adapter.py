@@ -222,7 +222,7 @@ def test_deletions_that_a_watch_reports_open_no_breaker(plane: ControlPlane, nam
         await come_true(lambda: touched("run-0") in {one.name for one in ears.heard if one}, 60, "pods are watched")
         path, grace = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
         await asyncio.to_thread(plane.api.call, "DELETE", path, query=grace)
-        await come_true(lambda: len(bench.platform._gone) == len(names), 60, "every deletion was reported")
+        await come_true(lambda: len(bench.platform._removals._gone) == len(names), 60, "every deletion was reported")
         reports.append(await reclaim(bench.keeper, bench.platform, bench.book))
 
     listening(bench, story)

@@ -20,10 +20,12 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.controllers import KUBERAY, Alive, Controllers, Gone
+from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
+from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone
 from tests.real.kube import objects
 from tests.real.kube.api import Api, Object, Refused
 from tests.real.kube.bed import ControlPlane

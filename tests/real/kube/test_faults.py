@@ -26,8 +26,9 @@ from gpukeeper.model.event import Closed, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform, Looked
+from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.looks import Looked
 from tests.real.kube import objects
 from tests.real.kube.api import Api
 from tests.real.kube.bed import ControlPlane
@@ -204,7 +205,7 @@ class Credulous(KubernetesPlatform):
     """Takes the answer to a delete for its outcome."""
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
-        if ref.uid in self._following:
+        if ref.uid in self._removals._following:
             return Gone(ref, self._clock.now())
         return await super().look(ref)
 

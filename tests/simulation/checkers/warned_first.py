@@ -1,5 +1,5 @@
 """Promise 9: running work, children of a finished root included, is stopped only after warnings, with time to act, and
-never before the time that a warning announced."""
+never before the time that a warning announced. A warning is recorded as delivered only if its owner heard it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "taken_gpu": 1, "reten
 
 
 def violations(run: Run) -> Iterator[str]:
+    yield from _not_heard(run)
     for i, act in run.acts():
         intent = run.intent(act.step)
         if intent is not None and intent.rule != REQUEST and not _clock_was_wrong(run):
@@ -34,6 +35,15 @@ def violations(run: Run) -> Iterator[str]:
             yield f"{act.action} by {intent.rule} on {act.uid} after {len(sent)} warnings of this life"
         elif act.at - sent[0].at < run.policy.warnings.lead and not _clock_was_wrong(run):
             yield f"{act.action} by {intent.rule} on {act.uid} only {act.at - sent[0].at} after the first warning"
+
+
+def _not_heard(run: Run) -> Iterator[str]:
+    heard: set[str] = set()
+    for one in run.world.log:
+        if one.kind == "heard":
+            heard.add(one.message)
+        elif isinstance(one.line, WarningSent) and one.line.delivered and one.line.message not in heard:
+            yield f"the warning about {one.uid} at {one.at} is recorded as delivered and nobody heard it"
 
 
 def _was_stopped(run: Run, i: int, act: Happened) -> bool:

@@ -12,20 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices.busy import GpuReading, Judge, PartReading, Use, of_sources
+from gpukeeper.devices.busy import Judge, Use, of_sources
 from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
 TICK = timedelta(seconds=30)
 NEVER = Unknown("not supported", by_design=True)
 FAILED = Unknown("the driver answered: unknown error")
-MIG = (PartReading(uuid="MIG-1", gi=7, ci=0), PartReading(uuid="MIG-2", gi=9, ci=0))
+MIG = (
+    SliceFacts(uuid="MIG-1", index=0, gpu_instance=7, compute_instance=0),
+    SliceFacts(uuid="MIG-2", index=1, gpu_instance=9, compute_instance=0),
+)
 
 
-def whole(uuid: str = "GPU-1", **facts: Any) -> GpuReading:
+def whole(uuid: str = "GPU-1", **facts: Any) -> GpuFacts:
     """An idle H200 with a client: GPM 0.006 %, utilisation 0, about 120 W."""
-    given_ = {
+    given_: dict[str, Any] = {
         "index": 0,
         "uuid": uuid,
         "window_s": 30.0,
@@ -35,21 +39,32 @@ def whole(uuid: str = "GPU-1", **facts: Any) -> GpuReading:
         "energy_before_mj": 1_000_000,
         "energy_mj": 4_600_000,
         "memory_used_mib": 1700,
-        "pids": (4711,),
+        "listed": (4711,),
+        "sliced": False,
+        **facts,
     }
-    return GpuReading(**(given_ | facts))
+    measured = {name: given_.pop(name) for name in Activity.__struct_fields__ if name in given_}
+    return GpuFacts(**given_, activity=Activity(**measured))
 
 
-def cut(parts: tuple[PartReading, ...] | Unknown = MIG, **facts: Any) -> GpuReading:
+def cut(parts: tuple[SliceFacts, ...] | Unknown = MIG, **facts: Any) -> GpuFacts:
     given_ = {"sliced": True, "slices": parts, "gpm": NEVER, "utilisation": NEVER}
     return whole(**(given_ | facts))
 
 
-def part(gpm: float | Unknown, uuid: str = "MIG-1", gi: int = 7) -> PartReading:
-    return PartReading(uuid=uuid, gi=gi, ci=0, gpm=gpm, memory_used_mib=500, pids=(1,))
+def part(gpm: float | Unknown, uuid: str = "MIG-1", gi: int = 7) -> SliceFacts:
+    return SliceFacts(
+        uuid=uuid,
+        index=0,
+        gpu_instance=gi,
+        compute_instance=0,
+        memory_used_mib=500,
+        listed=(1,),
+        activity=Activity(gpm=gpm),
+    )
 
 
-def busy(gpu: GpuReading, exported: Any = None, uuid: str = "GPU-1") -> float | Unknown:
+def busy(gpu: GpuFacts, exported: Any = None, uuid: str = "GPU-1") -> float | Unknown:
     return Judge().judge([gpu], START, exported)[uuid].busy
 
 
@@ -230,8 +245,8 @@ def test_a_listing_that_failed_is_no_change() -> None:
 # Readings that cannot be true.
 
 
-def latched(**facts: Any) -> GpuReading:
-    return whole(**({"gpm": 100.0, "utilisation": 100.0, "pids": (), "memory_used_mib": 615} | facts))
+def latched(**facts: Any) -> GpuFacts:
+    return whole(**({"gpm": 100.0, "utilisation": 100.0, "listed": (), "memory_used_mib": 615} | facts))
 
 
 def test_full_use_with_nobody_there_is_latched() -> None:
@@ -242,7 +257,7 @@ def test_full_use_with_nobody_there_is_latched() -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"pids": (7,)}, {"memory_used_mib": 60_000}, {"pids": FAILED}, {"memory_used_mib": FAILED}, {"gpm": 9.0}],
+    [{"listed": (7,)}, {"memory_used_mib": 60_000}, {"listed": FAILED}, {"memory_used_mib": FAILED}, {"gpm": 9.0}],
 )
 def test_use_with_somebody_there_is_use(facts: dict[str, Any]) -> None:
     use = Judge().judge([latched(utilisation=9.0, **facts)], START)["GPU-1"]
@@ -259,12 +274,12 @@ def test_who_left_during_the_window_was_there() -> None:
 
 def test_a_gpu_whose_memory_stays_above_its_floor_is_not_empty() -> None:
     judge = Judge()
-    judge.judge([whole(pids=(), memory_used_mib=615)], START)
+    judge.judge([whole(listed=(), memory_used_mib=615)], START)
     assert judge.judge([latched(memory_used_mib=680)], START + TICK)["GPU-1"].busy == 100.0
     assert judge.judge([latched(memory_used_mib=679)], START + 2 * TICK)["GPU-1"].latched
 
 
-def pair(one: float, other: float | Unknown, energy: int = 4_600_000) -> list[GpuReading]:
+def pair(one: float, other: float | Unknown, energy: int = 4_600_000) -> list[GpuFacts]:
     """Two whole GPUs; the energy of each reading must be larger than before."""
     return [
         whole(uuid, gpm=value, utilisation=0.0, energy_mj=energy, energy_before_mj=energy - 1)
@@ -315,13 +330,24 @@ def test_what_a_gpu_did_before_it_was_cut_is_forgotten() -> None:
 
 
 def test_a_gpu_without_a_uuid_is_left_out() -> None:
-    assert Judge().judge([GpuReading(index=3, uuid=Unknown("GPU is lost"))], START) == {}
+    assert Judge().judge([GpuFacts(index=3, uuid=Unknown("GPU is lost"))], START) == {}
 
 
 def test_the_childs_record_is_read() -> None:
-    record = {"index": 0, "uuid": "GPU-1", "gpm": {"why": "no", "by_design": True}, "utilisation": 0, "pids": [4]}
-    reading = msgspec.json.decode(json.dumps(record), type=GpuReading)
-    assert (reading.gpm, reading.utilisation, reading.pids) == (Unknown("no", by_design=True), 0.0, (4,))
+    record = {
+        "index": 0,
+        "uuid": "GPU-1",
+        "listed": [4],
+        "activity": {"gpm": {"why": "no", "by_design": True}, "utilisation": 0},
+    }
+    reading = msgspec.json.decode(json.dumps(record), type=GpuFacts)
+    assert (reading.activity.gpm, reading.activity.utilisation) == (Unknown("no", by_design=True), 0.0)
+    assert reading.listed == (4,)
+
+
+def test_a_slice_that_does_not_say_its_instance_cannot_be_found_at_the_exporter() -> None:
+    lost = msgspec.structs.replace(part(FAILED), gpu_instance=Unknown("no permission"))
+    assert "no permission" in why(busy(cut((lost,)), export(10, 50.0, gi=7), "MIG-1"))
 
 
 # For any input.

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpukeeper.devices import condition_child, kernel_log
-from gpukeeper.devices.condition import CHILD, examine, find, parse_parent, read
+from gpukeeper.devices import kernel_log
+from gpukeeper.devices.condition import examine, find, parse_parent
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.reset import reset, reset_unheld
 from gpukeeper.model.condition import Advice, Condition, GpuHolder, Xid
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.unknown import Unknown
+from tests.unit.devices.driver.programs import answering
 from tests.unit.devices.test_holders import add
-from tests.unit.devices.test_nvml import NvmlError
 
 MINUTE = timedelta(minutes=1)
 BOOT = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
@@ -30,6 +28,7 @@ ID = "0123456789abcdef" * 4
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 # As an H200 answered: a parent with 8 GiB was killed, and its forked child keeps them.
 H200 = {
+    "index": 0,
     "uuid": UUID,
     "minor": 0,
     "pci": "00000000:1B:00.0",
@@ -43,19 +42,19 @@ H200 = {
     "slices": [],
 }
 SLICED = H200 | {
+    "index": 1,
     "uuid": "GPU-2",
     "minor": 1,
     "sliced": True,
     "slices": [
-        {"uuid": "MIG-a", "gpu_instance": 1, "compute_instance": 0, "memory_used_mib": 12, "listed": []},
-        {"uuid": "MIG-b", "gpu_instance": 2, "compute_instance": 0, "memory_used_mib": 800, "listed": [77]},
+        {"uuid": "MIG-a", "index": 0, "gpu_instance": 1, "compute_instance": 0, "memory_used_mib": 12, "listed": []},
+        {"uuid": "MIG-b", "index": 1, "gpu_instance": 2, "compute_instance": 0, "memory_used_mib": 800, "listed": [77]},
     ],
 }
 
 
 def child(*gpus: dict[str, Any], **record: Any) -> list[str]:
-    printed = json.dumps({"state": "answered", "gpus": gpus} | record)
-    return [sys.executable, "-c", f"print({printed!r})"]
+    return answering({"condition": {"state": "answered", "gpus": gpus} | record})
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ def test_the_name_of_a_process_cannot_fake_its_parent() -> None:
         (child(H200, state="failed", why="Driver/library version mismatch"), "version mismatch"),
         ([sys.executable, "-c", "print('hello')"], "gave no record"),
         ([sys.executable, "-c", "import time; time.sleep(600)"], "did not answer within"),
-        (child(SLICED, {"uuid": {"why": "GPU is lost"}}), "GPU is lost"),
+        (child(SLICED, {"index": 2, "uuid": {"why": "GPU is lost"}}), "GPU is lost"),
         (child(), f"names no {UUID}"),
     ],
 )
@@ -149,12 +148,17 @@ def test_a_gpu_that_fell_off_the_bus_is_not_another_one() -> None:
     assert isinstance(find((), "GPU-1"), Unknown)
 
 
-def test_the_real_child_prints_one_record() -> None:
-    printed = subprocess.check_output(CHILD)
-    answer = read(printed)
-    assert isinstance(answer, tuple) or "driver" in answer.why
-    assert "gave no record" not in str(answer)
-    assert printed.count(b"\n") == 1
+def test_a_slice_whose_instance_is_not_known_is_unknown() -> None:
+    part = SliceFacts(uuid="MIG-1", index=0, gpu_instance=Unknown("no permission"), compute_instance=0)
+    gpu = GpuFacts(index=0, uuid="GPU-1", minor=0, sliced=True, slices=(part,))
+    assert find((gpu,), "MIG-1") == Unknown("no permission")
+
+
+def test_the_real_child_is_read() -> None:
+    found = examine(UUID, SINCE)
+    assert isinstance(found, Unknown)
+    assert "driver" in found.why
+    assert "gave no record" not in found.why
 
 
 # The kernel's log
@@ -189,101 +193,6 @@ def test_a_log_is_read_from_its_file(tmp_path: Path) -> None:
     found = kernel_log.xids("00000000:1B:00.0", SINCE, BOOT, str(tmp_path / "kmsg"))
     assert isinstance(found, tuple)
     assert [xid.number for xid in found] == [79]
-
-
-# The child's own reading, on a driver that works like NVML and is not one.
-
-
-class Driver:
-    NVMLError = NvmlError
-    NVML_SUCCESS, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND = 0, 2, 3, 6
-    NVML_ERROR_FUNCTION_NOT_FOUND, LOST = 13, 15
-    NVML_DEVICE_MIG_ENABLE, NVML_DEVICE_ARCH_AMPERE, NVML_NVLINK_MAX_LINKS = 1, 7, 4
-    nvmlMemory_v2 = 1  # noqa: N815 - NVML's own name
-
-    def __init__(self, **given: Any) -> None:
-        known = {"architecture": 9, "action": 0, "graphics": [], "mig": 0, "links": [], "remapped": (0, 0, 1, 0)}
-        self.given = known | {"compute": [4711, 12], "failed": 0} | given
-
-    def __getattr__(self, name: str) -> Any:
-        answers = {
-            "nvmlDeviceGetHandleByIndex": "gpu0",
-            "nvmlDeviceGetUUID": UUID,
-            "nvmlDeviceGetMinorNumber": 0,
-            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
-            "nvmlDeviceGetMigMode": (self.given["mig"], self.given["mig"]),
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=16 * 1024**3, used=615 * 1024**2),
-            "nvmlDeviceGetComputeRunningProcesses": _processes(self.given["compute"]),
-            "nvmlDeviceGetGraphicsRunningProcesses": _processes(self.given["graphics"]),
-            "nvmlDeviceGetMPSComputeRunningProcesses": NvmlError(self.NVML_ERROR_NOT_SUPPORTED),
-            "nvmlDeviceGetRemappedRows": self.given["remapped"],
-            "nvmlDeviceGetArchitecture": self.given["architecture"],
-            "nvmlDeviceGetFieldValues": [
-                SimpleNamespace(nvmlReturn=self.given["failed"], value=SimpleNamespace(uiVal=self.given["action"]))
-            ],
-            "nvmlDeviceGetMaxMigDeviceCount": 1,
-            "nvmlDeviceGetMigDeviceHandleByIndex": "part",
-            "nvmlDeviceGetGpuInstanceId": 1,
-            "nvmlDeviceGetComputeInstanceId": 0,
-        }
-        if name == "nvmlDeviceGetNvLinkState":
-            return self._link
-        if name not in answers:
-            raise AttributeError(name)
-        return lambda *args, **more: _give(answers[name])
-
-    def _link(self, handle: str, link: int) -> int:
-        if link >= len(self.given["links"]):
-            raise NvmlError(self.NVML_ERROR_INVALID_ARGUMENT)
-        return int(self.given["links"][link])
-
-
-def _processes(pids: Any) -> Any:
-    return pids if isinstance(pids, Exception) else [SimpleNamespace(pid=pid) for pid in pids]
-
-
-def _give(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def test_the_child_reads_what_the_driver_says() -> None:
-    found = condition_child.gpu(Driver(), 0)
-    assert found == H200 | {"memory_used_mib": 615, "listed": [12, 4711], "remap_pending": True}
-
-
-def test_the_child_reads_slices() -> None:
-    part = {"uuid": UUID, "gpu_instance": 1, "compute_instance": 0, "memory_used_mib": 615, "listed": [12, 4711]}
-    assert condition_child.gpu(Driver(mig=1), 0)["slices"] == [part]
-
-
-@pytest.mark.parametrize(("number", "words"), [(1, Advice.RESET), (4, Advice.DRAIN_AND_RESET), (99, Advice.OTHER)])
-def test_the_drivers_advice_is_put_in_words(number: int, words: Advice) -> None:
-    assert Advice(condition_child.gpu(Driver(action=number), 0)["advice"]) is words
-
-
-def test_every_advice_of_the_driver_has_a_word() -> None:
-    assert [Advice(word) for word in (*condition_child.ADVICE, condition_child.OTHER)] == list(Advice)
-
-
-@pytest.mark.parametrize(("error", "by_design"), [(3, True), (15, False)])
-def test_what_the_driver_does_not_have_differs_from_what_it_would_not_say(error: int, by_design: bool) -> None:
-    found = condition_child.gpu(Driver(failed=error, remapped=NvmlError(error)), 0)
-    assert found["advice"]["by_design"] is by_design
-    assert found["remap_pending"]["by_design"] is by_design
-    assert found["remap_failed"] == found["remap_pending"]
-
-
-def test_a_list_of_processes_that_failed_is_not_an_empty_one() -> None:
-    assert condition_child.gpu(Driver(compute=NvmlError(15)), 0)["listed"]["by_design"] is False
-
-
-@pytest.mark.parametrize(
-    ("architecture", "links", "alone"), [(9, [1, 1], True), (6, [0, 1], False), (6, [0, 0], True), (6, [], True)]
-)
-def test_linked_gpus_before_ampere_are_not_reset_alone(architecture: int, links: list[int], alone: bool) -> None:
-    assert condition_child.resets_alone(Driver(architecture=architecture, links=links), "gpu0") is alone
 
 
 # Resetting, with a program that is not nvidia-smi

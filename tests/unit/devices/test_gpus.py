@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.gpus import LocalGpus, shares_of
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.engine.ports import Gpus
 from gpukeeper.model.unknown import Unknown
 

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.devices.health import Driver, GpuFacts, GpuLook, SliceFacts, SliceLook, gpus_of, health_of
-from gpukeeper.model.condition import Xid
+from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, SliceFacts
+from gpukeeper.devices.health import Driver, gpus_of, health_of
+from gpukeeper.model.condition import Advice, Xid
 from gpukeeper.model.unknown import Unknown
+from tests.unit.devices.driver.programs import program
 
 MINUTE = timedelta(minutes=1)
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
-GPU = {"index": 0, "uuid": "GPU-0", "counters": {"pcie_replays": 3}, "states": {"mig": False, "advice": {"why": "no"}}}
-LOOK = json.dumps({"state": "answered", "gpus": [GPU]})
-READING = json.dumps({"state": "answered", "readings": [{"uuid": "GPU-0", "at": 7.5, "power_w": 88.0, "sm_mhz": None}]})
+GPU = {
+    "index": 0,
+    "uuid": "GPU-0",
+    "sliced": False,
+    "advice": {"why": "no"},
+    "counters": {"pcie_replays": 3},
+    "states": {"persistence": True, "inforom_ok": {"why": "no"}},
+}
+HEALTH = {"state": "answered", "gpus": [GPU]}
+READINGS = {"state": "answered", "readings": [{"uuid": "GPU-0", "at": 7.5, "power_w": 88.0, "sm_mhz": None}]}
 ANSWERS = f"""
-import sys
-for line in sys.stdin:
-    print({{"look": {LOOK!r}, "readings": {READING!r}}}[line.strip()], flush=True)
+for question in asked():
+    give(question, {{"health": {HEALTH!r}, "readings": {READINGS!r}}}[question["about"]])
 """
 HANGS_ONCE = """
-import pathlib, sys, time
+import pathlib, time
 seen = pathlib.Path({file!r})
-for line in sys.stdin:
+for question in asked():
     if not seen.exists():
         seen.touch()
         time.sleep(600)
-    print({look!r}, flush=True)
+    give(question, {answer!r})
 """
 
 
-def driven(program: str, use: Callable[[Driver], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
+def driven(text: str, use: Callable[[Driver], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
     async def run() -> Any:
-        driver = Driver((sys.executable, "-c", program), deadline)
+        driver = Driver(program(text), deadline)
         try:
             return await use(driver)
         finally:
@@ -46,9 +52,10 @@ def driven(program: str, use: Callable[[Driver], Awaitable[Any]], deadline: time
 
 
 def test_a_look_gives_values_and_unknowns() -> None:
-    (found,) = driven(ANSWERS, lambda driver: driver.look())
+    (found,) = driven(ANSWERS, lambda driver: driver.health())
     assert found.counters == {"pcie_replays": 3}
-    assert found.states == {"mig": False, "advice": Unknown("no")}
+    assert found.states == {"persistence": True, "inforom_ok": Unknown("no")}
+    assert (found.sliced, found.advice) == (False, Unknown("no"))
 
 
 def test_readings_keep_what_was_not_measured_apart_from_zero() -> None:
@@ -58,10 +65,10 @@ def test_readings_keep_what_was_not_measured_apart_from_zero() -> None:
 
 def test_a_driver_that_is_stuck_is_given_up_and_the_next_look_begins_anew(tmp_path: Any) -> None:
     async def twice(driver: Driver) -> tuple[Any, Any]:
-        return await driver.look(), await driver.look()
+        return await driver.health(), await driver.health()
 
-    program = HANGS_ONCE.format(file=str(tmp_path / "seen"), look=LOOK)
-    first, second = driven(program, twice, timedelta(seconds=1))
+    text = HANGS_ONCE.format(file=str(tmp_path / "seen"), answer=HEALTH)
+    first, second = driven(text, twice, timedelta(seconds=1))
     assert isinstance(first, Unknown)
     assert "did not answer within" in first.why
     assert [one.uuid for one in second] == ["GPU-0"]
@@ -71,8 +78,8 @@ def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
     """An interrupted run: whoever asks next must not read the old answer."""
 
     async def interrupted(driver: Driver) -> Any:
-        await driver.look()
-        asking = asyncio.ensure_future(driver.look())
+        await driver.health()
+        asking = asyncio.ensure_future(driver.health())
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -83,31 +90,30 @@ def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
 
 
 def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
-    for program, why in (
-        ("import sys; sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
-        ("import sys; sys.stdin.readline(); print('hello')", "gave no record"),
-        ('import sys; sys.stdin.readline(); print(\'{"state": "failed", "why": "GPU is lost"}\')', "GPU is lost"),
+    for text, why in (
+        ("sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
+        ("next(asked()); print('hello')", "gave no record"),
+        ("give(next(asked()), {'state': 'failed', 'why': 'GPU is lost'})", "GPU is lost"),
     ):
-        found = driven(program, lambda driver: driver.look())
+        found = driven(text, lambda driver: driver.health())
         assert isinstance(found, Unknown)
         assert why in found.why
 
 
 def test_after_a_failure_the_driver_is_opened_anew(tmp_path: Any) -> None:
     """What was open when the driver was reloaded, or a GPU was lost, answers for ever with the same error."""
-    program = f"""
-import pathlib, sys
+    text = f"""
+import pathlib
 seen = pathlib.Path({str(tmp_path / "seen")!r})
-words = {LOOK!r} if seen.exists() else '{{"state": "failed", "why": "GPU is lost"}}'
+answer = {HEALTH!r} if seen.exists() else {{"state": "failed", "why": "GPU is lost"}}
 seen.touch()
-for line in sys.stdin:
-    print(words, flush=True)
+for question in asked(): give(question, answer)
 """
 
     async def twice(driver: Driver) -> tuple[Any, Any]:
-        return await driver.look(), await driver.look()
+        return await driver.health(), await driver.health()
 
-    first, second = driven(program, twice)
+    first, second = driven(text, twice)
     assert first == Unknown("GPU is lost")
     assert [one.uuid for one in second] == ["GPU-0"]
 
@@ -119,7 +125,12 @@ def test_without_a_driver_there_are_no_readings() -> None:
 def test_slices_stand_in_the_place_of_the_gpu_that_is_cut() -> None:
     """C1.10: a slice has its own memory and no serial number: its history is its own."""
     part = SliceFacts(
-        uuid="MIG-1", name="NVIDIA H200 MIG 1g.18gb", gpu_instance=7, compute_instance=0, memory_mib=16_384
+        uuid="MIG-1",
+        index=0,
+        name="NVIDIA H200 MIG 1g.18gb",
+        gpu_instance=7,
+        compute_instance=0,
+        memory_total_mib=16_384,
     )
     cut = GpuFacts(index=1, uuid="GPU-1", name="NVIDIA H200", serial="s1", sliced=True, slices=(part,))
     gpus, silent = gpus_of((GpuFacts(index=0, uuid="GPU-0", serial="s0"), cut))
@@ -144,19 +155,39 @@ def test_gpus_that_cannot_be_tested_say_why() -> None:
 
 
 def test_health_of_a_slice_is_that_of_its_gpu_with_its_own_memory() -> None:
-    part = SliceLook(uuid="MIG-1", states={"memory_used_mib": 5}, listed=(44,))
-    states = {"memory_used_mib": 900, "persistence": True}
-    looks = (
-        GpuLook(index=0, uuid="GPU-0", counters={"pcie_replays": 1}, states=states, listed=(4,), slices=(part,)),
-        GpuLook(index=1, uuid=Unknown("lost")),
+    part = SliceFacts(uuid="MIG-1", index=0, memory_used_mib=5, listed=(44,))
+    gpus = (
+        GpuFacts(
+            index=0,
+            uuid="GPU-0",
+            memory_used_mib=900,
+            listed=(4,),
+            sliced=True,
+            slices=(part,),
+            advice=Advice.RESET,
+            remap_pending=True,
+            remap_failed=False,
+            energy_mj=77,
+            counters={"pcie_replays": 1},
+            states={"persistence": True, "utilisation": 12.0},
+        ),
+        GpuFacts(index=1, uuid=Unknown("lost")),
     )
-    found = health_of(looks, NOW, lambda uuid, listed, memory: listed, {"GPU-0": (Xid(48, "x"),)})
+    found = health_of(gpus, NOW, lambda uuid, listed, memory: listed, {"GPU-0": (Xid(48, "x"),)})
     assert list(found) == ["MIG-1"]
     one = found["MIG-1"]
-    assert one.states == {"memory_used_mib": 5, "persistence": True}
-    assert (one.counters, one.foreign, one.xids) == ({"pcie_replays": 1}, (44,), (Xid(48, "x"),))
+    assert one.states == {
+        "memory_used_mib": 5,
+        "persistence": True,
+        "mig": True,
+        "utilisation": NO_SLICE_UTILISATION,
+        "advice": "reset",
+        "remap_pending": True,
+        "remap_failed": False,
+    }
+    assert (one.counters, one.foreign, one.xids) == ({"pcie_replays": 1, "energy_mj": 77}, (44,), (Xid(48, "x"),))
 
 
 def test_a_gpu_without_an_address_has_unknown_xids() -> None:
-    found = health_of((GpuLook(index=0, uuid="GPU-0"),), NOW, lambda *_: (), {})
+    found = health_of((GpuFacts(index=0, uuid="GPU-0"),), NOW, lambda *_: (), {})
     assert isinstance(found["GPU-0"].xids, Unknown)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.naming import resolve
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 

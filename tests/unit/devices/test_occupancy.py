@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.devices import holders
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.occupancy import Occupied, occupied
 from gpukeeper.model.unknown import Unknown
 
@@ -69,9 +69,9 @@ def test_a_name_makes_no_service_of_a_persons_program_nor_of_one_in_a_container(
 
 
 def test_our_own_programs_that_ask_the_driver_do_not_hold_it(proc: Path) -> None:
-    add(proc, 20, "/dev/nvidia0", command="/usr/bin/python3 -P -m gpukeeper.devices.usage_child")
+    add(proc, 20, "/dev/nvidia0", command="/usr/bin/python3 -P -m gpukeeper.devices.driver.child")
     assert told(proc, gpu()) == {"GPU-a": None}
-    add(proc, 21, "/dev/nvidia0", uid=4242, command="python3 -m gpukeeper.devices.usage_child")
+    add(proc, 21, "/dev/nvidia0", uid=4242, command="python3 -m gpukeeper.devices.driver.child")
     assert told(proc, gpu()) == {"GPU-a": "pid 21 (python, ann)"}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,24 +14,27 @@ from gpukeeper.devices.busy import Use
 from gpukeeper.devices.dcgm import Exported
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.model.unknown import Unknown
+from tests.unit.devices.driver.programs import program
 
 SHORT = timedelta(milliseconds=200)
 GPU = {
     "index": 0,
     "uuid": "GPU-1",
     "sliced": False,
-    "window_s": 1.0,
-    "gpm": 12.5,
-    "utilisation": 12.0,
-    "utilisation_peak": 20.0,
-    "utilisation_covered_s": 14.0,
+    "activity": {
+        "window_s": 1.0,
+        "gpm": 12.5,
+        "utilisation": 12.0,
+        "utilisation_peak": 20.0,
+        "utilisation_covered_s": 14.0,
+        "energy_before_mj": 800,
+    },
     "energy_mj": 900,
-    "energy_before_mj": 800,
     "memory_used_mib": 615,
-    "pids": [5],
+    "listed": [5],
     "slices": [],
 }
-ANSWER = json.dumps({"state": "answered", "gpus": [GPU]})
+ANSWER = {"state": "answered", "gpus": [GPU]}
 
 
 class Now:
@@ -52,9 +53,9 @@ class Ticks:
 
 
 @contextmanager
-def asking(program: str, ticks: Ticks | None = None, **options: Any) -> Iterator[GpuUsage]:
+def asking(text: str, ticks: Ticks | None = None, **options: Any) -> Iterator[GpuUsage]:
     options = {"deadline": timedelta(minutes=1), "driver": "/nowhere", **options}
-    usage = GpuUsage(Now(), child=[sys.executable, "-c", program], ticks=ticks or Ticks(), **options)
+    usage = GpuUsage(Now(), child=program(text), ticks=ticks or Ticks(), **options)
     try:
         yield usage
     finally:
@@ -65,17 +66,20 @@ def read(usage: GpuUsage) -> Any:
     return asyncio.run(usage.read())
 
 
-def answering(answer: str = ANSWER) -> str:
+def answering(answer: dict[str, Any] = ANSWER) -> str:
     """Each answer tells in the first pid which question it was."""
     return f"""
-import json, sys
-for number, line in enumerate(sys.stdin):
-    answer = json.loads({answer!r})
+for number, question in enumerate(asked()):
+    assert question["about"] == "usage"
+    answer = {answer!r}
     for gpu in answer.get("gpus", []):
-        gpu["pids"] = [number]
+        gpu["listed"] = [number]
         gpu["energy_mj"] += number
-    print(json.dumps(answer), flush=True)
+    give(question, answer)
 """
+
+
+ANSWERS_ONCE = f"give(next(asked()), {ANSWER!r})"
 
 
 def test_one_child_answers_again_and_again() -> None:
@@ -98,7 +102,7 @@ def test_a_child_that_hangs_is_given_up_and_another_is_started_later() -> None:
         first = read(usage)
         assert isinstance(first, Unknown)
         assert "did not answer within" in first.why
-        assert usage._asking._child is None
+        assert usage._client._child is None
         soon = read(usage)
         assert "asked again in 5s" in soon.why
         ticks.at = 5.0
@@ -111,15 +115,15 @@ def test_the_pause_grows_to_five_minutes_and_no_further() -> None:
     with asking("raise SystemExit(1)", ticks) as usage:
         for _ in range(12):
             read(usage)
-            ticks.at = usage._asking._not_before
+            ticks.at = usage._client._not_before
         before = ticks.at
         read(usage)
-        assert usage._asking._not_before - before == 300.0
+        assert usage._client._not_before - before == 300.0
 
 
 def test_a_child_that_dies_is_replaced_and_its_last_words_are_told(tmp_path: Path) -> None:
     marker = tmp_path / "died"
-    program = f"""
+    text = f"""
 import pathlib, sys
 marker = pathlib.Path({str(marker)!r})
 if not marker.exists():
@@ -128,7 +132,7 @@ if not marker.exists():
     raise SystemExit("the GPU fell off the bus")
 {answering()}"""
     ticks = Ticks()
-    with asking(program, ticks) as usage:
+    with asking(text, ticks) as usage:
         assert read(usage) == Unknown("asking the NVIDIA driver failed (exit 1): the GPU fell off the bus")
         ticks.at = 10.0
         assert read(usage)["GPU-1"].busy == 12.5
@@ -137,15 +141,14 @@ if not marker.exists():
 
 
 def test_a_child_that_ended_between_two_questions_is_noticed() -> None:
-    program = f"print(input() and {ANSWER!r}, flush=True)"
-    with asking(program) as usage:
+    with asking(ANSWERS_ONCE) as usage:
         assert read(usage)["GPU-1"].busy == 12.5
         assert "failed (exit 0)" in read(usage).why
 
 
 def test_an_answer_makes_the_next_pause_short_again() -> None:
     ticks = Ticks()
-    with asking(f"print(input() and {ANSWER!r}, flush=True)", ticks) as usage:
+    with asking(ANSWERS_ONCE, ticks) as usage:
         for _ in range(3):
             assert not isinstance(read(usage), Unknown)
             assert isinstance(read(usage), Unknown)
@@ -154,7 +157,8 @@ def test_an_answer_makes_the_next_pause_short_again() -> None:
 
 
 def test_what_is_no_record_is_unknown() -> None:
-    for babble in ("hello", "{}", '{"state": "answered", "gpus": [{"index": 0}]}', '{"state": "odd"}', "NaN"):
+    wrong = ('{"id": 1, "state": "answered", "gpus": [{"index": 0}]}', '{"id": 1, "state": "odd"}')
+    for babble in ("hello", "{}", *wrong, "NaN"):
         with asking(answering_raw(babble)) as usage:
             assert "no record" in read(usage).why
 
@@ -164,14 +168,14 @@ def answering_raw(line: str) -> str:
 
 
 def test_half_an_answer_is_none() -> None:
-    program = "import sys, time; sys.stdin.readline(); print('{', end='', flush=True); time.sleep(600)"
-    with asking(program, deadline=SHORT) as usage:
+    text = "import sys, time; sys.stdin.readline(); print('{', end='', flush=True); time.sleep(600)"
+    with asking(text, deadline=SHORT) as usage:
         assert "did not answer" in read(usage).why
 
 
 def test_endless_talk_is_cut() -> None:
-    program = "import sys; sys.stdin.readline()\nwhile True: sys.stdout.write('x' * 65536)"
-    with asking(program) as usage:
+    text = "import sys; sys.stdin.readline()\nwhile True: sys.stdout.write('x' * 65536)"
+    with asking(text) as usage:
         assert "does not stop talking" in read(usage).why
 
 
@@ -181,7 +185,7 @@ def test_a_child_that_cannot_be_started_is_unknown(tmp_path: Path) -> None:
 
 
 def test_no_driver_is_no_gpus_unless_the_driver_is_loaded(tmp_path: Path) -> None:
-    missing = answering('{"state": "no driver", "why": "NVML Shared Library Not Found"}')
+    missing = answering({"state": "no driver", "why": "NVML Shared Library Not Found"})
     with asking(missing) as usage:
         assert read(usage) == {}
     with asking(missing, driver=str(tmp_path)) as usage:
@@ -189,9 +193,9 @@ def test_no_driver_is_no_gpus_unless_the_driver_is_loaded(tmp_path: Path) -> Non
 
 
 def test_a_driver_that_fails_gets_a_new_child() -> None:
-    with asking(answering('{"state": "failed", "why": "Driver/library version mismatch"}')) as usage:
+    with asking(answering({"state": "failed", "why": "Driver/library version mismatch"})) as usage:
         assert read(usage) == Unknown("Driver/library version mismatch")
-        assert usage._asking._child is None
+        assert usage._client._child is None
 
 
 def test_the_exporter_is_asked_and_counts() -> None:
@@ -207,12 +211,9 @@ def test_the_exporter_is_asked_and_counts() -> None:
 
 
 def test_a_change_of_slices_is_shown_to_callers(tmp_path: Path) -> None:
-    part = {"uuid": "MIG-1", "gi": 7, "ci": 0, "gpm": 0.0}
-    answers = [
-        json.dumps({"state": "answered", "gpus": [GPU | facts]}) for facts in ({}, {"sliced": True, "slices": [part]})
-    ]
-    program = f"import sys\nfor line, answer in zip(sys.stdin, {answers!r}): print(answer, flush=True)"
-    with asking(program) as usage:
+    part = {"uuid": "MIG-1", "index": 0, "gpu_instance": 7, "compute_instance": 0, "activity": {"gpm": 0.0}}
+    answers = [{"state": "answered", "gpus": [GPU | facts]} for facts in ({}, {"sliced": True, "slices": [part]})]
+    with asking(f"for question, answer in zip(asked(), {answers!r}): give(question, answer)") as usage:
         read(usage)
         assert usage.layout_changed == {}
         assert "changed" in read(usage)["MIG-1"].busy.why
@@ -222,10 +223,10 @@ def test_a_change_of_slices_is_shown_to_callers(tmp_path: Path) -> None:
 def test_closing_ends_the_child_and_a_later_reading_starts_another() -> None:
     with asking(answering()) as usage:
         read(usage)
-        child = usage._asking._child
+        child = usage._client._child
         usage.close()
         assert child is not None
-        assert child.returncode is not None
+        assert child._process.returncode is not None
         assert read(usage)["GPU-1"].pids == (0,)
 
 
@@ -234,7 +235,7 @@ def test_closing_while_it_is_asked_frees_whoever_waits() -> None:
     with asking("import sys, time; print(end=sys.stdin.readline() and ''); time.sleep(600)") as usage:
         waiting = threading.Thread(target=lambda: answers.append(read(usage)))
         waiting.start()
-        while usage._asking._child is None:
+        while usage._client._child is None:
             pass
         usage.close()
         waiting.join()

@@ -18,7 +18,9 @@ from gpukeeper.model.event import Event, WarningSent
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Activity, AtFinish, Breaker, ClassSettings, Mode, PlaceScope, Policy, Retention
 from gpukeeper.model.subject import Outcome, Shape, State
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.notify.messages import Messages
+from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.thing import Thing
 from gpukeeper.platforms.simulated.world import Place, World
@@ -43,7 +45,7 @@ class Bench:
         self.clock = VirtualClock(loop)
         self.world = World(1, self.clock, (HERE,))
         self.ledger, self.signals, self.evidence = InMemoryLedger(), InMemorySignals(), InMemoryEvidence()
-        self.notifier, self.meter = SimulatedNotifier(self.world), SimulatedMeter(self.world)
+        self.terminal, self.meter = SimulatedTerminal(self.world), SimulatedMeter(self.world)
         self.platform: Any = SimulatedPlatform(self.world, HERE)
         self.policy = POLICY
 
@@ -56,11 +58,14 @@ class Bench:
                 ledger=self.ledger,
                 signals=self.signals,
                 evidence=self.evidence,
-                notifier=self.notifier,
+                notifier=self.notifier(self.platform),
                 clock=self.clock,
                 meter=self.meter,
             )
         return self._keeper
+
+    def notifier(self, *platforms: Any) -> Messages:
+        return Messages((InsideWorkload(platforms), self.terminal))
 
     def change_ports(self, **ports: Any) -> None:
         """Other ports from now on; what the keeper remembers stays."""

@@ -292,7 +292,7 @@ async def test_a_warning_that_was_delivered_is_recorded_as_such(b: Bench) -> Non
     assert b.lines(WarningSent) == [line]
     assert (line.delivered, line.stage, line.rule, line.limit) == (True, 1, "max_runtime", 2 * HOUR)
     assert line.message.startswith("docker/node-3/train: ran for 1h40m, allowed 2h; will be stopped in 20m")
-    assert b.notifier.told == [("ann", line.message)]
+    assert b.terminal.told == [("ann", line.message)]
 
 
 @virtual
@@ -314,7 +314,7 @@ async def test_nobody_is_warned_about_what_is_over(b: Bench) -> None:
     assert await warn(b.keeper, b.platform, step, b.book) is None
     b.world.remove(thing)
     assert await warn(b.keeper, b.platform, step, b.book) is None
-    assert b.notifier.told == []
+    assert b.terminal.told == []
 
 
 @virtual

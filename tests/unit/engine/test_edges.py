@@ -57,7 +57,7 @@ async def test_a_warning_from_the_future_does_not_count(b: Bench) -> None:
 async def test_nobody_is_warned_by_a_wrong_clock(b: Bench) -> None:
     thing = b.running("train", 3 * DAY)
     thing.busy_until = b.now() + DAY
-    tell = b.notifier.told
+    tell = b.terminal.told
     b.keeper.clock_watch.doubt(b.clock.now())
     b.world.clock.skew = 30 * MINUTE
     await reclaim(b.keeper, b.platform, b.book)

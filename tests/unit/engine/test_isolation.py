@@ -74,7 +74,8 @@ class Two:
         b.world.places = (HERE, THERE)
         self.b, self.broken, self.sound = b, Broken(b.world, HERE), SimulatedPlatform(b.world, THERE)
         self.broken.bug_in = bug_in
-        self.keeper = Keeper((self.broken, self.sound), b.ledger, b.signals, b.evidence, b.notifier, b.clock, b.meter)
+        places = (self.broken, self.sound)
+        self.keeper = Keeper(places, b.ledger, b.signals, b.evidence, b.notifier(*places), b.clock, b.meter)
         self.here, self.there = b.ended("eval"), self._there("eval")
         self.reports: list[PassReport] = []
         self.said: list[str] = []

@@ -294,7 +294,7 @@ async def test_busy_work_is_left_alone(b: Bench) -> None:
     thing = b.running("train", timedelta(), busy_until=b.now() + 5 * HOUR)
     await serve(b, 80 * MINUTE)
     assert thing.state is State.RUNNING
-    assert b.notifier.told == []
+    assert b.terminal.told == []
 
 
 @virtual

@@ -15,7 +15,7 @@ from gpukeeper.interfaces.terminal.interrupts import Progress
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.model.decision import Action, Plan, Result, Step
 from gpukeeper.model.event import Closed
-from gpukeeper.notify.terminals import Terminals
+from gpukeeper.notify.messages import Messages
 from gpukeeper.wiring import SystemClock
 from tests.unit.lifecycle.examples import EVAL, NOW, decision
 
@@ -32,7 +32,7 @@ def closed(result: Result = Result.RECLAIMED) -> Closed:
 @pytest.fixture
 def keeper() -> Keeper:
     stores = {"ledger": InMemoryLedger(), "signals": InMemorySignals(), "evidence": InMemoryEvidence()}
-    return Keeper(platforms=(), notifier=Terminals(), clock=SystemClock(), **stores)  # type: ignore[arg-type]
+    return Keeper(platforms=(), notifier=Messages(()), clock=SystemClock(), **stores)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("every", "said"), [(0.0, True), (3600.0, False)])

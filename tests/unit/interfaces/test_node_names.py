@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.interfaces.cli.node import _find
 from gpukeeper.model.errors import UsageError
 

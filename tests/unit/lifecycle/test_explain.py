@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from gpukeeper.lifecycle.decide import answers, decide
-from gpukeeper.lifecycle.explain import ahead, amount, idle_window, in_spite_of, remedies, signals, threshold_in_words
+from gpukeeper.lifecycle.explain import amount, idle_window, in_spite_of, remedies, signals, threshold_in_words
+from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.rules.idle import REPORTED_AFTER
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View

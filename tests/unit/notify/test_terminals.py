@@ -13,9 +13,11 @@ import termios
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from gpukeeper.model.message import Delivered, Kind, Message
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.notify.terminals import Terminals
 
@@ -162,17 +164,22 @@ def test_the_owner_is_told_on_the_host_and_nobody_else(tmp_path: Path) -> None:
         other = next(one.pw_name for one in pwd.getpwall() if one.pw_name != me)
         devices = tmp_path / "pts"
         devices.mkdir()
-        assert not asyncio.run(Terminals(devices).tell(me, WARNING))  # nobody is logged in
+        assert not delivered(Terminals(devices), me)  # nobody is logged in
         (devices / number).symlink_to(os.ttyname(device))
-        assert not asyncio.run(Terminals(devices).tell(me, WARNING))  # a link is not a terminal
+        assert not delivered(Terminals(devices), me)  # a link is not a terminal
         assert shown(screen) == ""
         only = OneTerminal(Path(os.ttyname(device)))
-        assert not asyncio.run(only.tell(other, WARNING))
-        assert not asyncio.run(only.tell(None, WARNING))
-        assert not asyncio.run(only.tell("no-such-user", WARNING))
+        assert not delivered(only, other)
+        assert not delivered(only, None)
+        assert not delivered(only, "no-such-user")
         assert shown(screen) == ""
-        assert asyncio.run(only.tell(me, WARNING))
+        assert delivered(only, me)
         assert WARNING in shown(screen)
+
+
+def delivered(terminals: Terminals, owner: str | None) -> bool:
+    message = Message(kind=Kind.WARNING, about="", text=WARNING, at=datetime(2026, 5, 1, tzinfo=UTC), owner=owner)
+    return isinstance(asyncio.run(terminals.send(message)), Delivered)
 
 
 class OneTerminal(Terminals):

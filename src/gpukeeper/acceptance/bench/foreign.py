@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpukeeper.devices import holders
-from gpukeeper.devices.condition import PartFacts, WholeFacts, holds
-from gpukeeper.devices.health import GpuFacts, Listed
+from gpukeeper.devices.condition import holds
+from gpukeeper.devices.driver.facts import GpuFacts, Listed
 from gpukeeper.devices.holders import Holder
 from gpukeeper.devices.leash_child import descendants
 from gpukeeper.model.condition import FIRST_BASELINE_MIB, INFRASTRUCTURE, OF_A_SESSION
@@ -89,11 +89,8 @@ class Neighbours:
 
     def _holds(self, one: Holder, whole: GpuFacts, uuid: str) -> bool:
         slices = () if isinstance(whole.slices, Unknown) else whole.slices
-        cut = next((each for each in slices if each.uuid == uuid), None)
-        part = None
-        if cut is not None and isinstance(cut.gpu_instance, int) and isinstance(cut.compute_instance, int):
-            part = PartFacts(uuid=uuid, gpu_instance=cut.gpu_instance, compute_instance=cut.compute_instance)
-        return holds(one, WholeFacts(uuid=whole.uuid, minor=whole.minor), part, dict(self.minors))
+        part = next((each for each in slices if each.uuid == uuid), None)
+        return holds(one, whole, part, self.minors)
 
     def _is_alive(self, pid: int) -> bool:
         """The driver goes on listing the dead. Who only watches or draws the screen does not count."""

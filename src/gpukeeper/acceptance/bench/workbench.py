@@ -21,7 +21,9 @@ from gpukeeper.acceptance.bench.probing import Bench, Workers, run_ranks
 from gpukeeper.acceptance.record import Answer, Broken, Job, Machine
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
-from gpukeeper.devices.health import Driver, Facts, GpuFacts, Listed, gpus_of, health_of
+from gpukeeper.devices.driver.facts import GpuFacts, Listed
+from gpukeeper.devices.driver.protocol import Answer as DriverAnswer
+from gpukeeper.devices.health import Driver, gpus_of, health_of
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.unknown import Unknown
@@ -83,11 +85,11 @@ class LocalWorkbench:
         if self._device == CPU:
             return {}
         if self._facts is None:
-            facts = await self._driver.facts()
+            facts = await self._driver.identity()
             if isinstance(facts, Unknown):
                 return facts
             self._facts = facts.gpus
-        looks = await self._driver.look()
+        looks = await self._driver.health()
         if isinstance(looks, Unknown):
             return looks
         known, met = self._facts, self._met
@@ -161,7 +163,7 @@ class LocalWorkbench:
 
     async def _gpus(self, environment: dict[str, Fact]) -> tuple[tuple[Gpu, ...] | Unknown, dict[str, Any]]:
         """What the driver names, without what the variables of this process hide from it."""
-        facts = await self._driver.facts()
+        facts = await self._driver.identity()
         if isinstance(facts, Unknown):
             return facts, {}
         inside = environment["containerized"] is True
@@ -181,14 +183,14 @@ class LocalWorkbench:
         """Once, before our first worker: what memory is in use then is not ours."""
         if self._device == CPU or self._used_before_us is not None:
             return
-        looks = await self._driver.look() if self._facts else ()
+        looks = await self._driver.health() if self._facts else ()
         seen = {} if isinstance(looks, Unknown) else health_of(looks, self._opened, lambda *_: (), {})
         self._used_before_us = {uuid: one.states.get("memory_used_mib") for uuid, one in seen.items()}
         self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in seen.items()}
 
         if any(isinstance(use, int | float) and use >= foreign.BUSY_PERCENT for use in self._busy_before_us.values()):
             await asyncio.sleep(SETTLES_S)  # a driver that was just opened, or a program that just ended, shows use
-            again = await self._driver.look()
+            again = await self._driver.health()
             now = {} if isinstance(again, Unknown) else health_of(again, self._opened, lambda *_: (), {})
             self._busy_before_us = {uuid: one.states.get("utilisation") for uuid, one in now.items()}
 
@@ -258,14 +260,14 @@ class LocalWorkbench:
         return Broken(kind="no_torch", words=_cause(why))
 
 
-def _without_a_driver(facts: Facts, *, inside: bool) -> tuple[tuple[Gpu, ...] | Unknown, dict[str, Any]]:
+def _without_a_driver(facts: DriverAnswer, *, inside: bool) -> tuple[tuple[Gpu, ...] | Unknown, dict[str, Any]]:
     """No driver and none loaded: there are no GPUs, which is an answer. A driver that fails is not."""
     if _is_absent(facts):
         return (), {"on_bus": machine.on_bus((), inside=inside)}
     return Unknown(facts.why), {}
 
 
-def _is_absent(facts: Facts) -> bool:
+def _is_absent(facts: DriverAnswer) -> bool:
     return facts.state == "no driver" and not Path("/proc/driver/nvidia").exists()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ From: TypeAlias = Annotated[
     typer.Option("--report-dir", metavar="DIR", help="Where the reports are. Default: those of this ledger."),
 ]
 Run: TypeAlias = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run of `accept list`, a unique beginning of it, or a path.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run of `accept list`, a unique beginning of it, or a path.",
+        autocompletion=completion.runs,
+    ),
 ]
 
 
@@ -30,11 +36,12 @@ def list_(report_dir: From = None, json: o.Json = False) -> None:
     """The runs whose reports are here, newest first."""
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.acceptance import RunsView
 
     folder = _folder(report_dir)
     found = folder.list()
     if json:
-        show.as_json("accept-list", {"folder": str(folder.path), "runs": found})
+        show.as_json("accept-list", RunsView(str(folder.path), tuple(found)))
         return
     show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "because"))
     if not found:
@@ -56,6 +63,7 @@ def show(
     from gpukeeper.acceptance.reports.html import page
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.views.acceptance import acceptance_document, finding_lines
 
     folder = _folder(report_dir)
     report = folder.load(run, samples=html is not None)
@@ -63,17 +71,19 @@ def show(
         _write(html, page(report))
         return
     if json:
-        shown.as_json("acceptance", words.document(report, str(folder.find(run))))
+        shown.as_json("acceptance", acceptance_document(report, str(folder.find(run))))
         return
     once = words.Once()
-    for line in words.finding_lines(report.findings, report, verbose=verbose):
+    for line in finding_lines(report.findings, report, verbose=verbose):
         words.to_stdout(once(line))
     words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose, once=once)
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.", autocompletion=completion.runs)
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.", autocompletion=completion.runs)],
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, a verdict is, or a GPU is gone."),
@@ -86,12 +96,13 @@ def compare(
     from gpukeeper.acceptance.reports.compare import is_worse, text
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+    from gpukeeper.views.acceptance import ComparisonView
 
     folder = _folder(report_dir)
     found = compared(folder.load(before, samples=False), folder.load(after, samples=False))
     with reader_may_leave():
         if json:
-            shown.as_json("accept-compare", {"comparison": found})
+            shown.as_json("accept-compare", ComparisonView(found))
         else:
             typer.echo(text(found), nl=False)
     if exit_code and is_worse(found):
@@ -115,6 +126,7 @@ def merge(
     from gpukeeper.acceptance.reports import merge as merging
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.interfaces.terminal.acceptance import reader_may_leave
+    from gpukeeper.views.acceptance import MergedView
 
     wanted = [name.strip() for one in expect_nodes or () for name in one.split(",") if name.strip()]
     fleet = merging.merge(_all(reports), wanted)
@@ -124,7 +136,7 @@ def merge(
         _write(csv, merging.csv(fleet))
     with reader_may_leave():
         if json:
-            shown.as_json("accept-merge", {"fleet": fleet})
+            shown.as_json("accept-merge", MergedView(fleet))
         else:
             _print_fleet(fleet)
     raise typer.Exit(_code(fleet.verdict))
@@ -132,21 +144,14 @@ def merge(
 
 def _print_fleet(fleet: Fleet) -> None:
     from gpukeeper.interfaces.terminal import show as shown
+    from gpukeeper.views.acceptance import fleet_notes, node_verdicts
 
     rows = [
-        (one.verdict.value, one.node, "?" if one.gpus is None else str(one.gpus), one.run, one.reason)
-        for one in fleet.nodes
+        (one.verdict.value, one.node, "?" if one.gpus is None else str(one.gpus), one.run or "-", one.reason)
+        for one in node_verdicts(fleet)
     ]
-    rows += [("INCONCLUSIVE", name, "?", "-", "no report of this node was given") for name in fleet.missing]
     shown.table(rows, head=("verdict", "node", "gpus", "run", "because"))
-    for figure in fleet.figures:
-        for one in figure.outliers:
-            name = f"{figure.check}.{figure.metric}"
-            _echo(
-                f"{one.verdict}  {one.node} GPU {one.index} ({one.gpu}): {name} {one.value:.4g} {figure.unit}, "
-                f"{one.drop:.1%} worse than the median {figure.median:.4g} of {figure.n}"
-            )
-    for words in (*fleet.replaced, *fleet.doubles, *(f"{name} was not expected." for name in fleet.unexpected)):
+    for words in fleet_notes(fleet):
         _echo(words)
     typer.echo("")
     _echo(f"{fleet.verdict}  {fleet.reason}")

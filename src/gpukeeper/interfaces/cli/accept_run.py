@@ -312,9 +312,10 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
 def _tell(asked: Asked, report: Report, folder: str, narrator: Narrator) -> None:
     from gpukeeper.interfaces.terminal import acceptance as words
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.views.acceptance import acceptance_document
 
     if asked.json:
-        show.as_json("acceptance", words.document(report, folder))
+        show.as_json("acceptance", acceptance_document(report, folder))
     else:
         words.ending(report, folder, words.to_stdout, verbose=asked.verbose, once=narrator.once)
 

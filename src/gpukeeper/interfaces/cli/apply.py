@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
-from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.interfaces.terminal.interrupts import Progress
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
@@ -25,18 +26,9 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 
+@o.with_selection
 def apply(
-    policy: o.PolicyFile = None,
-    platform: o.OnPlatform = None,
-    namespace: o.Namespace = None,
-    label: o.Label = None,
-    kind: o.Kind = None,
-    owner: o.Owner = None,
-    outcome: o.OutcomeIs = None,
-    older_than: o.OlderThan = None,
-    name: o.Name = None,
-    image: o.Image = None,
-    class_: o.Class = None,
+    selection: o.SelectionByClass,
     budget: Annotated[
         int | None,
         typer.Option("--budget", min=1, help="Allow this many once, past budget and breaker. Read the plan."),
@@ -49,13 +41,13 @@ def apply(
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
     some places; 11: at all of them; 12: the breaker refuses."""
     from gpukeeper.interfaces.cli.plan import check_textfile
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, own_only
+    from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
+    from gpukeeper.interfaces.terminal.session import blind, opened, own_only
 
-    with opened(policy, write=True, only=platform, quiet=quiet or json) as session:
+    with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
-        owner = _whose(session, owner)
-        narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
-        narrow = own_only(session, narrow)
+        selection = replace(selection, owner=_whose(session, selection.owner))
+        narrow = own_only(session, selection.narrow)
         check_textfile(textfile, narrow)
         run = Progress(session.keeper, quiet=quiet)
         done = asyncio.run(_apply(session, narrow, budget, run, ask=not yes, again=textfile is not None))
@@ -64,7 +56,7 @@ def apply(
         if run.interrupted:
             raise typer.Exit(INTERRUPTED)
         _write_textfile(textfile, session, [one.after for one in done])
-        out_of_reach = platform is None and blind(session)
+        out_of_reach = selection.platform is None and blind(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
 
@@ -143,8 +135,6 @@ async def _apply(
 
 async def _afterwards(session: Session, report: PassReport) -> PassReport:
     """The same pass with what is there now: a gauge that shows what went is an alert about nothing."""
-    from dataclasses import replace
-
     from gpukeeper.engine.reclaim import look_and_plan
 
     found = await look_and_plan(session.keeper, report.survey.platform, session.book)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections import Counter, deque
 from datetime import datetime, timedelta
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.colours import overwrites
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +39,7 @@ def demo(
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.wiring import play
 
-    live = not once and not json and show.on_terminal()
+    live = not once and not json and overwrites(sys.stdout)
     week = _play_live(seed, days) if live else play(seed, timedelta(days=days))
     if json:
         show.as_json("demo", week.as_dict())
@@ -94,7 +96,7 @@ def _print(week: Week) -> None:
     from gpukeeper.model.durations import in_words, size_in_words
 
     head = f"{in_words(week.length)} of a simulated fleet (seed {week.seed})"
-    typer.echo(f"{head}: {week.passes} passes over {week.places} places.\n")
+    show.text(f"{head}: {week.passes} passes over {week.places} places.\n")
     show.table(
         [(rule, str(n), f"{hours:.0f}", size_in_words(size)) for rule, n, hours, size in week.by_rule],
         head=("because of", "reclaimed", "GPU-hours", "bytes"),
@@ -104,10 +106,10 @@ def _print(week: Week) -> None:
         [(owner, str(n), f"{hours:.0f}", size_in_words(size)) for owner, n, hours, size in week.by_owner],
         head=("from", "reclaimed", "GPU-hours", "bytes"),
     )
-    typer.echo("\nGPU-hours: GPUs times the hours they were held after they were idle, over their time or left behind.")
+    show.text("\nGPU-hours: GPUs times the hours they were held after they were idle, over their time or left behind.")
     typer.echo("\nThe last of them:")
     show.table([show.outcome_row(line) for line in week.last])
-    typer.echo(
+    show.text(
         f"\n{week.reclaimed} reclaimed, {week.warned} warnings first, {week.kept_by_hold} kept by a hold, "
         f"{week.changed} left alone because they changed at the last moment."
     )

@@ -95,13 +95,13 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
 
 
 def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
-    from gpukeeper.devices import nvml
+    from gpukeeper.devices.inventory import gpu_note, inventory
     from gpukeeper.model.unknown import Unknown
 
-    note = nvml.gpu_note()
+    note = gpu_note()
     if note is not None:
         return [("absent", "gpus", note)]
-    found = nvml.inventory(timedelta(seconds=10))
+    found = inventory(timedelta(seconds=10))
     if isinstance(found, Unknown):
         return [("problem", "gpus", f"{found.why}. Not measured is not idle: nothing is reclaimed as idle here.")]
     return [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]

@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpukeeper.interfaces.cli import ledger_status
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.journal import SqliteLedger
-    from gpukeeper.ledger.queries import Reclaimed
     from gpukeeper.model.event import Event
+    from gpukeeper.views.history import TotalsRow
 
 MOST_ASKED = 1000  # lines that a daemon gives at once
 app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper saw, decided and did.")
 
-Type = Annotated[list[str] | None, typer.Option("--type", help="Only lines of this type; may be repeated.")]
-About = Annotated[str | None, typer.Option("--workload", help="Only about this workload (an ending of its path).")]
+Type = Annotated[
+    list[str] | None,
+    typer.Option("--type", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types),
+]
+About = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", help="Only about this workload (an ending of its path).", autocompletion=completion.workloads
+    ),
+]
 Whose = Annotated[str | None, typer.Option("--owner", help="Only about this person's work.")]
 Search = Annotated[
     str | None, typer.Option("--search", help="Only with this text in any of its words.", metavar="TEXT")
@@ -90,9 +99,10 @@ def _through_daemon(
 def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.views.history import lines_view
 
     if json and not follow:
-        show.as_json("ledger-list", {"lines": [{"seq": seq, **_body(line)} for seq, line in found]})
+        show.as_json("ledger-list", lines_view(found))
         return
     if not found and not follow:
         say("No such lines.")
@@ -105,31 +115,31 @@ def show(seq: Annotated[int, typer.Argument(help="The number in front of a line.
     """One line, whole."""
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.model.errors import UsageError
+    from gpukeeper.views.history import LineView, line_body, line_document
 
     with opened_for_reading() as ledger:
         found = asyncio.run(_one(ledger, seq))
     if found is None:
         raise UsageError(f"the ledger has no line {seq}. See: gpukeeper ledger list")
     if json:
-        shown.as_json("ledger-show", {"line": {"seq": seq, **_body(found)}})
+        shown.as_json("ledger-show", LineView(line_document(seq, found)))
         return
-    shown.table([(key, _said(value)) for key, value in _body(found).items() if value not in (None, "", [], {})])
+    shown.table([(key, _said(value)) for key, value in line_body(found).items() if value not in (None, "", [], {})])
 
 
 @app.command()
 def totals(since: Since = None, json: o.Json = False) -> None:
     """GPU-hours, GPUs and bytes that came back, by owner, rule and platform."""
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.views.history import TotalsView, totals_rows
 
     begin = _begin(since) or datetime.fromtimestamp(0, UTC)
     with opened_for_reading() as ledger:
         found = asyncio.run(ledger.totals(begin))
     if json:
-        show.as_json("ledger-totals", {"since": begin, "totals": found})
+        show.as_json("ledger-totals", TotalsView(begin, found))
         return
-    rows = [("all", "", *_figures(found.whole))]
-    for by, group in (("owner", found.owners), ("rule", found.rules), ("platform", found.platforms)):
-        rows += ((by, name or "nobody known", *_figures(sums)) for name, sums in sorted(group.items()))
+    rows = [_totals_row(row) for row in totals_rows(found)]
     show.table(rows, head=("by", "name", "steps", "GPUs", "GPU-hours", "bytes", "not measured"))
 
 
@@ -240,57 +250,22 @@ def _print(seq: int, line: Event, *, json: bool) -> None:
     import msgspec
 
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.views.history import line_document
 
     if json:
-        typer.echo(msgspec.json.encode({"seq": seq, **_body(line)}))
+        typer.echo(msgspec.json.encode(line_document(seq, line)))
     else:
-        show.table([line_row(seq, line)])
-
-
-def line_row(seq: int, line: Event) -> tuple[str, ...]:
-    what = str(line.__struct_config__.tag)
-    where = line.ref.path if line.ref else getattr(line, "place", "")
-    result = str(getattr(line, "result", "") or getattr(line, "action", "") or getattr(line, "verdict", ""))
-    return (str(seq).rjust(6), f"{line.at:%Y-%m-%d %H:%M:%S}Z", what.ljust(10), result.ljust(11), where, _words(line))
-
-
-def _words(line: Event) -> str:
-    """Who and why, as far as the line says."""
-    from gpukeeper.model.event import Held, Noticed, Passed, Paused, Released, Resumed, WarningSent
-
-    match line:
-        case Noticed():
-            how = f" with {line.ended_with}" if line.ended_with else ""
-            return f"{line.state}, {line.outcome}{how}" if line.outcome is not None else str(line.state)
-        case Held():
-            reason = f": {line.hold.reason}" if line.hold.reason else ""
-            return f"by {line.by} until {line.hold.until:%Y-%m-%d %H:%M}{reason}"
-        case Paused() | Resumed() | Released():
-            return f"by {line.by}" + (f": {line.reason}" if isinstance(line, Paused) and line.reason else "")
-        case WarningSent():
-            return ("delivered: " if line.delivered else "undelivered: ") + line.message
-        case Passed():
-            counts = f"{line.seen} seen, {line.due} due, {line.reclaimed} reclaimed, {line.deferred} deferred"
-            return "; ".join([counts, *([line.breaker] if line.breaker else []), *line.unseen])
-        case _:
-            return str(getattr(line, "reason", "") or getattr(line, "what", "") or getattr(line, "note", ""))
-
-
-def _body(line: Event) -> dict[str, object]:
-    import msgspec
-
-    body: dict[str, object] = msgspec.to_builtins(line)
-    return body
+        show.table([show.line_row(seq, line)])
 
 
 def _said(value: object) -> str:
     import msgspec
 
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
-def _figures(sums: Reclaimed) -> tuple[str, ...]:
+def _totals_row(row: TotalsRow) -> tuple[str, ...]:
     from gpukeeper.model.durations import size_in_words
 
-    unmeasured = sums.unmeasured_gpus + sums.unmeasured_gpu_hours + sums.unmeasured_bytes
-    return (str(sums.steps), str(sums.gpus), f"{sums.gpu_hours:.1f}", size_in_words(sums.bytes), str(unmeasured))
+    hours, size = f"{row.gpu_hours:.1f}", size_in_words(row.bytes)
+    return (row.by, row.name, str(row.steps), str(row.gpus), hours, size, str(row.unmeasured))

@@ -27,6 +27,7 @@ from gpukeeper.interfaces.cli import (
     restore,
     stop_all,
     tidy,
+    top,
     workload,
 )
 
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("observe")(observe.observe)
+app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
 app.command("apply")(apply.apply)

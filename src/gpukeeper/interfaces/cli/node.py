@@ -13,9 +13,12 @@ import typer
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
-    from gpukeeper.devices.nvml import GpuFacts
+    from datetime import datetime
+
+    from gpukeeper.devices.driver.facts import GpuFacts
     from gpukeeper.model.condition import GpuMemory
     from gpukeeper.model.unknown import Unknown
+    from gpukeeper.views.node import GpuCondition
     from gpukeeper.wiring import Session
 
 PATIENCE = timedelta(seconds=10)
@@ -37,21 +40,24 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import opened, say
     from gpukeeper.model.unknown import Unknown
+    from gpukeeper.views.node import NodeView, gpu_condition
 
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         held = _held(inventory)
-        gpus = [
-            _facts(uuid, index, remembered.get(uuid), held.get(uuid)) for uuid, index in _known(inventory, remembered)
-        ]
-        unseen = inventory.why if isinstance(inventory, Unknown) else None
+        known = _known(inventory, remembered)
+        view = NodeView(
+            session.keeper.host,
+            tuple(gpu_condition(uuid, index, remembered.get(uuid), held.get(uuid)) for uuid, index in known),
+            inventory.why if isinstance(inventory, Unknown) else None,
+        )
         if json:
-            show.as_json("node-list", {"node": session.keeper.host, "gpus": gpus, "unseen": unseen})
+            show.as_json("node-list", view)
             return
-        if unseen is not None:
-            say(f"Which GPUs are here could not be learned ({unseen}); shown is what the ledger knows.")
-        show.table([_row(gpu) for gpu in gpus], head=("condition", "gpu", "uuid", "since", "because", "held by"))
-        if not gpus:
+        if view.unseen is not None:
+            say(f"Which GPUs are here could not be learned ({view.unseen}); shown is what the ledger knows.")
+        show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "because", "held by"))
+        if not view.gpus:
             say("No GPUs are known here.")
 
 
@@ -60,21 +66,22 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Everything recorded about one GPU."""
     import msgspec
 
-    from gpukeeper.interfaces.cli.ledger import line_row
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.interfaces.terminal.session import opened
+    from gpukeeper.views.history import lines_view
+    from gpukeeper.views.node import NodeGpuView, gpu_condition
 
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         uuid, index = _find(gpu, inventory, remembered)
         lines = asyncio.run(session.ledger.lines(last=HISTORY, workload=uuid))
-        facts = _facts(uuid, index, remembered.get(uuid), _held(inventory).get(uuid))
+        condition = gpu_condition(uuid, index, remembered.get(uuid), _held(inventory).get(uuid))
         if json:
-            history = [{"seq": seq, **msgspec.to_builtins(line)} for seq, line in lines]
-            shown.as_json("node-show", {"node": session.keeper.host, "gpu": facts, "lines": history})
+            shown.as_json("node-show", NodeGpuView(session.keeper.host, condition, lines_view(lines).lines))
             return
+        facts = msgspec.structs.asdict(condition)
         shown.table([(name.replace("_", " "), str(value)) for name, value in facts.items() if value is not None])
-        shown.table([line_row(seq, line) for seq, line in lines])
+        shown.table([shown.line_row(seq, line) for seq, line in lines])
 
 
 @app.command()
@@ -99,13 +106,13 @@ def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:
-    from gpukeeper.devices import nvml
+    from gpukeeper.devices.inventory import inventory
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.wiring import FLEET
 
     if os.environ.get(FLEET):
         return Unknown("a fleet of files has no GPUs", by_design=True)
-    return nvml.inventory(PATIENCE)
+    return inventory(PATIENCE)
 
 
 def _remembered(session: Session) -> dict[str, GpuMemory]:
@@ -187,41 +194,14 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _facts(uuid: str, index: int | None, remembered: GpuMemory | None, held_by: str | None = None) -> dict[str, object]:
-    from gpukeeper.model.condition import GpuMemory
-
-    gpu = remembered or GpuMemory()
-    return {
-        "uuid": uuid,
-        "index": index,
-        "held_by": held_by,
-        "condition": gpu.result.value if gpu.result is not None else None,
-        "checked": gpu.checked,
-        "reason": gpu.reason or None,
-        "quarantined": gpu.quarantined,
-        "quarantine_reason": gpu.quarantine_reason or None,
-        "quarantined_by": gpu.quarantined_by or None,
-        "baseline_mib": gpu.baseline_mib,
-        "last_reset": gpu.last_reset,
-    }
+def _row(gpu: GpuCondition) -> tuple[str, ...]:
+    index, held_by = "-" if gpu.index is None else str(gpu.index), gpu.held_by or "-"
+    if gpu.quarantined is not None:
+        why = f"{gpu.quarantine_reason} ({gpu.quarantined_by})"
+        return ("quarantined", index, gpu.uuid, _when(gpu.quarantined), why, held_by)
+    because = gpu.reason or "no work ended on it yet"
+    return (gpu.condition or "not checked", index, gpu.uuid, _when(gpu.checked), because, held_by)
 
 
-def _row(gpu: dict[str, object]) -> tuple[str, ...]:
-    index = "-" if gpu["index"] is None else str(gpu["index"])
-    if gpu["quarantined"] is not None:
-        why = f"{gpu['quarantine_reason']} ({gpu['quarantined_by']})"
-        return ("quarantined", index, str(gpu["uuid"]), _when(gpu["quarantined"]), why, str(gpu["held_by"] or "-"))
-    return (
-        str(gpu["condition"] or "not checked"),
-        index,
-        str(gpu["uuid"]),
-        _when(gpu["checked"]),
-        str(gpu["reason"] or "no work ended on it yet"),
-        str(gpu["held_by"] or "-"),
-    )
-
-
-def _when(at: object) -> str:
-    from datetime import datetime
-
-    return f"{at:%Y-%m-%d %H:%M}Z" if isinstance(at, datetime) else "-"
+def _when(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%d %H:%M}Z" if at is not None else "-"

@@ -30,17 +30,9 @@ WASTE_HEAD = ("unused for", "workload", "owner", "class", "gpus")
 GPUS_HEAD = ("state", "gpu", "held by", "owner", "since", "use", "next")
 
 
+@o.with_selection
 def observe(
-    policy: o.PolicyFile = None,
-    platform: o.OnPlatform = None,
-    namespace: o.Namespace = None,
-    label: o.Label = None,
-    kind: o.Kind = None,
-    owner: o.Owner = None,
-    outcome: o.OutcomeIs = None,
-    older_than: o.OlderThan = None,
-    name: o.Name = None,
-    image: o.Image = None,
+    selection: o.Selection,
     gpus: Annotated[
         bool, typer.Option("--gpus", help="Who has which GPU or slice, since when, and what happens next.")
     ] = False,
@@ -56,15 +48,15 @@ def observe(
     """Show what is there: workloads, leftovers and GPUs, what does not fit together, and what could not be seen."""
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import narrowed, opened, span
+    from gpukeeper.interfaces.terminal.session import opened, span
     from gpukeeper.model.errors import UsageError
 
     if gpus and waste:
         raise UsageError("--gpus and --waste are two reports. Nothing was looked at. Choose one.")
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image)
+    narrow = selection.narrow
     pause = span(every, "--every")
     assert pause is not None
-    with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
+    with opened(selection.policy, write=False, only=selection.platform, quiet=quiet or json) as session:
         while True:
             found = asyncio.run(observe_fleet(session.keeper, session.book))
             view = view_of(session, found, narrow, gpus=gpus, waste=waste)

@@ -21,18 +21,9 @@ if TYPE_CHECKING:
     from gpukeeper.wiring import Session
 
 
+@o.with_selection
 def plan(
-    policy: o.PolicyFile = None,
-    platform: o.OnPlatform = None,
-    namespace: o.Namespace = None,
-    label: o.Label = None,
-    kind: o.Kind = None,
-    owner: o.Owner = None,
-    outcome: o.OutcomeIs = None,
-    older_than: o.OlderThan = None,
-    name: o.Name = None,
-    image: o.Image = None,
-    class_: o.Class = None,
+    selection: o.SelectionByClass,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 4 when something is due, with 3 when not all was seen.")
     ] = False,
@@ -44,10 +35,10 @@ def plan(
     """Show what would be done now, and why. Changes nothing."""
     from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import blind, narrowed, opened, say
+    from gpukeeper.interfaces.terminal.session import blind, opened, say
     from gpukeeper.views.plan import plan_view, summary
 
-    narrow = narrowed(None, namespace, label, kind, owner, outcome, older_than, name, image, class_)
+    policy, platform, narrow = selection.policy, selection.platform, selection.narrow
     check_textfile(textfile, narrow)
     told = outlook.told(policy, platform, narrow) if textfile is None else None
     if told is not None:

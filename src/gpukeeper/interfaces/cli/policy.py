@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpukeeper.interfaces.cli import policy_try
+from gpukeeper.interfaces.terminal import completion
+
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
@@ -52,7 +55,10 @@ def show(
     section: Annotated[
         str | None,
         typer.Argument(
-            metavar="SECTION", help="Only this part: retention, classes.managed, match[0], …", show_default=False
+            metavar="SECTION",
+            help="Only this part: retention, classes.managed, match[0], …",
+            show_default=False,
+            autocompletion=completion.sections,
         ),
     ] = None,
     owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,
@@ -76,7 +82,7 @@ def show(
     if not found:
         typer.echo(f"{section} is not set.", err=True)
         return
-    _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in found])
+    _print_rows(found)
 
 
 @app.command()
@@ -103,24 +109,35 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
     typer.echo(in_words(loaded.policy))
 
 
+app.command("try")(policy_try.try_)
+
+
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:
+    from gpukeeper.interfaces.terminal import show as shown
+
     if as_json:
         classes = {name: _plain(found) for name, found in view.classes.items()}
         applies = {"exemptions": _plain(view.exemptions), "demand": _plain(view.demand), "holds": _plain(view.holds)}
         who = {"owner": view.owner, "groups": view.groups}
         _print_json("policy-show", {**_head(loaded), "section": section, **who, "classes": classes, **applies})
         return
-    typer.echo(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.{GROUPS_REPLACE if view.groups else ''}\n")
+    shown.text(f"{view.owner} is in {', '.join(view.groups) or 'no group'}.{GROUPS_REPLACE if view.groups else ''}\n")
     table = [(name, row.setting, row.text, row.origin) for name, found in view.classes.items() for row in found]
     if table:
-        _print_table(("class", "limit", "value", "from"), table)
+        shown.table(table, head=("class", "limit", "value", "from"))
     if table and section is None:
         typer.echo()
     if not view.exemptions and section in (None, "exemptions"):
         typer.echo(f"No exemption is for {view.owner}." + ("\n" if section is None else ""))
     more = [*view.exemptions, *view.demand, *view.holds]
     if more:
-        _print_table(("setting", "value", "from"), [(row.setting, row.text, row.origin) for row in more])
+        _print_rows(more)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    from gpukeeper.interfaces.terminal import show as shown
+
+    shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "from"))
 
 
 def _head(loaded: Loaded) -> dict[str, Any]:
@@ -153,22 +170,3 @@ def _print_json(kind: str, content: Mapping[str, Any]) -> None:
     import json
 
     typer.echo(json.dumps({"schema": f"gpukeeper/{kind}/v1", **content}, indent=2, ensure_ascii=False))
-
-
-def _print_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Coloured and wrapped on a terminal; elsewhere plain columns that grep and cut can read."""
-    import sys
-
-    if not sys.stdout.isatty():
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        for line in [heads, *lines]:
-            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpukeeper.engine.loop import Watch, watch
+from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.daemon.metrics import Telling
 from gpukeeper.interfaces.daemon.server import listening, tell_systemd
 from gpukeeper.interfaces.terminal.watching import PolicyNow, rotate_daily
@@ -29,7 +30,17 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with session.keeper.ledger.lease(DAEMON, "serve"), listening(socket_path(), session, say), telling.opened:
+
+    def passed(report: PassReport) -> None:
+        telling.passed(report)
+        session.passed(report)
+
+    async with (
+        session.keeper.ledger.lease(DAEMON, "serve"),
+        listening(socket_path(), session, say),
+        telling.opened,
+        session.admins_notified(say),
+    ):
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
@@ -37,7 +48,7 @@ async def serve_until_stopped(
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = PolicyNow(session, policy, say)
-            made = Watch(session.keeper, book, stop, telling.passed, say, book.refresh, telling.under_way)
+            made = Watch(session.keeper, book, stop, passed, say, book.refresh, telling.under_way)
             group.create_task(watch(made))
             group.create_task(rotate_daily(session, stop, say))
         tell_systemd("STOPPING=1")

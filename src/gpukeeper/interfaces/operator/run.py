@@ -173,12 +173,21 @@ async def operate_until_stopped(
     async def reach() -> object:
         return await cluster.get("/version", dict[str, Any])
 
-    one = Operator(session.keeper, PolicyNow(session, policy, say), metrics, leadership, reach, tell, say)
+    def passed(report: PassReport) -> None:
+        tell(report)
+        session.passed(report)
+
+    one = Operator(session.keeper, PolicyNow(session, policy, say), metrics, leadership, reach, passed, say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, one.stop.set)
     pages = {"/healthz": one.healthz, "/readyz": one.readyz, "/metrics": one.metrics_page}
-    async with session.keeper.ledger.lease(DAEMON, "serve"), cluster.opened(), listening(Where(port), pages):
+    async with (
+        session.keeper.ledger.lease(DAEMON, "serve"),
+        cluster.opened(),
+        listening(Where(port), pages),
+        session.admins_notified(say),
+    ):
         _introduce(session, leadership, port, say)
         async with asyncio.TaskGroup() as group:
             group.create_task(rotate_daily(session, one.stop, say))

@@ -1,18 +1,32 @@
-"""The flags that mean the same everywhere."""
+"""The options that mean the same everywhere, and those that plan, apply and observe share as one value."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
+
+from gpukeeper.interfaces.terminal import completion
+
+if TYPE_CHECKING:
+    from gpukeeper.lifecycle.narrow import Narrow
 
 PolicyFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--policy", help="Policy file. Default: the site's, else the built-in one.", metavar="FILE"),
 ]
 OnPlatform: TypeAlias = Annotated[
-    str | None, typer.Option("--platform", help="Only this platform or place: docker, docker/node-3.")
+    str | None,
+    typer.Option(
+        "--platform",
+        help="Only this platform or place: docker, docker/node-3.",
+        autocompletion=completion.platforms,
+    ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, with its schema's name.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Only results, no talk.")]
@@ -27,7 +41,10 @@ Owner: TypeAlias = Annotated[
 Class: TypeAlias = Annotated[
     str | None, typer.Option("--class", help="Only this class, as the policy assigns it; patterns allowed.")
 ]
-OutcomeIs: TypeAlias = Annotated[str | None, typer.Option("--outcome", help="Only succeeded, failed or stopped ones.")]
+OutcomeIs: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--outcome", help="Only succeeded, failed or stopped ones.", autocompletion=completion.outcomes),
+]
 OlderThan: TypeAlias = Annotated[
     str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
 ]
@@ -43,5 +60,62 @@ Textfile: TypeAlias = Annotated[
     typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),
 ]
 Workload: TypeAlias = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="platform/place/[namespace/kind/]name; any unique ending will do.")
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="platform/place/[namespace/kind/]name; any unique ending will do.",
+        autocompletion=completion.workloads,
+    ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which policy applies, and which part of what it covers is meant. Nothing given: all of it."""
+
+    policy: PolicyFile = None
+    platform: OnPlatform = None
+    namespace: Namespace = None
+    label: Label = None
+    kind: Kind = None
+    owner: Owner = None
+    outcome: OutcomeIs = None
+    older_than: OlderThan = None
+    name: Name = None
+    image: Image = None
+
+    @property
+    def narrow(self) -> Narrow:
+        """Without the platform: a session is opened for it alone."""
+        from gpukeeper.interfaces.terminal.session import narrowed
+
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("policy", "platform")}
+        return narrowed(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionByClass(Selection):
+    class_: Class = None
+
+
+def with_selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Typer gets each option of the command's `selection`; the command gets them as one value."""
+    hints = get_type_hints(command, include_extras=True)
+    kind = hints.pop("selection")
+    shared = get_type_hints(kind, include_extras=True)
+    options = {one.name: (shared[one.name], one.default) for one in fields(kind)}
+    own = {
+        name: (hints[name], one.default) for name, one in inspect.signature(command).parameters.items() if name in hints
+    }
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(selection=kind(**{name: given.pop(name) for name in options}), **given)
+
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in (options | own).items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from gpukeeper.interfaces.terminal.layout import width_of, wrapped
 from gpukeeper.ledger.paths import socket_path, state_folder
 from gpukeeper.model.errors import UsageError
 from gpukeeper.notify.terminals import plain
@@ -79,7 +81,8 @@ def blind(session: Session) -> bool:
 
 def say(words: str) -> None:
     """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
-    typer.echo("\n".join(map(plain, words.split("\n"))), err=True)
+    lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
+    typer.echo("\n".join(lines), err=True)
 
 
 def confirmed(question: str) -> bool:

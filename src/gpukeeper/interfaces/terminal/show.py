@@ -1,8 +1,7 @@
-"""What people read: aligned lines, a sentence each. Colour only on a terminal, and never with NO_COLOR."""
+"""What people read: aligned lines, a sentence each, in the width of the terminal; colours.py says when in colour."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from gpukeeper.interfaces.terminal.colours import colours, overwrites
+from gpukeeper.interfaces.terminal.layout import laid_out, width_of, wrapped
 from gpukeeper.model.decision import Decision, Result
 from gpukeeper.model.durations import in_words, size_in_words, when_in_words
 from gpukeeper.model.unknown import Unknown
@@ -20,7 +21,7 @@ from gpukeeper.views.workload import WorkloadRow, workload_row
 
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.claims import Claim
-    from gpukeeper.model.event import Closed, WarningSent
+    from gpukeeper.model.event import Closed, Event, WarningSent
 
 CLEAR = "\x1b[H\x1b[2J"
 OLD = timedelta(minutes=2)  # a measurement older than this says so
@@ -60,21 +61,33 @@ def _names(view: msgspec.Struct) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), stamps: Sequence[str] = ()) -> None:
-    """Columns as wide as their widest cell; the first is coloured by its word, the last is never cut. `stamps`: what
-    each line begins with."""
+    """Columns as wide as their widest cell, in the width of the terminal; the first is coloured by its word. `stamps`:
+    what each line begins with."""
     lines = [[plain(cell) for cell in row] for row in rows]
-    if head and lines:
-        lines.insert(0, [cell.upper() for cell in head])
-    widths = [max((len(line[i]) for line in lines), default=0) for i in range(max(map(len, lines), default=0))]
-    for number, line in enumerate(lines):
-        cells = [cell.ljust(widths[i]) for i, cell in enumerate(line[:-1])]
-        first = _coloured(cells[0], dim=bool(head) and number == 0) if cells else ""
-        typer.echo((stamps[number] if stamps else "") + "  ".join([first, *cells[1:], line[-1]]).rstrip())
+    if not lines:
+        return
+    width = width_of(sys.stdout)
+    stamp = max(map(len, stamps), default=0)
+    found = laid_out(lines, head, None if width is None else width - stamp)
+    words = [*head[:1], *(line[0] for line in lines)]
+    for number, (word, (first, *more)) in enumerate(zip(words, found, strict=True)):
+        cell, rest = first[: len(word)], first[len(word) :]
+        begin = stamps[number] if stamps else ""
+        coloured = _coloured(cell, head=bool(head) and number == 0)
+        typer.echo(f"{begin}{coloured}{rest}", color=colours(sys.stdout))
+        for line in more:
+            typer.echo(" " * stamp + line)
+
+
+def text(words: str) -> None:
+    """Sentences on stdout, in the width of the terminal; line breaks in them are ours and are kept."""
+    for line in words.split("\n"):
+        typer.echo("\n".join(wrapped(plain(line), width_of(sys.stdout))))
 
 
 def progress_line(words: str) -> None:
-    """One line on stderr that the next one overwrites; nothing when nobody watches."""
-    if sys.stderr.isatty():
+    """One line on stderr that the next one overwrites; nothing where lines cannot be overwritten."""
+    if overwrites(sys.stderr):
         width = shutil.get_terminal_size().columns
         typer.echo("\r" + plain(words)[: width - 1].ljust(width - 1) + "\r", nl=False, err=True)
 
@@ -110,6 +123,15 @@ def warning_row(line: WarningSent) -> tuple[str, ...]:
     return ("warned", line.ref.path, word.value, line.owner or "-", line.message.partition(": ")[2])
 
 
+def line_row(seq: int, line: Event) -> tuple[str, ...]:
+    """One line of the ledger."""
+    from gpukeeper.views import history
+
+    row = history.line_row(seq, line)
+    at = f"{row.at:%Y-%m-%d %H:%M:%S}Z"
+    return (str(row.seq).rjust(6), at, row.type.ljust(10), row.result.ljust(11), row.where, row.words)
+
+
 def claim_row(claim: Claim, now: datetime) -> tuple[str, ...]:
     """One device and who has it."""
     holder = claim.holder.path if claim.holder is not None else claim.by or "-"
@@ -139,15 +161,12 @@ def when(at: datetime | None, now: datetime) -> str:
 
 def clear(*, when: bool) -> None:
     """The screen, before the next look is shown; only where there is one."""
-    if when and on_terminal():
+    if when and overwrites(sys.stdout):
         typer.echo(CLEAR, nl=False)
 
 
-def on_terminal() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _coloured(cell: str, *, dim: bool) -> str:
-    if not on_terminal():
+def _coloured(cell: str, *, head: bool) -> str:
+    colour = COLOURS.get(cell.strip())
+    if not colours(sys.stdout) or (colour is None and not head):
         return cell
-    return typer.style(cell, bold=True) if dim else typer.style(cell, fg=COLOURS.get(cell.strip()))
+    return typer.style(cell, bold=True) if head else typer.style(cell, fg=colour)

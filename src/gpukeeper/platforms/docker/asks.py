@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.naming import resolve
-from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker.wire import DeviceRequest, Inspected
 

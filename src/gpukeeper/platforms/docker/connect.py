@@ -6,23 +6,21 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from gpukeeper.http_client import CannotConnect, Client, HttpError
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.docker.errors import NOT_MODIFIED, EngineError, EngineSilent, cannot_connect
+from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
 from gpukeeper.platforms.docker.wire import EngineEvent, Message
-
-if TYPE_CHECKING:
-    import aiohttp
 
 T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"
@@ -31,6 +29,7 @@ QUICK, SLOW = timedelta(seconds=10), timedelta(seconds=60)
 AT_ONCE = 16  # questions in flight; more does not make an engine faster
 MOST = 64 * 1024 * 1024  # bytes of one answer
 LONGEST_EVENT = 4 * 1024 * 1024  # bytes
+REFUSAL = 64 * 1024  # bytes of an answer whose words alone matter
 
 
 def find(environ: Mapping[str, str]) -> str | None:
@@ -56,7 +55,7 @@ class Engine:
             raise UsageError(f'DOCKER_HOST="{address}" is not unix://PATH or tcp://HOST:PORT')
         self.local = scheme == "unix"
         self._where = where
-        self._session: aiohttp.ClientSession | None = None
+        self._client: Client | None = None
         self._users = 0
         self._version = ""
         self._limit = asyncio.Semaphore(AT_ONCE)
@@ -76,7 +75,7 @@ class Engine:
     async def opened(self) -> AsyncIterator[None]:
         """The first to come opens, the last to go closes: a one-shot command leaves nothing behind."""
         if self._users == 0:
-            self._session, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
+            self._client, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
         self._users += 1
         try:
             if not self._version:
@@ -84,9 +83,9 @@ class Engine:
             yield
         finally:
             self._users -= 1
-            if self._users == 0 and self._session is not None:
-                session, self._session, self._version = self._session, None, ""
-                await session.close()
+            if self._users == 0 and self._client is not None:
+                client, self._client, self._version = self._client, None, ""
+                await client.close()
 
     async def get(self, path: str, type_: type[T], *, deadline: timedelta = QUICK, **query: object) -> T:
         return _decode(await self._call("GET", path, deadline, query), type_, path)
@@ -108,23 +107,18 @@ class Engine:
 
     async def events(self, filters: Mapping[str, list[str]], **query: object) -> AsyncGenerator[EngineEvent, None]:
         """Until the engine ends the stream. Without `until` it lasts as long as the engine does."""
-        import aiohttp
-
-        assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
-        asked = _query({**query, "filters": msgspec.json.encode(filters).decode()})
-        timeout = aiohttp.ClientTimeout(total=None, connect=QUICK.total_seconds())
+        asked = {**query, "filters": msgspec.json.encode(filters).decode()}
         decoder = reading.Decoder(EngineEvent)
         try:
-            # An event carries all labels in one line, and anybody may write long ones.
-            async with self._session.get(
-                self._url("/events"), params=asked, timeout=timeout, read_bufsize=LONGEST_EVENT
-            ) as answer:
-                if answer.status >= 400:
-                    raise EngineError(answer.status, _refusal(await answer.read()))
-                async for line in answer.content:
-                    if line.strip():
-                        yield decoder.decode(line)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+            async with self._opened_client.stream("GET", self._target("/events", asked)) as answer:
+                if answer.status >= 300:
+                    raise EngineError(answer.status, _refusal(await answer.read(REFUSAL, cut=True)))
+                # An event carries all labels in one line, and anybody may write long ones.
+                async with aclosing(answer.lines(LONGEST_EVENT)) as lines:
+                    async for line in lines:
+                        if line.strip():
+                            yield decoder.decode(line)
+        except (HttpError, ValueError) as error:
             raise EngineSilent(f"the engine's events ended: {error}") from error
 
     async def _call(
@@ -136,66 +130,58 @@ class Engine:
         body: object = None,
         most: int = MOST,
     ) -> bytes:
-        import aiohttp
-
-        assert self._session is not None, "This is a bug in gpukeeper: the engine was not opened."
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=deadline.total_seconds())
+        target = self._target(path, query)
         try:
-            async with (
-                self._limit,
-                self._session.request(
-                    method, self._url(path), params=_query(query), data=data, headers=headers, timeout=timeout
-                ) as answer,
-            ):
-                read = await _read(answer.content, most)
-                if answer.status >= 400 or answer.status == NOT_MODIFIED:
-                    raise EngineError(answer.status, _refusal(read))
-                return read
+            async with self._limit, asyncio.timeout(deadline.total_seconds()):
+                answer = await self._opened_client.request(
+                    method, target, headers=headers, body=data, size_max=most, cut=True
+                )
         except TimeoutError as error:
             raise EngineSilent(f"the engine did not answer {method} {path} within {in_words(deadline)}") from error
-        except aiohttp.ClientConnectorError as error:
-            raise cannot_connect(self.address, _in_words(error.os_error)) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except CannotConnect as error:
+            raise cannot_connect(self.address, str(error)) from error
+        except HttpError as error:
             raise EngineSilent(f"the engine broke off {method} {path}: {error}") from error
+        if answer.status >= 300:
+            raise EngineError(answer.status, _refusal(answer.body))
+        return answer.body
 
     async def _negotiate(self) -> str:
         """The newest version that both know."""
-        import aiohttp
-
-        assert self._session is not None
-        timeout = aiohttp.ClientTimeout(total=QUICK.total_seconds())
         try:
-            async with self._session.get(f"{self._base}/_ping", timeout=timeout) as answer:
-                spoken = answer.headers.get("Api-Version", "")
+            async with asyncio.timeout(QUICK.total_seconds()):
+                answer = await self._opened_client.request("GET", "/_ping", size_max=REFUSAL, cut=True)
         except TimeoutError as error:
             raise EngineSilent(f"the engine at {self.address} did not answer within {in_words(QUICK)}") from error
-        except aiohttp.ClientConnectorError as error:
-            raise cannot_connect(self.address, _in_words(error.os_error)) from error
-        except (aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError) as error:  # it speaks something else
-            raise EngineSilent(f"what answers at {self.address} is no container engine") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except CannotConnect as error:
             raise cannot_connect(self.address, str(error)) from error
-        major, _, minor = spoken.partition(".")
+        except HttpError as error:  # it speaks something else
+            raise EngineSilent(f"what answers at {self.address} is no container engine") from error
+        major, _, minor = answer.headers.get("api-version", "").partition(".")
         if not (major.isdecimal() and minor.isdecimal()):
             raise EngineSilent(f"what answers at {self.address} is no container engine")
         return "v{}.{}".format(*min(NEWEST, (int(major), int(minor))))
 
-    def _connect(self) -> aiohttp.ClientSession:
-        try:
-            import aiohttp
-        except ImportError as error:
-            raise UsageError("looking at Docker needs: pip install 'gpukeeper[docker]'") from error
+    @property
+    def _opened_client(self) -> Client:
+        assert self._client is not None, "This is a bug in gpukeeper: the engine was not opened."
+        return self._client
+
+    def _connect(self) -> Client:
         if self.local:
-            return aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=self._where, limit=0))
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=self._tls() or False))
+            return Client("http://engine", unix_socket=self._where)
+        try:
+            return Client(f"{'https' if self._encrypted else 'http'}://{self._where}", tls=self._tls())
+        except ValueError as error:
+            raise UsageError(f'DOCKER_HOST="{self.address}" is not unix://PATH or tcp://HOST:PORT') from error
 
     def _tls(self) -> ssl.SSLContext | None:
         """As the docker command does it: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
         folder = self._environ.get("DOCKER_CERT_PATH")
         if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
-            return ssl.create_default_context() if self._encrypted else None
+            return None  # of https:// the system's authorities decide
         try:
             context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
             context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
@@ -204,39 +190,18 @@ class Engine:
         return context
 
     @property
-    def _base(self) -> str:
-        if self.local:
-            return "http://engine"
-        return f"{'https' if self._encrypted else 'http'}://{self._where}"
-
-    @property
     def _encrypted(self) -> bool:
         own = self._environ.get("DOCKER_TLS_VERIFY") and self._environ.get("DOCKER_CERT_PATH")
         return bool(own) or self.address.startswith("https://")
 
-    def _url(self, path: str) -> str:
-        return f"{self._base}/{self._version}{path}"
+    def _target(self, path: str, query: Mapping[str, object]) -> str:
+        asked = urlencode(_query(query))
+        return f"/{self._version}{path}" + (f"?{asked}" if asked else "")
 
 
 def part(name: str) -> str:
     """A name or id as a part of a path: whatever is in it, it stays one part."""
     return quote(name, safe="")
-
-
-async def _read(content: Any, most: int) -> bytes:
-    """At most this much: an answer without end must not fill the memory."""
-    parts, size = [], 0
-    async for chunk in content.iter_chunked(65536):
-        parts.append(chunk[: most - size])
-        size += len(parts[-1])
-        if size >= most:
-            break
-    return b"".join(parts)
-
-
-def _in_words(error: OSError) -> str:
-    """The kernel's words where there are any: libraries write calls and tuples."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
 
 def _query(query: Mapping[str, object]) -> dict[str, str]:

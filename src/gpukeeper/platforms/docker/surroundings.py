@@ -16,8 +16,8 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
-from gpukeeper.devices.nvml import GpuFacts
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
 from gpukeeper.platforms.docker.asks import asked, devices_of

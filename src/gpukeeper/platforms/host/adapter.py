@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices import nvml
+from gpukeeper.devices.inventory import inventory as read_inventory
 from gpukeeper.disk import filesystems, open_files
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.missing import gone_by_looks
@@ -72,7 +72,7 @@ class HostPlatform:
         folders: Sequence[str] = (),
         busy: Busy = nothing_known,
         needed: Needed = nothing_needed,
-        inventory: Inventory = nvml.inventory,
+        inventory: Inventory = read_inventory,
         proc: str = "/proc",
         scan: Scan | None = None,
         limits: Limits | None = None,

@@ -14,7 +14,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, occupancy
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.disk import naming
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured, printable

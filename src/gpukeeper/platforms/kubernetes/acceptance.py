@@ -11,16 +11,11 @@ from datetime import datetime, timedelta
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending, usable
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, usable
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.marks import moment
 from gpukeeper.platforms.kubernetes.wire import Meta, when
 
-KINDS = frozenset({kind.name for kind in (POD, JOB, DEPLOYMENT, STATEFULSET, DAEMONSET)})
-NEVER_END = frozenset({kind.name for kind in (DEPLOYMENT, STATEFULSET, DAEMONSET)})
 APPS = frozenset({"gpu-accept-daemon", "gpu-accept-ddp", "gpu-acceptance-test", "gpu-cluster-test"})
 ROLES = frozenset({"master", "worker"})
 MODES = frozenset({"single-gpu", "multi-gpu-single-node", "multi-node-ddp"})
@@ -29,9 +24,7 @@ RUN_LIMIT = timedelta(hours=24)
 
 
 def is_run(kind: Kind, labels: Mapping[str, str] | None) -> bool:
-    if not labels or not _says_so(labels):
-        return False
-    return kind.name in KINDS
+    return labels is not None and _says_so(labels) and kind.in_runs
 
 
 def _says_so(labels: Mapping[str, str]) -> bool:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -27,17 +26,16 @@ from gpukeeper.model.decision import (
     Unseen,
 )
 from gpukeeper.model.diagnosis import Diagnosis
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import AtFinish, PlaceScope, Policy
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Gone, Shape, State, Subject
+from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import diagnose, finalizers, gpus, remnants, translate
+from gpukeeper.platforms.kubernetes import diagnose, remnants, translate
 from gpukeeper.platforms.kubernetes.absence import absent
-from gpukeeper.platforms.kubernetes.acts import Acts, cannot_remove
+from gpukeeper.platforms.kubernetes.acts import Acts
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.bulk import Bulk, Listed
@@ -46,38 +44,22 @@ from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
+from gpukeeper.platforms.kubernetes.looks import Looked, Looks
 from gpukeeper.platforms.kubernetes.meter import Running
-from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.notes import Notes
-from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners, would_go_too
-from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants
+from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners
+from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
+from gpukeeper.platforms.kubernetes.removals import Removals
+from gpukeeper.platforms.kubernetes.server_clock import ServerClock
 from gpukeeper.platforms.kubernetes.settings import settings_of
-from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
 
-WRONG_CLOCK = timedelta(minutes=5)  # beyond this nothing that a time says can be believed
-SLIGHT = timedelta(seconds=2)  # the server's clock is known to the second
-WORD_OF_IT = 0.05  # seconds that a watch may take to tell of a removal
-WORD_IN_BULK = 2.0  # the same while many are removed: a question would wait for its turn
 STUCK_LOOKED_AT = 20  # in one look at everything
-REMEMBERED = 500
-REPORTED = 50_000  # deletions that watches reported and that are remembered
-A_WHILE = timedelta(minutes=5)  # for which a namespace's labels are believed
-REPORT_HOLDS = timedelta(minutes=10)  # for which a deletion that a watch reported is believed
-
-
-class Looked(msgspec.Struct):
-    """The last look at a root, for the verb that follows it."""
-
-    subject: Subject
-    source: Root | Pod
-    pods: tuple[Pod, ...]
 
 
 class KubernetesPlatform:
@@ -104,23 +86,24 @@ class KubernetesPlatform:
         self._bulk = Bulk(cluster, served)
         self._controllers = Controllers(cluster)
         self._notes = Notes(cluster, clock)
-        self._watches = Watches(cluster, self._discovery, cluster.place, self._heard_gone)
-        self._watching = False
-        self._looked: dict[str, Looked] = {}  # by uid
-        self._following: dict[str, tuple[Subject, tuple[str, ...]]] = {}  # by uid: what was removed, its living pods
-        self._gone: dict[str, float] = {}  # by uid: a watch said so
-        self._telling: dict[str, asyncio.Event] = {}
-        self._batched: set[str] = set()  # uids of what is being removed in bulk, whose deletions are watched
-        self._holders: dict[
-            str, list[tuple[str, str, str | None]]
-        ] = {}  # by uid: pods that hold GPUs, when last listed
-        self._dependents: dict[str, str] = {}  # by uid of an owner, when everything was last listed
-        self._namespaces: dict[str, tuple[float, Namespace | Unknown]] = {}
+        self._server_clock = ServerClock(cluster, clock)
+        self._removals = Removals(cluster, clock)
+        self._looks = Looks(
+            cluster,
+            self._server_clock,
+            self._discovery,
+            self._owners,
+            self._controllers,
+            self._bulk,
+            self._removals,
+        )
+        self._watches = Watches(cluster, self._discovery, cluster.place, self._removals.heard_gone)
         self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
         """Of a policy that changed."""
         self._policy = policy
+        self._looks.follow(policy)
 
     @property
     def name(self) -> str:
@@ -138,26 +121,27 @@ class KubernetesPlatform:
             return
         async with self._cluster.opened():
             await self._cluster.get("/version", msgspec.Raw)  # is it there, and what time does it have?
-            self._check_clock()
-            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._at(), self._owners)
+            self._server_clock.check()
+            walk = Walk(self._cluster, self._discovery, self._wanted(scope), self._server_clock.at(), self._owners)
             stuck = 0
             async for subjects, sources in walk.pages():
                 for number, source in enumerate(sources):
-                    if self._is_stuck(source) and stuck < STUCK_LOOKED_AT:
+                    if self._looks.is_stuck(source) and stuck < STUCK_LOOKED_AT:
                         stuck += 1
-                        subjects[number] = await self._with_block(subjects[number], source, None)
-                self._holders.update(walk.holders)  # whoever measures a page asks for them
-                yield self._page([self._by_our_clock(one) for one in subjects])
+                        subjects[number] = await self._looks.with_block(subjects[number], source, None)
+                self._looks.holders.update(walk.holders)  # whoever measures a page asks for them
+                yield self._page([self._server_clock.by_ours(one) for one in subjects])
             left = [one async for one in self._remnants(scope)] if walk.saw_pods else []
             yield self._page(left, walk.unseen)
-            self._watches.parts, self._dependents = walk.parts, walk.dependents
-            self._holders = walk.holders
+            self._watches.parts, self._looks.dependents = walk.parts, walk.dependents
+            self._looks.holders = walk.holders
 
     def running_pods(self, subject: Subject) -> Mapping[str, Running]:
         """By name: those that hold its GPUs, for whoever measures them. A name is used again, a uid is not."""
-        if subject.ref.kind == POD.name:
+        kind = BY_NAME.get(subject.ref.kind)
+        if kind is not None and not kind.children:  # a pod of its own
             return {subject.ref.name: Running(subject.ref.uid, _known(subject.started))}
-        held = self._holders.get(subject.ref.uid, [])
+        held = self._looks.holders.get(subject.ref.uid, [])
         return {name: Running(uid, _known(when(started))) for name, uid, started in held}
 
     async def wake(self) -> AsyncIterator[Ref | None]:
@@ -165,12 +149,12 @@ class KubernetesPlatform:
         if scope is None:
             return
         async with self._cluster.opened():
-            self._watching = True
+            self._removals.watching = True
             try:
                 async for hint in self._watches.hints(self._wanted(scope)):
                     yield hint
             finally:
-                self._watching = False
+                self._removals.watching = False
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         if ref.kind == remnants.SERVICE.name:
@@ -180,9 +164,9 @@ class KubernetesPlatform:
             return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
         async with self._cluster.opened():
             try:
-                if await self._was_told(ref):
-                    return await self._after_removal(ref)
-                return await self._look(kind, ref)
+                if await self._removals.was_told(ref):
+                    return await self._looks.after_removal(ref)
+                return await self._looks.look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
 
@@ -192,10 +176,10 @@ class KubernetesPlatform:
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         """A watch's report of a deletion, or else a list of the kind that does not contain the uid."""
         now = self._clock.now()
-        followed = {ref.uid: ref for ref in refs if self._following.get(ref.uid, (None, ()))[1]}
+        followed = {ref.uid: ref for ref in refs if self._removals.follows(ref.uid)}
         others = [ref for ref in refs if ref.uid not in followed]
-        announced = [ref for ref in others if self._reported_gone(ref.uid)]
-        asked = [ref for ref in others if not self._reported_gone(ref.uid)]
+        announced = [ref for ref in others if self._removals.reported_gone(ref.uid)]
+        asked = [ref for ref in others if not self._removals.reported_gone(ref.uid)]
         scope = self._policy.scope.get(self.name)
         async with self._cluster.opened():
             everywhere = scope is not None and self._wanted(scope).named is None
@@ -208,13 +192,13 @@ class KubernetesPlatform:
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is Shape.REMNANT:
             return Unknown(remnants.ONLY_REPORTED)
-        kind, looked = BY_NAME[subject.ref.kind], self._looked.get(subject.ref.uid)
+        kind, looked = BY_NAME[subject.ref.kind], self._looks.last.get(subject.ref.uid)
         async with self._cluster.opened():
             if looked is None:
                 found = await self.look(subject.ref)
                 if isinstance(found, Unknown):
                     return found
-                looked = self._looked.get(subject.ref.uid)
+                looked = self._looks.last.get(subject.ref.uid)
             if looked is None:
                 return NothingToCapture("it no longer exists")
             pods = (looked.source,) if isinstance(looked.source, Pod) else looked.pods
@@ -227,12 +211,12 @@ class KubernetesPlatform:
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
         async with self._cluster.opened():
             self._bulk.forget(ref.uid)  # from here on only what is asked for now counts
-            looked = self._looked.get(ref.uid)
+            looked = self._looks.last.get(ref.uid)
             if looked is None or looked.subject.seen.version != fresh.seen.version:
                 found = await self.look(ref)
                 if isinstance(found, Unknown):
                     return found
-                looked = self._looked.get(ref.uid)
+                looked = self._looks.last.get(ref.uid)
                 if isinstance(found, Gone) or looked is None:
                     return Changed("it is gone already")
                 if looked.subject.seen.version != fresh.seen.version:
@@ -253,11 +237,11 @@ class KubernetesPlatform:
         async with self._cluster.opened():
             listed = await self._bulk.read(refs, events="events" in self._policy.capture.what)
             watching = [asyncio.create_task(self._hear_deletions(one)) for one in listed]
-            self._batched = {ref.uid for ref in refs if self._bulk.get(ref.uid) is not None}
+            self._removals.batched = {ref.uid for ref in refs if self._bulk.get(ref.uid) is not None}
             try:
                 yield
             finally:
-                self._batched = set()
+                self._removals.batched = set()
                 self._bulk.forget(*(ref.uid for ref in refs))
                 for task in watching:
                     task.cancel()
@@ -269,7 +253,7 @@ class KubernetesPlatform:
             async with aclosing(self._cluster.watch(listed.path, listed.version, Named, accept=ONE)) as events:
                 async for event in events:
                     if event.type == "DELETED":
-                        self._heard_gone(event.object.metadata.uid)
+                        self._removals.heard_gone(event.object.metadata.uid)
 
     async def _act(
         self, kind: Kind, action: Action, fresh: Subject, looked: Looked
@@ -280,11 +264,11 @@ class KubernetesPlatform:
                 problem = cannot_remove(kind, looked.source)
                 if problem is not None:
                     return problem
-                self._remember_removal(fresh, living)
+                self._removals.remember(fresh, living)
                 return await self._acts.remove(kind, fresh, lambda: self._look_again(fresh, looked))
             case Action.STOP:
-                if kind is POD:
-                    self._remember_removal(fresh, living)
+                if kind.evicted:
+                    self._removals.remember(fresh, living)
                 return await self._acts.stop(kind, fresh, looked.source, lambda: self._look_again(fresh, looked))
             case Action.TRIM if isinstance(looked.source, Root):
                 foreign = await self._also_of_others(looked)
@@ -311,7 +295,7 @@ class KubernetesPlatform:
     async def _look_again(self, fresh: Subject, before: Looked) -> Subject | Gone | Changed | Unknown:
         """After a conflict. Another generation is another wish, though nothing came of it yet that a look shows."""
         found = await self.look(fresh.ref)
-        now = self._looked.get(fresh.ref.uid)
+        now = self._looks.last.get(fresh.ref.uid)
         if not isinstance(found, Subject) or now is None:
             return found
         same = now.source.metadata.generation == before.source.metadata.generation
@@ -345,14 +329,14 @@ class KubernetesPlatform:
             for namespace in wanted.named or (None,):
                 path, asked = kind.path(version, namespace), f"metadata.name={name}"
                 async for page in self._cluster.pages(path, Namespace, fieldSelector=asked):
-                    found += [self._at().ref(kind, one.metadata) for one in page.items]
+                    found += [self._server_clock.at().ref(kind, one.metadata) for one in page.items]
         return [ref for ref in found if wanted.wants(ref.namespace) and ref.ends_with(words)]
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         async with self._cluster.opened():
             try:
                 return await diagnose.diagnose(
-                    self._cluster, self._discovery.served, ref, self._at().now, self._controllers
+                    self._cluster, self._discovery.served, ref, self._server_clock.at().now, self._controllers
                 )
             except PlatformError as problem:
                 return Unknown(str(problem))
@@ -376,186 +360,23 @@ class KubernetesPlatform:
 
     # Below here: how.
 
-    async def _look(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
-        version = await self._discovery.served(kind)
-        if isinstance(version, Unknown):
-            return version
-        if version is None:
-            return Gone(ref, self._clock.now())  # its kind was uninstalled, and everything of it with that
-        read = self._bulk.get(ref.uid)
-        if read is not None:
-            self._check_clock()
-            return await self._as_found(kind, ref, read.source, read.below)
-        type_: type[Root | Pod] = Pod if kind is POD else Root
-        try:
-            source = await self._cluster.get(kind.path(version, ref.namespace, ref.name), type_)
-        except ApiError as error:
-            if error.says_gone:
-                return await self._after_removal(ref)
-            raise
-        self._check_clock()
-        if not source.metadata.uid:
-            return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
-        if source.metadata.uid != ref.uid:
-            return await self._after_removal(ref)
-        return await self._as_found(kind, ref, source)
-
-    async def _as_found(
-        self, kind: Kind, ref: Ref, source: Root | Pod, below: Descendants | None = None
-    ) -> Subject | Gone | Unknown:
-        """`below`: where it was read already."""
-        above = await climb(self._cluster, self._discovery.served, source.metadata)
-        namespace = await self._namespace(ref.namespace)
-        tally = Tally()
-        if isinstance(source, Pod):
-            below = Descendants()
-            subject = translate.pod_subject(source, namespace, self._at(), self._reading, part_of(above, ref))
-        else:
-            if below is None:
-                served = self._discovery.served
-                below = await descendants(self._cluster, served, kind, source.metadata, narrow=True, seen=source)
-            for pod in below.pods():
-                tally.add_pod(pod, gpus.asked(pod.spec))
-            tally.ran = any(translate.ran(one.seen.status) for one in below.every() if isinstance(one.seen, Root))
-            if below.unseen:
-                tally.unclear = below.unseen[0]
-            ttl_field = await self._discovery.ttl_field(kind, (source,))
-            reading = msgspec.structs.replace(self._reading, ttl_field=ttl_field)
-            subject = translate.root_subject(kind, source, tally, namespace, self._at(), reading, part_of(above, ref))
-        subject = msgspec.structs.replace(subject, needed=await self._needed(source, below))
-        if self._is_stuck(source):
-            subject = await self._with_block(subject, source, above)
-        subject = self._by_our_clock(subject)
-        if tally.pods:
-            self._holders[ref.uid] = tally.pods
-        self._remember(Looked(subject, source, tuple(below.pods())))
-        return subject
-
     async def _remnants(self, scope: PlaceScope) -> AsyncIterator[Subject]:
-        async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._at().now):
+        async for one in remnants.left_by_runs(self._cluster, self._wanted(scope), self._server_clock.at().now):
             yield await self._remnant(one)
 
     async def _look_at_remnant(self, ref: Ref) -> Subject | Gone | Unknown:
         async with self._cluster.opened():
-            found = await remnants.look(self._cluster, ref, self._at().now)
+            found = await remnants.look(self._cluster, ref, self._server_clock.at().now)
             return await self._remnant(found) if isinstance(found, remnants.Service) else found
 
     async def _remnant(self, one: remnants.Service) -> Subject:
-        namespace = await self._namespace(one.metadata.namespace)
-        return remnants.subject_of(one, namespace, self._at(), self._reading)
-
-    async def _needed(self, source: Root | Pod, below: Descendants) -> str | Unknown | None:
-        """By an owner that does not control it, or by what lives and would be deleted together with it."""
-        needed = await self._owners.keeping(source.metadata)
-        tree = (source.metadata.uid, *(one.meta.uid for one in below.every()))
-        dependent = next((self._dependents[uid] for uid in tree if uid in self._dependents), None)
-        return would_go_too(dependent) if needed is None and dependent is not None else needed
-
-    async def _after_removal(self, ref: Ref) -> Subject | Gone | Unknown:
-        """The root is not there. What it had running may need its grace: only when that is gone, all is back."""
-        self._looked.pop(ref.uid, None)
-        subject, pods = self._following.get(ref.uid, (None, ()))
-        if subject is None or not pods:
-            return Gone(ref, self._clock.now())
-        left = []
-        for one in pods:
-            name, _, uid = one.partition(" ")
-            try:
-                found = await self._cluster.get(POD.path("v1", ref.namespace, name), Pod)
-            except ApiError as error:
-                if error.says_gone:
-                    continue
-                return Unknown(str(error))
-            if not found.metadata.uid:
-                return Unknown(f"what was answered about its pod {name} has no uid, so it proves nothing")
-            if found.metadata.uid == uid and found.status.phase not in OVER_PHASES:
-                left.append(one)
-        if not left:
-            self._following.pop(ref.uid, None)
-            return Gone(ref, self._clock.now())
-        self._following[ref.uid] = (subject, tuple(left))
-        seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
-        return msgspec.structs.replace(subject, seen=seen, state=State.REMOVING)
-
-    def _remember_removal(self, fresh: Subject, living: Sequence[Pod]) -> None:
-        if len(self._following) >= REMEMBERED:
-            self._following.pop(next(iter(self._following)))
-        pods = tuple(f"{one.metadata.name} {one.metadata.uid}" for one in living)
-        self._following[fresh.ref.uid] = (fresh, pods)
-        if self._watching or fresh.ref.uid in self._batched:
-            self._telling[fresh.ref.uid] = asyncio.Event()
-
-    def _remember(self, looked: Looked) -> None:
-        if len(self._looked) >= REMEMBERED:
-            self._looked.pop(next(iter(self._looked)))
-        self._looked[looked.subject.ref.uid] = looked
-
-    def _heard_gone(self, uid: str) -> None:
-        now = time.monotonic()
-        self._gone.pop(uid, None)
-        self._gone[uid] = now  # the newest last
-        oldest = next(iter(self._gone))
-        while len(self._gone) > REPORTED or now - self._gone[oldest] > REPORT_HOLDS.total_seconds():
-            del self._gone[oldest]
-            oldest = next(iter(self._gone))
-        told = self._telling.pop(uid, None)
-        if told is not None:
-            told.set()
-
-    async def _was_told(self, ref: Ref) -> bool:
-        """A watch said that it is gone. After a removal of ours it says so in a moment, which saves a question."""
-        waiting = self._telling.get(ref.uid)
-        if waiting is not None:
-            try:
-                async with asyncio.timeout(WORD_IN_BULK if ref.uid in self._batched else WORD_OF_IT):
-                    await waiting.wait()
-            except TimeoutError:
-                self._telling.pop(ref.uid, None)
-        return self._reported_gone(ref.uid)
-
-    def _reported_gone(self, uid: str) -> bool:
-        """Lately. Not for ever: a cluster that is set back to a backup has it again."""
-        heard = self._gone.get(uid)
-        return heard is not None and time.monotonic() - heard < REPORT_HOLDS.total_seconds()
-
-    def _is_stuck(self, source: Root | Pod) -> bool:
-        asked = when(source.metadata.deletion_timestamp)
-        return isinstance(asked, datetime) and self._at().now - asked > finalizers.PATIENCE
-
-    async def _with_block(self, subject: Subject, source: Root | Pod, above: Climb | None) -> Subject:
-        """What keeps its removal from ending. Asked only when it takes long."""
-        kind, meta, now = BY_NAME[subject.ref.kind], source.metadata, self._at().now
-        served = self._discovery.served
-        try:
-            below = await descendants(self._cluster, served, kind, meta)
-            standing = {one.name: await self._controllers.ask(one, now) for one in finalizers.controllers_of(meta)}
-            above = above or await climb(self._cluster, served, meta)
-        except PlatformError:
-            return subject  # it shows as being removed, and nothing is done about it
-        pod = source if isinstance(source, Pod) else None
-        blocked = finalizers.blocked(meta, kind, below, standing, now, pod=pod, owner_gone=above.owner_gone)
-        if blocked is not None and blocked.proven is True and above.owner_gone is True:
-            # Nothing is left that it could be part of, and nobody else ends its removal.
-            subject = msgspec.structs.replace(subject, root=None)
-        return msgspec.structs.replace(subject, blocked=blocked)
-
-    async def _namespace(self, name: str) -> NamespaceFacts:
-        now = time.monotonic()
-        read = self._namespaces.get(name)
-        if read is None or now - read[0] > A_WHILE.total_seconds():
-            try:
-                found: Namespace | Unknown = await self._cluster.get(f"/api/v1/namespaces/{name}", Namespace)
-            except PlatformError as problem:
-                found = Unknown(str(problem))
-            read = self._namespaces[name] = (now, found)
-        if isinstance(read[1], Unknown):
-            return unreadable(name, read[1].why)
-        return facts_of(read[1].metadata, settings_of(self._policy).environments, self._at().now)
+        namespace = await self._looks.namespace(one.metadata.namespace)
+        return remnants.subject_of(one, namespace, self._server_clock.at(), self._looks.reading)
 
     async def _tell_of(self, kind: Kind, step: Step, fresh: Subject) -> None:
         """On the object, where it stays; what was removed is in the ledger."""
         words = {Action.STOP: "Stopped", Action.TRIM: "Trimmed", Action.RELEASE: "Released"}.get(step.decision.action)
-        if words is not None and kind is not POD:
+        if words is not None and not kind.evicted:  # what was evicted is gone
             await self._write(fresh.ref, words, step.decision.reason)
 
     async def _write(self, ref: Ref, reason: str, words: str, *, warning: bool = False) -> None:
@@ -565,44 +386,15 @@ class KubernetesPlatform:
             if isinstance(version, str):
                 await self._notes.write(kind, version, ref, reason, words, warning=warning)
 
-    @property
-    def _reading(self) -> translate.Reading:
-        return translate.Reading.of(self._policy)
-
     def _wanted(self, scope: PlaceScope) -> Wanted:
         settings = settings_of(self._policy)
         return Wanted(
             scope.namespaces,
             settings.environments,
-            self._reading,
+            self._looks.reading,
             settings.page,
             count_dead=self._policy.at_finish is AtFinish.ALL,
         )
-
-    def _at(self) -> translate.At:
-        """By the server's clock, which wrote the times that are compared with it."""
-        return translate.At(self.place, self._clock.now() + (self._cluster.skew or timedelta()))
-
-    def _check_clock(self) -> None:
-        skew = self._cluster.skew
-        if skew is not None and abs(skew) > WRONG_CLOCK:
-            ahead = "ahead of" if skew > timedelta() else "behind"
-            raise PlatformError(
-                f"the cluster's clock is {in_words(abs(skew))} {ahead} ours; no time there can be believed, so nothing "
-                "is touched. Mend the clock that is wrong"
-            )
-
-    def _by_our_clock(self, subject: Subject) -> Subject:
-        """The rules compare with our clock. Where the two differ, whatever keeps longer."""
-        skew = self._cluster.skew or timedelta()
-        seen = msgspec.structs.replace(subject.seen, at=self._clock.now())
-        late = max(-skew, timedelta()) if abs(skew) > SLIGHT else timedelta()
-        ended, created = subject.ended, subject.created
-        if late and isinstance(ended, datetime):
-            ended += late
-        if late and isinstance(created, datetime):
-            created += late
-        return msgspec.structs.replace(subject, seen=seen, ended=ended, created=created)
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self.place, self._clock.now(), tuple(subjects), tuple(unseen))
@@ -610,15 +402,3 @@ class KubernetesPlatform:
 
 def _known(at: datetime | Unknown | None) -> datetime | None:
     return at if isinstance(at, datetime) else None
-
-
-def part_of(above: Climb, ref: Ref) -> str | Unknown | None:
-    """The path of its root; None: it is one."""
-    root = above.root
-    if isinstance(root, Unknown):
-        return root
-    if above.gone is not None:
-        return Unknown(f"{above.gone.kind} {above.gone.name}, which owned it, is gone; the cluster should remove it")
-    if root is None:
-        return None
-    return Ref(ref.platform, ref.place, root.kind.name, root.meta.name, root.meta.uid, ref.namespace).path

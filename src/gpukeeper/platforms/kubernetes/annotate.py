@@ -11,7 +11,8 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import Served, answer_to, resource
+from gpukeeper.platforms.kubernetes.acts import Served
+from gpukeeper.platforms.kubernetes.answers import answer_to, resource
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME

@@ -15,42 +15,21 @@ from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import (
-    QUEUE,
-    RETRIES,
-    Acts,
-    Answer,
-    Served,
-    a_moment,
-    answer_to,
-    resource,
-    suspended,
-    suspension,
-)
+from gpukeeper.platforms.kubernetes.acts import RETRIES, Acts, Served, a_moment
+from gpukeeper.platforms.kubernetes.answers import Answer, answer_to, resource
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import CONFLICT, INVALID, NOT_FOUND, ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
+from gpukeeper.platforms.kubernetes.patches import suspension
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.wire import Meta, Root
 
 MANIFEST, TREE, EVENTS = "manifest.json", "tree.json", "events.json"
 RESTORED_FROM, WAS_OWNED = "gpukeeper.io/restored-from", "gpukeeper.io/was-owned-by"
-GATE = "gpukeeper.io/restored"
 KEPT_OF_METADATA = ("name", "namespace", "labels", "annotations")  # all else the cluster gives, or it ties to the dead
 OF_ITS_CONTROLLER = ("deployment.kubernetes.io/revision", "batch.kubernetes.io/job-tracking")
-OF_ITS_JOB = (
-    "controller-uid",
-    "batch.kubernetes.io/controller-uid",
-    "job-name",
-    "batch.kubernetes.io/job-name",
-)
-OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")  # given anew, or refused
-SHUTDOWN = "shutdownAfterJobFinishes"
 
-Json: TypeAlias = dict[str, Any]
 Back: TypeAlias = Accepted | Refused | Unknown
 
 
@@ -97,7 +76,7 @@ class Archive:
 
     async def _try_to_bring_back(self, kind: Kind, path: str, ref: Ref, evidence: Evidence | None) -> Answer:
         try:
-            found = await self._cluster.get(path, Root)
+            found = await self._cluster.get(path, kind.root)
         except ApiError as error:
             if error.says_gone:
                 return await self.restore_removed(kind, ref, evidence)
@@ -113,9 +92,9 @@ class Archive:
         """The lever as the note on it says, else as it was captured. Changed: somebody wrote to it meanwhile."""
         if root.metadata.deletion_timestamp:
             return Refused("it is being removed")
-        if kind is POD:
+        if kind.evicted:
             return await self._ungate(path)
-        if not suspended(kind, root):
+        if not kind.is_off(root.spec):
             return Refused("it is not stopped: somebody brought it back already")
         note = before(kind, root, evidence)
         if isinstance(note, Unknown):
@@ -201,7 +180,7 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
             spec = told.get("spec") or {}
             if kind.lever is Lever.SCALE:
                 return {"replicas": spec.get("replicas", 1)}
-            return {"suspend": bool(_holder(kind, dict(spec)).get("suspend"))}
+            return {"suspend": bool(kind.settings_of(dict(spec)).get("suspend"))}
     return Unknown("nothing says that gpukeeper stopped it, or what it was before; bring it back by hand")
 
 
@@ -212,9 +191,7 @@ def resumption(kind: Kind, conditions: Mapping[str, str], note: Mapping[str, Any
         return {"metadata": {**body["metadata"], "labels": {QUEUE: str(note["queue"])}}}
     if note.get("suspend") is not False:
         return None
-    if kind is RAYJOB and SHUTDOWN in note:
-        body["spec"][SHUTDOWN] = bool(note[SHUTDOWN])
-    return body
+    return {**body, "spec": {**body["spec"], **kind.resumed(note)}}
 
 
 def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
@@ -232,8 +209,7 @@ def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
     notes[RESTORED_FROM] = str(meta.get("uid", ""))
     if meta.get("ownerReferences"):
         notes[WAS_OWNED] = ", ".join(f"{one.get('kind')}/{one.get('name')}" for one in meta["ownerReferences"])
-    if kind is JOB and not spec.get("manualSelector"):
-        _forget_its_job(labels, spec)
+    kind.untie(spec, labels)
     still = _stand_still(kind, spec, labels, notes)
     if still is not None:
         return still
@@ -248,56 +224,14 @@ def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
 
 def _stand_still(kind: Kind, spec: Json, labels: dict[str, str], notes: dict[str, str]) -> Refused | None:
     """Nothing that was removed runs again by itself. A note from our own stop before the removal stays as it is."""
-    by_hand = f"make it again from {MANIFEST} of its evidence"
-    if kind is POD:
-        if QUEUE in labels:
-            return Refused(f"Kueue decides when it runs, from the moment it is made; {by_hand}")
-        for name in OF_ITS_NODE:
-            spec.pop(name, None)
-        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": GATE}]
-        return None
-    note: Json
-    if kind.lever is Lever.SCALE:
-        note = {"replicas": spec.get("replicas", 1)} if spec.get("replicas", 1) else {}
-        spec["replicas"] = 0
-    elif kind.lever is Lever.NONE:
-        return Refused(f"a {kind.kind} cannot be made without running at once; {by_hand}")
-    else:
-        if kind is RAYJOB and spec.get("clusterSelector"):
-            return Refused(f"it would run at once on a cluster of others; {by_hand}")
-        holder = _holder(kind, spec)
-        note = {} if holder.get("suspend") else {"suspend": False}
-        holder["suspend"] = True
-        if kind is RAYJOB and not spec.get(SHUTDOWN):
-            # KubeRay takes no suspended RayJob without; the note gives the old value back.
-            if spec.get("deletionStrategy") or spec.get("deletionPolicy"):
-                return Refused(f"KubeRay takes it only running; {by_hand}")
-            spec[SHUTDOWN] = True
-            note |= {SHUTDOWN: False}
+    note = kind.stand_still(spec, labels)
+    if isinstance(note, Refused):
+        return Refused(f"{note.why}; make it again from {MANIFEST} of its evidence")
     if QUEUE in labels:
         note = {"queue": labels.pop(QUEUE)}  # or Kueue would set it going
     if note and (STOPPED not in notes or "queue" in note):
         notes[STOPPED] = msgspec.json.encode(note).decode()
     return None
-
-
-def _forget_its_job(labels: dict[str, str], spec: Json) -> None:
-    """The cluster ties a Job to its pods by its uid, and refuses the uid of another."""
-    spec.pop("selector", None)
-    template = spec.get("template")
-    below = ((template or {}).get("metadata") or {}).get("labels") or {}
-    for name in OF_ITS_JOB:
-        labels.pop(name, None)
-        below.pop(name, None)
-
-
-def _holder(kind: Kind, spec: Json) -> Json:
-    """Where its `suspend` is."""
-    if kind.lever is not Lever.RUN_POLICY:
-        return spec
-    spec["runPolicy"] = dict(spec.get("runPolicy") or {})
-    holder: Json = spec["runPolicy"]
-    return holder
 
 
 def _manifest(evidence: Evidence) -> Json | Unknown:

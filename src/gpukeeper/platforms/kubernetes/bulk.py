@@ -19,11 +19,10 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.other_owners import Named
-from gpukeeper.platforms.kubernetes.owners import JOB_UID, Descendants, Node
+from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, Wire
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Bulk:
         listed: list[Listed] = []
         for (name, namespace), group in groups.items():
             kind = BY_NAME.get(name)
-            if kind in (JOB, POD) and len(group) > FEW:
+            if kind is not None and kind.in_bulk and len(group) > FEW:
                 try:
                     one = await self._group(kind, namespace, {ref.uid for ref in group}, events=events)
                 except (PlatformError, msgspec.DecodeError):
@@ -122,22 +121,22 @@ class Bulk:
         path, api_version = kind.path(version, namespace), f"{kind.group}/{version}".strip("/")
         found: dict[str, Read] = {}
         most, at, newest = max(FEW, len(uids)), time.monotonic(), ""
-        type_: type[Root | Pod] = Pod if kind is POD else Root
+        type_: type[Root | Pod] = kind.type_
         async for newest, raw in self._items(path, most):  # noqa: B007 (the version of the list)
             uid = reading.decode(raw, type=Named).metadata.uid
             if uid in uids:
                 found[uid] = Read(reading.decode(raw, type=type_), bytes(raw), api_version, kind.kind, at)
-        if kind is JOB:
-            await self._add_pods(namespace, found, most)
+        if kind.uid_label:
+            await self._add_pods(kind.uid_label, namespace, found, most)
         if events:
             await self._add_events(namespace, found, most)
         self._read |= found
         return Listed(path, newest) if found else None
 
-    async def _add_pods(self, namespace: str, found: dict[str, Read], most: int) -> None:
-        for uid in [uid for uid, one in found.items() if not _labels_its_pods(one.source)]:
+    async def _add_pods(self, label: str, namespace: str, found: dict[str, Read], most: int) -> None:
+        for uid in [uid for uid, one in found.items() if not _labels_its_pods(one.source, label)]:
             del found[uid]
-        async for _, raw in self._items(POD.path("v1", namespace), most, JOB_UID):
+        async for _, raw in self._items(POD.path("v1", namespace), most, label):
             owners = reading.decode(raw, type=Named).metadata.owner_references or ()
             owner = next((found[one.uid] for one in owners if one.uid in found), None)
             if owner is not None:
@@ -170,6 +169,6 @@ class Bulk:
                     yield page.version, raw
 
 
-def _labels_its_pods(job: Root | Pod) -> bool:
-    selector = job.spec.selector if isinstance(job, Root) else None
-    return selector is not None and JOB_UID in (selector.match_labels or {})
+def _labels_its_pods(root: Root | Pod, label: str) -> bool:
+    selector = root.spec.selector if isinstance(root, Root) else None
+    return selector is not None and label in (selector.match_labels or {})

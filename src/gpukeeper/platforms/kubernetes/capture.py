@@ -99,7 +99,7 @@ class Captures:
     ) -> None:
         nodes: dict[str, bool] = {}
         taken = 0
-        between = {} if kind is POD else await self._between(ref, pods)
+        between = await self._between(ref, pods) if kind.children else {}
         files.add(
             TREE, _encoded({"root": ref.uid, "between": list(between.values()), "pods": [_line(p) for p in pods]})
         )
@@ -109,7 +109,7 @@ class Captures:
             files.add(EVENTS, await self._events(ref.namespace, list(dict.fromkeys(uids)), listed or {}))
         try:
             for pod in pods[:PODS]:
-                if kind is not POD:
+                if kind.children:
                     await self._describe_pod(pod, files, read)
                 if "logs" in what:
                     await self._logs(pod, files, nodes)
@@ -164,7 +164,7 @@ class Captures:
         if kind is None or not isinstance(version, str):
             return line, None
         try:
-            told = await self._cluster.get(kind.path(version, namespace, owner.name), Root)
+            told = await self._cluster.get(kind.path(version, namespace, owner.name), kind.root)
         except ApiError as error:
             return {**line, "not read": error.words}, None
         if told.metadata.uid != owner.uid:

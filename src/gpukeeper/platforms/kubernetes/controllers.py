@@ -1,4 +1,4 @@
-"""Is the controller of a kind alive? By its Deployment and its Lease; of which release is it, and what does it log?
+"""Asks for a controller: its Deployment, its Lease, its log. standing.py says what follows.
 
 A missing answer is Unknown, and so is a controller that left no trace: it may run outside the cluster. Gone takes two
 looks: no replica is wanted, and the Lease was not renewed in between. A Lease's own times are written by another clock,
@@ -7,187 +7,27 @@ so what counts most is when we saw it change.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Template, Wire, when
+from gpukeeper.platforms.kubernetes.kinds.controller import Controller
+from gpukeeper.platforms.kubernetes.standing import Installed, Lease, Report, Standing, clashes_in, judge
+from gpukeeper.platforms.kubernetes.wire import Pod
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
 T = TypeVar("T")
-FEWEST = 15  # seconds; a Lease that was given back says 1
-TIMES = 10  # not renewed for so many of its durations: nobody holds it
 RECENT = 5.0  # seconds for which an answer is good for everybody who asks
-LINES, LOG_BYTES, LONGEST_LINE, MOST_LINES = 2000, 4 * 1024 * 1024, 300, 5
+LINES, LOG_BYTES = 2000, 4 * 1024 * 1024
 LOG_PODS = 3
-CLASH = re.compile(r"\b409\b|conflict|object has been modified|\brace\b", re.IGNORECASE)
-
-
-class Controller(msgspec.Struct, frozen=True):
-    """Where one is usually found."""
-
-    name: str
-    deployments: tuple[str, ...] = ()  # none: part of the control plane, which need not be in the cluster
-    lease: str = ""
-    namespaces: tuple[str, ...] = ()  # asked one by one where we may not ask for all
-    word: str = ""  # in the image of anything that may be it under another name
-
-
-JOBSET = Controller(
-    "JobSet's controller",
-    ("jobset-controller-manager", "jobset-controller"),
-    "6d4f6a47.jobset.x-k8s.io",
-    ("jobset-system", "kubeflow-system"),
-    "jobset",
-)
-TRAINER = Controller(
-    "Kubeflow Trainer",
-    ("kubeflow-trainer-controller-manager",),
-    "trainer.kubeflow.org",
-    ("kubeflow-system", "kubeflow"),
-    "trainer",
-)
-TRAINING_OPERATOR = Controller(
-    "the training operator",
-    ("training-operator",),
-    "1ca428e5.training-operator.kubeflow.org",
-    ("kubeflow", "kubeflow-system"),
-    "training-operator",
-)
-KUBERAY = Controller(
-    "KubeRay",
-    ("kuberay-operator",),
-    "ray-operator-leader",
-    ("kuberay-system", "ray-system", "kuberay-operator", "kuberay", "ray", "default"),
-    "kuberay",
-)
-KUEUE = Controller("Kueue", ("kueue-controller-manager",), "c1f6bfd2.kueue.x-k8s.io", ("kueue-system",), "kueue")
-BUILT_IN = Controller("kube-controller-manager", lease="kube-controller-manager", namespaces=("kube-system",))
-
-OF_KIND: Mapping[str, Controller] = {
-    "jobset": JOBSET,
-    "trainjob": TRAINER,
-    **{kind.name: TRAINING_OPERATOR for kind in V1_KINDS},
-    "rayjob": KUBERAY,
-    "raycluster": KUBERAY,
-    "rayservice": KUBERAY,
-}
-
-
-def of_kind(kind: str) -> Controller:
-    """Pods, Jobs, Deployments and the like belong to the control plane itself."""
-    return OF_KIND.get(kind, BUILT_IN)
-
-
-class Alive(msgspec.Struct, frozen=True):
-    words: str
-    version: str | None = None
-
-
-class Gone(msgspec.Struct, frozen=True):
-    """By two looks."""
-
-    words: str
-    version: str | None = None
-
-
-Standing: TypeAlias = Alive | Gone | Unknown
-
-
-class _Selector(Wire, frozen=True):
-    match_labels: Mapping[str, str] | None = None
-
-
-class _Wanted(Wire, frozen=True):
-    replicas: int | None = None
-    selector: _Selector = _Selector()
-    template: Template | None = None
-
-
-class _Have(Wire, frozen=True):
-    replicas: int | None = None
-    ready_replicas: int | None = None
-
-
-class Installed(Wire, frozen=True):
-    """A Deployment (or StatefulSet), as far as it is looked at."""
-
-    metadata: Meta = Meta()
-    spec: _Wanted = _Wanted()
-    status: _Have = _Have()
-
-    @property
-    def wanted(self) -> int:
-        return 1 if self.spec.replicas is None else self.spec.replicas
-
-    @property
-    def there(self) -> int:
-        """Ready, or at least not gone yet."""
-        return max(self.status.ready_replicas or 0, self.status.replicas or 0 if not self.wanted else 0)
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        template = self.spec.template
-        return () if template is None or template.spec is None else tuple(c.image for c in template.spec.containers)
-
-    @property
-    def words(self) -> str:
-        where = f"Deployment {self.metadata.namespace}/{self.metadata.name}"
-        if not self.wanted:
-            return f"{where} is scaled to 0" + (f", {self.there} not gone yet" if self.there else "")
-        return f"{where}: {self.status.ready_replicas or 0} of {self.wanted} ready"
-
-
-class _LeaseSpec(Wire, frozen=True):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-
-
-class Lease(Wire, frozen=True):
-    metadata: Meta = Meta()
-    spec: _LeaseSpec = _LeaseSpec()
-
-    @property
-    def duration(self) -> timedelta:
-        return timedelta(seconds=max(FEWEST, self.spec.lease_duration_seconds or 0))
-
-    @property
-    def where(self) -> str:
-        return f"Lease {self.metadata.namespace}/{self.metadata.name}"
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What was found of one controller."""
-
-    controller: Controller
-    installed: tuple[Installed, ...] = ()
-    leases: tuple[Lease, ...] = ()
-    similar: tuple[str, ...] = ()  # others whose image may be it
-    unseen: tuple[str, ...] = ()
-    standing: Standing = Unknown("not looked at")
-
-    @property
-    def image(self) -> str | None:
-        return next((image for one in self.installed for image in one.images if self.controller.word in image), None)
-
-    @property
-    def version(self) -> str | None:
-        """By the image's tag, else by the label that charts write."""
-        labels = (one.metadata.labels or {} for one in self.installed)
-        tagged = version_of(self.image or "")
-        return tagged or next((v for each in labels if (v := each.get("app.kubernetes.io/version"))), None)
 
 
 class _Sight(msgspec.Struct, frozen=True):
@@ -331,99 +171,3 @@ class Controllers:
         except PlatformError as error:
             return Unknown(f"{called} could not be read: {error}")
         return lines
-
-
-def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> Standing:
-    """Pure. `still`: for how long it has been exactly so while we looked; `changed`: its Lease, since our last look."""
-    controller, installed = found.controller, found.installed
-    fresh = next((one for one in found.leases if changed or _lately(one, now)), None)
-    stale = found.leases and all(_stale(one, now, still) for one in found.leases)
-    words = "; ".join((*(one.words for one in installed), *(_lease_words(one, now) for one in found.leases)))
-    if not controller.deployments:
-        return _built_in(found, words, alive=fresh is not None, stale=bool(stale))
-    if any(one.there for one in installed):
-        if stale:
-            return Unknown(f"{controller.name} is ready, yet does not renew its Lease: it hangs? ({words})")
-        return Alive(words, found.version)
-    if fresh is not None:
-        return Alive(words, found.version)
-    if any(one.wanted for one in installed):
-        return Unknown(f"{controller.name} is wanted and not ready: look at its pods ({words})")
-    if found.unseen:
-        return Unknown(f"whether {controller.name} runs cannot be told: {found.unseen[0]}")
-    if found.similar:
-        return Unknown(f"{found.similar[0]} may be {controller.name} under another name")
-    if not installed and not found.leases:
-        # Managed clusters run some of them where nobody sees it, and people run them on their own machines.
-        return Unknown(f"nothing of {controller.name} is in the cluster, so it may run outside of it")
-    if not installed:
-        words = "; ".join(
-            filter(None, (f"no Deployment {' or '.join(controller.deployments)} in any namespace", words))
-        )
-    if found.leases and not stale:
-        return Unknown(f"{controller.name} looks gone ({words}); a later look must find its Lease unchanged")
-    if still.total_seconds() < FEWEST:
-        return Unknown(f"{controller.name} looks gone ({words}); a second look must confirm it")
-    return Gone(words, found.version)
-
-
-def _built_in(found: Report, words: str, *, alive: bool, stale: bool) -> Standing:
-    name = found.controller.name
-    if alive:
-        return Alive(words)
-    if stale:
-        return Gone(words)
-    if found.leases:
-        return Unknown(f"{name} does not seem to renew its Lease ({words}); a later look will tell")
-    why = found.unseen[0] if found.unseen else "it has no Lease, which it need not have"
-    return Unknown(f"whether {name} runs cannot be told: {why}")
-
-
-def _age(lease: Lease, now: datetime) -> timedelta | None:
-    renewed = when(lease.spec.renew_time)
-    return now - renewed if isinstance(renewed, datetime) else None
-
-
-def _lately(lease: Lease, now: datetime) -> bool:
-    age = _age(lease, now)
-    return bool(lease.spec.holder_identity) and age is not None and abs(age) < 2 * lease.duration
-
-
-def _stale(lease: Lease, now: datetime, still: timedelta) -> bool:
-    """Whoever holds one renews it within its duration, whatever the clocks say."""
-    age = _age(lease, now)
-    if still >= TIMES * lease.duration:
-        return True
-    return still >= lease.duration and age is not None and age >= TIMES * lease.duration
-
-
-def _lease_words(lease: Lease, now: datetime) -> str:
-    age = _age(lease, now)
-    renewed = "never renewed" if age is None else f"renewed {in_words(max(age, timedelta()))} ago"
-    return f"{lease.where} {renewed}" + (f" by {lease.spec.holder_identity}" if lease.spec.holder_identity else "")
-
-
-def version_of(image: str) -> str | None:
-    """The tag of an image, where it reads like a release."""
-    _, colon, tag = image.partition("@")[0].rpartition(":")
-    return tag if colon and re.fullmatch(r"v?\d+(\.\d+)+([-+.][\w.]+)?", tag) else None
-
-
-def recreates_jobsets(version: str | None) -> str | Unknown | None:
-    """Does this release of Kubeflow Trainer make the JobSet of a finished TrainJob anew once that is deleted? When."""
-    found = re.match(r"v?(\d+)\.(\d+)", version or "")
-    if found is None:
-        return Unknown("the release of Kubeflow Trainer is not known; v2.1 to v2.3 do")
-    match int(found[1]), int(found[2]):
-        case (2, 1):
-            return "always"
-        case (2, 2) | (2, 3):
-            return "if it failed"
-    return None
-
-
-def clashes_in(lines: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """The newest of these lines that tell of a conflict over one of these names."""
-    wanted = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in names) or r"(?!)")
-    found = [line[:LONGEST_LINE] for line in lines if CLASH.search(line) and wanted.search(line)]
-    return tuple(found[-MOST_LINES:])

@@ -13,17 +13,19 @@ from gpukeeper.model.diagnosis import Cause, Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.causes import Facts, NoRuntime, RuntimeTtl, ago, causes, cut, tree
-from gpukeeper.platforms.kubernetes.controllers import Controllers, of_kind
+from gpukeeper.platforms.kubernetes.causes import causes
+from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.facts import Facts, NoRuntime, RuntimeTtl
 from gpukeeper.platforms.kubernetes.finalizers import controllers_of
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.marks import NOT_ASKED
-from gpukeeper.platforms.kubernetes.owners import Node, Served, climb, descendants
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
+from gpukeeper.platforms.kubernetes.outline import outline
+from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
+from gpukeeper.platforms.kubernetes.phrases import ago, cut
 from gpukeeper.platforms.kubernetes.schema import has_ttl
+from gpukeeper.platforms.kubernetes.tree import Node
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:
@@ -31,19 +33,6 @@ if TYPE_CHECKING:
 
 EVENTS = 5
 NAMES = 30  # looked for in logs
-
-
-class _RuntimeRef(Wire, frozen=True):
-    name: str = ""
-    kind: str = "ClusterTrainingRuntime"
-
-
-class _TrainSpec(Wire, frozen=True):
-    runtime_ref: _RuntimeRef = _RuntimeRef()
-
-
-class _Train(Wire, frozen=True):
-    spec: _TrainSpec = _TrainSpec()
 
 
 class _JobSetTemplate(Wire, frozen=True):
@@ -96,12 +85,12 @@ async def diagnose(
         words = f"it is gone; another {kind.kind} of that name was made at {seen.metadata.creation_timestamp}"
         return Diagnosis((), (Cause(words, f"Look at that one: its uid is {seen.metadata.uid}"),))
     facts = await gather(cluster, served, Node(kind, seen), now, controllers or Controllers(cluster))
-    return Diagnosis(tuple(tree(facts)), tuple(causes(facts)))
+    return Diagnosis(tuple(outline(facts)), tuple(causes(facts)))
 
 
 async def _read(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> Root | Pod:
     path = kind.path(version, ref.namespace, ref.name)
-    return await cluster.get(path, Pod) if kind is POD else await cluster.get(path, Root)
+    return await cluster.get(path, kind.type_)
 
 
 async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, controllers: Controllers) -> Facts:
@@ -110,9 +99,7 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
     top = climbed.above[-1] if climbed.above else node
     below = await descendants(cluster, served, top.kind, top.meta)
     chain = (top, *climbed.above, node, *below.every())
-    wanted = dict.fromkeys(
-        [of_kind(one.kind.name) for one in chain] + [c for n in chain for c in controllers_of(n.meta)]
-    )
+    wanted = dict.fromkeys([one.kind.controller for one in chain] + [c for n in chain for c in controllers_of(n.meta)])
     reports = {one.name: await controllers.report(one, now) for one in wanted}
     names = list(dict.fromkeys(one.meta.name for one in chain))[:NAMES]
     return Facts(
@@ -134,30 +121,31 @@ async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, co
 
 
 async def _ttl_field(cluster: Cluster, served: Served, chain: Iterable[Node]) -> bool | Unknown:
-    """Whether a TrainJob of this cluster has one; asked where there is a TrainJob."""
-    version = await served(TRAINJOB) if any(one.kind is TRAINJOB for one in chain) else None
-    if not isinstance(version, str):
-        return version or NOT_ASKED
-    return await has_ttl(cluster, TRAINJOB, version)
+    """Asked where one of them is of a kind whose releases differ in that."""
+    kind = next((one.kind for one in chain if one.kind.ttl_in_crd), None)
+    version = None if kind is None else await served(kind)
+    if kind is None or version is None:
+        return NOT_ASKED
+    if isinstance(version, Unknown):
+        return version
+    return await has_ttl(cluster, kind, version)
 
 
 async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTtl | NoRuntime | Unknown | None:
-    if top.kind is not TRAINJOB:
+    named = top.kind.runtime(top.seen) if isinstance(top.seen, Root) else None
+    if named is None:
         return None
-    version = await served(TRAINJOB)
+    version = await served(top.kind)
     if not isinstance(version, str):
         return Unknown("its runtime could not be looked up")
-    root = f"/apis/{TRAINJOB.group}/{version}"
+    where = f"/namespaces/{top.meta.namespace}" if named.namespaced else ""
     try:
-        found = await cluster.get(TRAINJOB.path(version, top.meta.namespace, top.meta.name), _Train)
-        named = found.spec.runtime_ref
-        where = f"/namespaces/{top.meta.namespace}/trainingruntimes"
-        plural = where if named.kind == "TrainingRuntime" else "/clustertrainingruntimes"
-        runtime = await _read_runtime(cluster, f"{root}{plural}/{named.name}")
+        path = f"/apis/{top.kind.group}/{version}{where}/{named.plural}/{named.name}"
+        runtime = await _read_runtime(cluster, path)
     except PlatformError as error:
         return Unknown(f"its runtime could not be read: {error}")
     if runtime is None:
-        return NoRuntime(named.kind, named.name)
+        return NoRuntime(named.kind, named.name, named.namespaced)
     seconds = runtime.spec.template.spec.ttl_seconds_after_finished
     return None if seconds is None else RuntimeTtl(f"{named.kind} {named.name}", seconds)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-import msgspec
-
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import BUILT_IN, KUBERAY, KUEUE, TRAINER, Controller, Gone, Standing
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
+from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, START, Controller, Finalizer
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.owners import Descendants, Node
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
+from gpukeeper.platforms.kubernetes.standing import Gone, Standing
+from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, when
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
@@ -28,16 +28,8 @@ CIRCLE = timedelta(seconds=30)  # a child made sooner after its root's removal w
 NOTHING_LEFT = timedelta(minutes=5)  # the collector needs seconds
 
 
-class Finalizer(msgspec.Struct, frozen=True):
-    name: str
-    whose: str  # for people
-    controller: Controller
-    stuck: str  # when it usually is
-    remedy: str
-    without: bool = False  # it may go once its controller is gone for good
-
-
-_START = "Start its controller again: it finishes the removal by itself"
+KUEUE = Controller("Kueue", ("kueue-controller-manager",), "c1f6bfd2.kueue.x-k8s.io", ("kueue-system",), "kueue")
+# Of no kind alone; those of one kind are in its file.
 _TABLE = (
     Finalizer(
         FOREGROUND,
@@ -60,31 +52,8 @@ _TABLE = (
         "its Job is gone and the pod is left",
         "See that kube-controller-manager runs",
     ),
-    Finalizer("kueue.x-k8s.io/managed", "Kueue", KUEUE, "Kueue is down", _START, without=True),
-    Finalizer("kueue.x-k8s.io/resource-in-use", "Kueue", KUEUE, "Kueue is down", _START, without=True),
-    Finalizer(
-        "ray.io/rayjob-finalizer",
-        "KubeRay, which stops the Ray job first",
-        KUBERAY,
-        "KubeRay is down, or cannot reach the dashboard of the Ray cluster",
-        _START,
-        without=True,
-    ),
-    Finalizer(
-        "ray.io/gcs-ft-redis-cleanup-finalizer",
-        "KubeRay, which clears its keys in Redis first",
-        KUBERAY,
-        "KubeRay is down, or the Job that clears Redis hangs (forced after 5 minutes from v1.6.2 on)",
-        "See that Redis answers and KubeRay runs; without it the keys in Redis stay",
-        without=True,
-    ),
-    Finalizer(
-        "trainer.kubeflow.org/resource-in-use",
-        "Kubeflow Trainer up to v2.2",
-        TRAINER,
-        "a TrainJob still refers to the runtime",
-        "Remove the TrainJobs that refer to it",
-    ),
+    Finalizer("kueue.x-k8s.io/managed", "Kueue", KUEUE, "Kueue is down", START, without=True),
+    Finalizer("kueue.x-k8s.io/resource-in-use", "Kueue", KUEUE, "Kueue is down", START, without=True),
     Finalizer(
         "kubernetes.io/pvc-protection",
         "the control plane",
@@ -93,7 +62,9 @@ _TABLE = (
         "End the pods that use the volume",
     ),
 )
-FINALIZERS: Mapping[str, Finalizer] = {one.name: one for one in _TABLE}
+FINALIZERS: Mapping[str, Finalizer] = {
+    one.name: one for one in (*_TABLE, *(one for kind in KINDS for one in kind.finalizers))
+}
 
 
 def controllers_of(meta: Meta) -> tuple[Controller, ...]:

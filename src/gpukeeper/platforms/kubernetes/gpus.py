@@ -7,12 +7,12 @@ node it got, the API does not say. A claim (dynamic resource allocation) does no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal
 
 import msgspec
 
-from gpukeeper.platforms.kubernetes.wire import Container, PodSpec, RayGroup, Spec, Template
+from gpukeeper.platforms.kubernetes.wire import Container, PodSpec
 
 WHOLE = frozenset({"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"})
 SLICES = frozenset({"nvidia.com/gpu.shared"})
@@ -61,16 +61,9 @@ def asked(spec: PodSpec) -> Asked:
     return Asked(counts["whole"], counts["slices"], unclear, written)
 
 
-def templates(spec: Spec) -> Iterator[PodSpec]:
-    """What the pods of a root will look like, as far as its kind says so. A TrainJob's are its runtime's."""
-    for template in _templates(spec):
-        if template is not None and template.spec is not None:
-            yield template.spec
-
-
-def any_asked(spec: Spec) -> bool:
-    """A template asks for a GPU, or for something that may be one."""
-    return any(asked(template) for template in templates(spec))
+def any_asked(specs: Iterable[PodSpec]) -> bool:
+    """One of these asks for a GPU, or for something that may be one."""
+    return any(asked(one) for one in specs)
 
 
 def image_of(specs: Iterable[PodSpec]) -> str | None:
@@ -80,33 +73,6 @@ def image_of(specs: Iterable[PodSpec]) -> str | None:
         return containers[0].image or None
     with_gpu = [one for one in containers if any(_wanted(one)[0].values())]
     return next((one.image for one in (*with_gpu, *containers) if one.image), None)
-
-
-def _templates(spec: Spec) -> Iterator[Template | None]:
-    if spec.template is not None:  # a kind that has one has nothing else
-        yield spec.template
-        return
-    for replicas in (
-        spec.pytorch_replica_specs,
-        spec.tf_replica_specs,
-        spec.mpi_replica_specs,
-        spec.xgb_replica_specs,
-        spec.paddle_replica_specs,
-        spec.jax_replica_specs,
-    ):
-        for replica in (replicas or {}).values():
-            yield replica.template
-    for job in spec.replicated_jobs or ():
-        if job.template is not None and job.template.spec is not None:
-            yield job.template.spec.template
-    if spec.ray_cluster_spec is not None:
-        yield from _groups(spec.ray_cluster_spec.head_group_spec, spec.ray_cluster_spec.worker_group_specs)
-    yield from _groups(spec.head_group_spec, spec.worker_group_specs)
-
-
-def _groups(head: RayGroup | None, workers: Iterable[RayGroup] | None) -> Iterator[Template | None]:
-    for group in (head, *(workers or ())):
-        yield None if group is None else group.template
 
 
 def _claims(spec: PodSpec) -> str | None:

@@ -16,26 +16,16 @@ import msgspec
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.subject import Marks, Outcome
+from gpukeeper.model.subject import Marks
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.finish import Ending
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ending import Ending
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, NOT_ASKED, SHOWN, TTL, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Meta, Spec, Wire, when
 
-TTL, HOLD_UNTIL, OWNER, EXEMPT = (
-    "gpukeeper.io/ttl",
-    "gpukeeper.io/hold-until",
-    "gpukeeper.io/owner",
-    "gpukeeper.io/exempt",
-)
+HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
 INFRASTRUCTURE = "gpukeeper.io/infrastructure"
 WARNED = "gpukeeper.io/warned"  # what gpukeeper announced about this very object
-TTL_NAME = "ttlSecondsAfterFinished"
-FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
 JANITOR_TTL, JANITOR_EXPIRES = "janitor/ttl", "janitor/expires"
 TWIN_TTL, TWIN_REFRESHED = "k8s-ttl-controller.twin.sh/ttl", "k8s-ttl-controller.twin.sh/refreshed-at"
 KYVERNO_TTL = "cleanup.kyverno.io/ttl"
@@ -51,11 +41,7 @@ GITOPS_LABELS = {
 FAR = datetime(9999, 1, 1, tzinfo=UTC)  # the hold rule bounds it
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # what was written, before the server dropped anything
 LONGEST_APPLIED = 256 * 1024  # bytes; the annotations of an object are together no longer
-NOT_ASKED = Unknown(f"the cluster was not asked whether its TrainJob has {FIELD_TTL}")
-RAY_MARGIN = timedelta(seconds=60)
-SHOWN = 40  # characters of somebody's words in a sentence of ours
 _ONE_UNIT = re.compile(r"[0-9]{1,9}[smhdw]")
-_ACTS = frozenset({"DeleteWorkers", "DeleteCluster", "DeleteSelf"})
 
 
 class Expiry(msgspec.Struct, frozen=True):
@@ -97,14 +83,14 @@ def read(
     """The marks, and what somebody should mend. `gitops`: what a GitOps tool put there counts as ours, too.
     `ttl_field`: whether the served TrainJob has one."""
     notes: list[str] = []
-    field = _field_ttl(kind, spec, ttl_field)
+    field = None if spec is None else kind.ttl(spec, ttl_field)
     ttl, elsewhere, forever = _ttl(field, root_meta, ending, foreign, notes)
     holds = [*_own_holds(root_meta), *([FAR] if forever else [])]
     over = ending.over is True
     if not over:
         holds += _foreign_holds(root_meta, pods_hold)
-    if spec is not None and kind == RAYJOB and over:
-        until = ray_acts_until(spec, ending)
+    if spec is not None and over:
+        until = kind.busy_until(spec, ending)
         holds += [] if until is None else [until]
     hold = _longest(holds, now) if holds else None
     notes += [one.why for one in holds if isinstance(one, Unknown)]
@@ -113,13 +99,14 @@ def read(
         ttl_elsewhere=elsewhere,
         hold_until=hold,
         unhold=_unhold(kind, root_meta),
-        hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite {kind.plural} {root_meta.name} {HOLD_UNTIL}=",
+        hold_with=f"kubectl -n {root_meta.namespace} annotate --overwrite"
+        f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
         warned=_warned(root_meta, notes),
         asks_exemption=_asks(root_meta),
         managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
     )
     if spec is not None:
-        notes += [*misplaced(kind, spec, ttl_field), *_dropped(kind, root_meta, spec)]
+        notes += [*kind.misplaced(spec, ttl_field), *_dropped(kind, root_meta, spec)]
     return marks, tuple(dict.fromkeys(notes))
 
 
@@ -142,8 +129,8 @@ def excluded(given: Mapping[str, str], now: datetime) -> str | None:
 
 def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool = False) -> str | None:
     """Whoever else owns its life: it would come back, or be dispatched anew, if we took it away."""
-    by = _managed_by(kind, spec)
-    if by is not None and by != kind.controller:
+    by = None if spec is None else kind.managed_by(spec)
+    if by is not None and by != kind.manager:
         return f"{by[:SHOWN]} (managedBy)"
     labels, annotations = meta.labels or {}, meta.annotations or {}
     if MULTIKUEUE_ORIGIN in labels:
@@ -157,37 +144,13 @@ def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool
     return None
 
 
-def misplaced(kind: Kind, spec: Spec, ttl_field: bool | Unknown = NOT_ASKED) -> Iterator[str]:
-    """A setting that does nothing where it stands."""
-    if kind == JOBSET:
-        for job in spec.replicated_jobs or ():
-            inner = None if job.template is None else job.template.spec
-            if inner is not None and inner.ttl_seconds_after_finished is not None:
-                yield (
-                    f"ttlSecondsAfterFinished stands in the template of replicated job {job.name[:SHOWN]}, where it"
-                    f" takes single Jobs away from the JobSet; write {FIELD_TTL} of the JobSet"
-                )
-    if kind == TRAINJOB and spec.ttl_seconds_after_finished is not None and ttl_field is False:
-        yield f"{FIELD_TTL} does nothing on a TrainJob of this cluster, whose CRD has no such field; annotate {TTL}"
-    if kind.lever is Lever.RUN_POLICY:
-        if spec.ttl_seconds_after_finished is not None:
-            yield f"{FIELD_TTL} does nothing on a {kind.kind}; write {RUN_POLICY_TTL}"
-        if spec.clean_pod_policy is not None and kind.kind != "MPIJob":
-            yield f"spec.cleanPodPolicy does nothing on a {kind.kind}; write spec.runPolicy.cleanPodPolicy"
-
-
 def _dropped(kind: Kind, meta: Meta, spec: Spec) -> Iterator[str]:
     """A TTL that was applied where the kind has no such field: the API server dropped it without a word."""
     given = meta.annotations or {}
     if TTL in given or spec.ttl_seconds_after_finished is not None:
         return
-    if kind.lever is Lever.RUN_POLICY:
-        if spec.run_policy is not None and spec.run_policy.ttl_seconds_after_finished is not None:
-            return  # it was written where it counts, since
-        place = RUN_POLICY_TTL
-    elif kind == TRAINJOB:
-        place = f"the annotation {TTL}"
-    else:
+    place = kind.ttl_belongs(spec)
+    if place is None:
         return
     written = _applied_ttl(given.get(APPLIED, ""))
     if written is not None:
@@ -203,25 +166,6 @@ def _applied_ttl(text: str) -> object:
         return reading.decode(text, type=_Applied).spec.ttl_seconds_after_finished
     except msgspec.DecodeError:
         return None
-
-
-def ray_acts_until(spec: Spec, ending: Ending) -> datetime | Unknown | None:
-    """Until when KubeRay itself still tidies up after this end, and a margin; it must not be overtaken."""
-    after = _ray_cleanup(spec, ending.outcome)
-    if after is None or ending.at is None:
-        return None
-    if isinstance(after, Unknown):
-        return after
-    if isinstance(ending.at, Unknown):
-        return Unknown(f"KubeRay tidies up {in_words(after)} after the end, and {ending.at.why}")
-    return ending.at + after + RAY_MARGIN
-
-
-def ray_words(spec: Spec, ending: Ending) -> str | None:
-    after = _ray_cleanup(spec, ending.outcome)
-    if after is None or isinstance(after, Unknown):
-        return None
-    return f"KubeRay itself tidies up {in_words(after)} after the end; gpukeeper waits for that"
 
 
 def span(marker: str, text: str) -> timedelta | Unknown:
@@ -266,20 +210,6 @@ def _ttl(
     if unclear is not None:
         return unclear, False, forever
     return max((one for one in left if isinstance(one, timedelta)), default=None), False, forever
-
-
-def _field_ttl(kind: Kind, spec: Spec | None, ttl_field: bool | Unknown) -> timedelta | Unknown | None:
-    """The field that the kind's own controller obeys. A RayJob's removes its cluster only. A TrainJob's counts where
-    its CRD has it; where nobody could say, it is not left to the platform, and the TrainJob stays."""
-    if spec is None:
-        return None
-    if kind == TRAINJOB and spec.ttl_seconds_after_finished is not None and isinstance(ttl_field, Unknown):
-        return ttl_field
-    if kind in (JOB, JOBSET) or (kind == TRAINJOB and ttl_field is True):
-        return _seconds(FIELD_TTL, spec.ttl_seconds_after_finished)
-    if kind.lever is Lever.RUN_POLICY and spec.run_policy is not None:
-        return _seconds(RUN_POLICY_TTL, spec.run_policy.ttl_seconds_after_finished)
-    return None
 
 
 def _foreign_ttl(meta: Meta, foreign: Sequence[str]) -> list[Expiry | Unknown]:
@@ -349,18 +279,6 @@ def _after_finish(expiry: Expiry, meta: Meta, ending: Ending) -> timedelta | Unk
     return max(timedelta(), expiry.at - begun)
 
 
-def _seconds(field: str, value: int | None) -> timedelta | Unknown | None:
-    if value is None:
-        return None
-    return Unknown(f"{field}={value} is negative") if value < 0 else _within_reason(field, str(value), value)
-
-
-def _within_reason(marker: str, text: str, seconds: float) -> timedelta | Unknown:
-    if seconds > reading.SPAN_MAX.total_seconds():
-        return Unknown(f"{marker}={text[:SHOWN]!r} is longer than 100 years")
-    return timedelta(seconds=seconds)
-
-
 def _sum(marker: str, begun: datetime, after: timedelta) -> datetime | Unknown:
     try:
         return begun + after
@@ -413,7 +331,7 @@ def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
 def _unhold(kind: Kind, meta: Meta) -> str:
     if HOLD_UNTIL not in (meta.annotations or {}):
         return ""
-    return f"kubectl -n {meta.namespace} annotate {kind.plural} {meta.name} {HOLD_UNTIL}-"
+    return f"kubectl -n {meta.namespace} annotate {kind.in_kubectl} {meta.name} {HOLD_UNTIL}-"
 
 
 def _asks(meta: Meta) -> str | None:
@@ -422,46 +340,3 @@ def _asks(meta: Meta) -> str | None:
         if given.get(key, "false").strip().lower() != "false":
             return f"{key}={given[key][:SHOWN]}"
     return None
-
-
-def _managed_by(kind: Kind, spec: Spec | None) -> str | None:
-    if spec is None or not kind.controller:
-        return None
-    if kind.lever is Lever.RUN_POLICY:
-        return spec.run_policy.managed_by if spec.run_policy is not None else None
-    return spec.managed_by
-
-
-# What KubeRay does by itself after the end of a RayJob
-
-
-def _ray_cleanup(spec: Spec, outcome: Outcome | Unknown | None) -> timedelta | Unknown | None:
-    """How long after the end it acts for the last time. None: it does nothing."""
-    waits: list[timedelta | Unknown] = []
-    if spec.shutdown_after_job_finishes:
-        shut = _seconds(FIELD_TTL, spec.ttl_seconds_after_finished or 0)
-        waits += [] if shut is None else [shut]
-    rules = (spec.deletion_strategy or {}).get("deletionRules") or ()
-    if not isinstance(rules, list | tuple):
-        return Unknown("its deletionRules cannot be read")
-    waits += [wait for rule in rules if (wait := _ray_rule(rule, outcome)) is not None]
-    broken = next((one for one in waits if isinstance(one, Unknown)), None)
-    return broken if broken is not None else max((one for one in waits if isinstance(one, timedelta)), default=None)
-
-
-def _ray_rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unknown | None:
-    """None: it is for another outcome, or deletes nothing."""
-    condition = rule.get("condition") if isinstance(rule, Mapping) else None
-    if not isinstance(condition, Mapping):
-        return Unknown("one of its deletionRules cannot be read")
-    if str(rule.get("policy")) not in _ACTS:
-        return None
-    wanted = {str(condition.get(name) or "") for name in ("jobStatus", "jobDeploymentStatus")} - {""}
-    if outcome is Outcome.SUCCEEDED and wanted and wanted <= {"FAILED", "Failed"}:
-        return None
-    if outcome is Outcome.FAILED and wanted and wanted <= {"SUCCEEDED", "Complete"}:
-        return None
-    seconds = condition.get("ttlSeconds") or 0
-    if not isinstance(seconds, int):
-        return Unknown(f"one of its deletionRules waits for {str(seconds)[:SHOWN]!r} seconds")
-    return _seconds("ttlSeconds", seconds)

@@ -6,23 +6,16 @@ it names. What could not be read is said (`Climb.unknown`, `Descendants.unseen`)
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
-
-import msgspec
 
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants, Node
+from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Root
 
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
@@ -33,46 +26,6 @@ HIGHEST = 8  # owners above one another; the longest chain that we know has four
 MOST_UIDS = 40  # in one label selector: it travels in the address
 LONGEST_LABEL = 63  # a longer name is in no label
 PAGE = 500
-JOB_UID = "batch.kubernetes.io/controller-uid"
-
-
-class Node(msgspec.Struct, frozen=True):
-    """One object of a tree, as it was just read."""
-
-    kind: Kind
-    seen: Root | Pod
-
-    @property
-    def meta(self) -> Meta:
-        return self.seen.metadata
-
-    @property
-    def words(self) -> str:
-        """How people write it: jobset/run-7."""
-        return f"{self.kind.name}/{self.meta.name}"
-
-
-class Climb(msgspec.Struct, frozen=True):
-    """What is above one object."""
-
-    above: tuple[Node, ...] = ()  # the nearest first
-    gone: Owner | None = None  # the topmost seen names this owner, and it is proven gone
-    made_by: Owner | None = None  # a generator made the topmost: the run is the root, its generator never
-    unknown: Unknown | None = None  # an owner that we do not know or could not read; who the root is, is not known
-
-    @property
-    def root(self) -> Node | Unknown | None:
-        """None: it is a root itself."""
-        if self.unknown is not None:
-            return self.unknown
-        return self.above[-1] if self.above else None
-
-    @property
-    def owner_gone(self) -> bool | Unknown:
-        """The nearest owner alone: of a Job that is there, the JobSet may be gone."""
-        if self.above:
-            return False
-        return self.unknown if self.unknown is not None else self.gone is not None
 
 
 async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
@@ -114,7 +67,8 @@ async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str)
     if version is None:
         return Unknown(f"it belongs to {called}, a kind that this cluster does not serve")
     try:
-        seen = await cluster.get(kind.path(version, namespace, owner.name), Root)
+        # Of a pod that owns something no more than of a root is needed.
+        seen = await cluster.get(kind.path(version, namespace, owner.name), kind.root)
     except ApiError as error:
         if error.says_gone:
             return None
@@ -126,31 +80,6 @@ async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str)
     if not seen.metadata.uid:
         return Unknown(f"it belongs to {called}, and what was answered has no uid")
     return Node(kind, seen) if seen.metadata.uid == owner.uid else None
-
-
-class Descendants(msgspec.Struct, frozen=True):
-    """Everything below one object, by the uid of its owner."""
-
-    below: Mapping[str, tuple[Node, ...]] = {}
-    unseen: tuple[str, ...] = ()  # sentences: what could not be listed
-    narrowed: bool = False  # asked for by labels, which anybody can change
-
-    @property
-    def complete(self) -> bool:
-        """What is not in it is not there."""
-        return not self.unseen and not self.narrowed
-
-    def of(self, uid: str) -> tuple[Node, ...]:
-        return self.below.get(uid, ())
-
-    def every(self) -> Iterator[Node]:
-        for nodes in self.below.values():
-            yield from nodes
-
-    def pods(self) -> Iterator[Pod]:
-        for node in self.every():
-            if isinstance(node.seen, Pod):
-                yield node.seen
 
 
 async def descendants(
@@ -198,7 +127,7 @@ async def _children(
     found: dict[str, tuple[str, Node]] = {}
     problems: list[str] = []
     path = child.path(version, namespace)
-    for query in _queries(child, makers) if narrow else [{}]:
+    for query in _queries(makers) if narrow else [{}]:
         try:
             async for nodes, said in _listed(cluster, child, path, page, query):
                 problems += said
@@ -211,9 +140,8 @@ async def _children(
 async def _listed(
     cluster: Cluster, child: Kind, path: str, page: int, query: Mapping[str, str]
 ) -> AsyncIterator[tuple[list[Node], list[str]]]:
-    type_: type[Root] | type[Pod] = Pod if child is POD else Root
     labels, fields = query.get("labelSelector"), query.get("fieldSelector")
-    async for one in cluster.pages(path, type_, limit=page, labelSelector=labels, fieldSelector=fields):
+    async for one in cluster.pages(path, child.type_, limit=page, labelSelector=labels, fieldSelector=fields):
         said = [f"{child.plural}: {problem}" for problem in one.problems]
         if one.inconsistent:
             said.append(f"the list of {child.plural} broke off and was continued at a later state")
@@ -224,36 +152,17 @@ def _owned_by(meta: Meta, uids: Iterable[str]) -> str | None:
     return next((one.uid for one in meta.owner_references or () if one.uid in uids), None)
 
 
-def _queries(child: Kind, makers: list[Node]) -> list[dict[str, str]]:
+def _queries(makers: list[Node]) -> list[dict[str, str]]:
     """One query for each kind of maker, or a single one for everything where we know no label for one of them."""
     by_kind: dict[str, list[Node]] = {}
     for node in makers:
         by_kind.setdefault(node.kind.name, []).append(node)
-    asked = [_query(child, nodes[0].kind, nodes) for nodes in by_kind.values()]
+    asked = [_query(nodes) for nodes in by_kind.values()]
     return [{}] if any(one is None for one in asked) else [one for one in asked if one is not None]
 
 
-def _query(child: Kind, maker: Kind, nodes: list[Node]) -> dict[str, str] | None:
+def _query(nodes: list[Node]) -> dict[str, str] | None:
+    """Of one kind."""
     if len(nodes) > MOST_UIDS or any(len(node.meta.name) > LONGEST_LABEL for node in nodes):
         return None
-    names = ",".join(sorted(node.meta.name for node in nodes))
-    if child is JOBSET and maker is TRAINJOB and len(nodes) == 1:
-        return {"fieldSelector": f"metadata.name={names}"}  # of the same name in every release
-    if child is JOB and maker is JOBSET:
-        return {"labelSelector": f"jobset.sigs.k8s.io/jobset-name in ({names})"}
-    if child is POD and maker is JOB:
-        if not all(_labels_its_pods(node) for node in nodes):
-            return None
-        uids = ",".join(sorted(node.meta.uid for node in nodes))
-        return {"labelSelector": f"{JOB_UID} in ({uids})"}
-    if child is POD and maker is RAYCLUSTER:
-        return {"labelSelector": f"ray.io/cluster in ({names})"}
-    if child is POD and maker in V1_KINDS:
-        return {"labelSelector": f"training.kubeflow.org/job-name in ({names})"}
-    return None
-
-
-def _labels_its_pods(job: Node) -> bool:
-    """By its own selector. One that was made before 1.27 has an older label, and whoever sets `manualSelector` any."""
-    selector = job.seen.spec.selector if isinstance(job.seen, Root) else None
-    return selector is None or JOB_UID in (selector.match_labels or {})
+    return nodes[0].kind.parts_query([node.seen for node in nodes])

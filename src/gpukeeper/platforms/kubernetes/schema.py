@@ -13,7 +13,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.marks import FIELD_TTL, TTL_NAME
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, TTL_NAME
 from gpukeeper.platforms.kubernetes.wire import Wire
 
 

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
 from gpukeeper.platforms.kubernetes.gpus import Asked
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES
 from gpukeeper.platforms.kubernetes.marks import pod_hold
 from gpukeeper.platforms.kubernetes.wire import Pod, when
 

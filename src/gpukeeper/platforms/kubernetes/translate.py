@@ -12,28 +12,22 @@ from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes import acceptance, finish, gpus, marks
-from gpukeeper.platforms.kubernetes.finish import Ending
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET
+from gpukeeper.platforms.kubernetes import acceptance, gpus, marks
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
-from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ending import Ending
+from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
 PLATFORM = "kubernetes"
-CLUSTER, INFRASTRUCTURE, SERVING = "cluster", "infrastructure", "serving"
+CLUSTER = "cluster"
 SYSTEM = frozenset({"kube-system"})
 MIRROR = "kubernetes.io/config.mirror"
 OURS = (("app.kubernetes.io/name", "gpukeeper"), ("app.kubernetes.io/part-of", "gpukeeper"))
-END_FOR_GOOD = frozenset(kind.name for kind in (JOB, JOBSET, TRAINJOB, *V1_KINDS, RAYJOB))
 ONLY_RUN = "1"  # the incarnation of what never starts anew under its uid
 STOPPED = "gpukeeper.io/stopped"  # annotation: what the lever said before we moved it, as JSON
 IMAGE = "image"
@@ -58,7 +52,7 @@ class Reading(msgspec.Struct, frozen=True):
     owner_labels: tuple[str, ...] = ()
     foreign_ttl: tuple[str, ...] = ()
     gitops: bool = False
-    ttl_field: bool | Unknown = marks.NOT_ASKED  # of a TrainJob: the cluster says it, not the policy
+    ttl_field: bool | Unknown = NOT_ASKED  # of a TrainJob: the cluster says it, not the policy
 
     @classmethod
     def of(cls, policy: Policy) -> Reading:
@@ -102,19 +96,19 @@ def root_subject(
         created=_created(meta),
         started=_started(root, tally),
         ended=_ended(kind, ending),
-        ends_for_good=kind.name in END_FOR_GOOD,
+        ends_for_good=not kind.runs,
         outcome=ending.outcome if over else None,
         ended_with=ending.how if over else "",
         devices=unclear if unclear is not None else tuple(tally.devices),
         slices=tuple(tally.slices),
         live_children=(unclear if unclear is not None else _alive(kind, tally)) if over else 0,
         dead_children=_dead(tally, unclear) if over else 0,
-        children_go_with_it=kind.name in acceptance.NEVER_END,
+        children_go_with_it=kind.ends_with_run,
         size=NOT_MEASURED,
         evidence=(*owned.evidence, *_evidence(kind, root, tally, namespace, ending)),
         findings=(*owned.findings, *said, *notes, *_findings(kind, ending, tally)),
         marks=found,
-        labels=_labels(meta, gpus.image_of(gpus.templates(spec))),
+        labels=_labels(meta, gpus.image_of(kind.templates(spec))),
     )
 
 
@@ -127,7 +121,7 @@ def pod_subject(
 ) -> Subject:
     """A pod that nobody controls. `part_of` as for `root_subject`."""
     meta = pod.metadata
-    ending, asked = finish.of_pod(pod, at.now), gpus.asked(pod.spec)
+    ending, asked = of_pod(pod, at.now), gpus.asked(pod.spec)
     over, placed = ending.over is True, bool(pod.spec.node_name)
     holds = placed and not over
     pods_hold = marks.pod_hold(meta) or namespace.held
@@ -193,9 +187,9 @@ def _our_stop(meta: Meta) -> Stopped | None:
 
 def ending_of(kind: Kind, root: Root, now: datetime) -> tuple[Ending, tuple[str, ...]]:
     """Of a root of any kind; with what somebody should know about it."""
-    if acceptance.is_run(kind, root.metadata.labels) and kind.name in acceptance.NEVER_END:
+    if acceptance.is_run(kind, root.metadata.labels) and kind.ends_with_run:
         return acceptance.ending_of(kind, root.metadata, now)
-    return finish.of_root(kind, root, now), ()
+    return kind.ending(root, now), ()
 
 
 def state_of(kind: Kind, root: Root, tally: Tally, ending: Ending) -> State | Unknown:
@@ -242,11 +236,7 @@ def state_of_pod(pod: Pod, ending: Ending) -> State | Unknown:
 
 
 def is_suspended(kind: Kind, spec: Spec) -> bool:
-    if kind.lever is Lever.RUN_POLICY:
-        return spec.run_policy is not None and spec.run_policy.suspend is True
-    if kind.lever is Lever.SCALE:
-        return spec.replicas == 0  # absent means one
-    return kind.lever is Lever.SUSPEND and spec.suspend is True
+    return kind.lever is not Lever.NONE and kind.is_off(spec)
 
 
 def class_of(kind: Kind, meta: Meta, spec: Spec | None, tally: Tally) -> str:
@@ -256,13 +246,12 @@ def class_of(kind: Kind, meta: Meta, spec: Spec | None, tally: Tally) -> str:
         return INFRASTRUCTURE
     if acceptance.is_run(kind, labels):
         return CLUSTER  # before our own: gpukeeper starts such runs, too
-    if kind == DAEMONSET or any(labels.get(key) == value for key, value in OURS):
+    if any(labels.get(key) == value for key, value in OURS):
         return INFRASTRUCTURE
-    if kind == RAYSERVICE:
-        return SERVING
-    if kind.runs and not (tally.devices or tally.unclear is not None or (spec is not None and gpus.any_asked(spec))):
-        return WITHOUT_GPU
-    return CLUSTER
+    if kind.class_:
+        return kind.class_
+    asked = tally.devices or tally.unclear is not None or (spec is not None and gpus.any_asked(kind.templates(spec)))
+    return WITHOUT_GPU if kind.runs and not asked else CLUSTER
 
 
 def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> Owned:
@@ -297,7 +286,7 @@ def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
 
 def _alive(kind: Kind, tally: Tally) -> int:
     """Those that hold GPUs. Of a set that only a label calls over, all: nobody but us says that its work is."""
-    return tally.living if kind.name in acceptance.NEVER_END else tally.holding
+    return tally.living if kind.ends_with_run else tally.holding
 
 
 def _dead(tally: Tally, unclear: Unknown | None) -> int | Unknown:
@@ -340,12 +329,9 @@ def _labels(meta: Meta, image: str | None) -> Mapping[str, str]:
 def _evidence(kind: Kind, root: Root, tally: Tally, namespace: NamespaceFacts, ending: Ending) -> Iterator[str]:
     if ending.over is not True:
         yield from _held_evidence(tally.holds or namespace.held)
-    elif kind == RAYJOB and (words := marks.ray_words(root.spec, ending)) is not None:
-        yield words
     if acceptance.is_run(kind, root.metadata.labels):
         yield "its labels say that it is part of an acceptance run; that is a claim"
-    if kind == RAYJOB and root.spec.cluster_selector:
-        yield "its RayCluster is borrowed (clusterSelector) and stays"
+    yield from kind.evidence(root.spec, ending)
 
 
 def _held_evidence(words: str | None) -> tuple[str, ...]:

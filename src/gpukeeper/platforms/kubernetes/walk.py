@@ -16,20 +16,17 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance, gpus
-from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.decoding import ListPage
 from gpukeeper.platforms.kubernetes.discovery import Discovery
-from gpukeeper.platforms.kubernetes.finish import OVER_PHASES
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
+from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts, facts_of, unreadable
 from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, others, would_go_too
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.translate import At, Reading, ending_of, pod_subject, ran, root_subject
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Pod, Root, Wire
-
-_SETS = (DEPLOYMENT, STATEFULSET)
 
 
 class Namespace(Wire, frozen=True, gc=True):
@@ -85,7 +82,7 @@ class Walk:
         await self._read_namespaces()
         self._owners.begin()
         for kind in KINDS:
-            if kind is REPLICASET and not any(one.owner.kind == kind.kind for one in self._below.values()):
+            if not self._lists(kind):
                 continue
             async for items in self._list(kind):
                 ttl_field = await self._discovery.ttl_field(kind, items)
@@ -111,6 +108,14 @@ class Walk:
             for one in subjects
         ]
 
+    def _lists(self, kind: Kind) -> bool:
+        """What is never a workload itself is listed only where it stands between a root and pods that were found."""
+        return (
+            kind.matters is not Matters.NEVER
+            or kind.in_runs
+            or any(_owner(one) is kind for one in self._below.values())
+        )
+
     async def _list(self, kind: Kind) -> AsyncIterator[Sequence[Root | Pod]]:
         version = await self._discovery.served(kind)
         if version is None:
@@ -118,7 +123,7 @@ class Walk:
         if isinstance(version, Unknown):
             self._not_seen(kind, kind.plural, version.why)
             return
-        type_: type[Root | Pod] = Pod if kind is POD else Root
+        type_: type[Root | Pod] = kind.type_
         for namespace in self._wanted.named or (None,):
             what = kind.plural if namespace is None else f"{kind.plural} in {namespace}"
             pages = self._cluster.pages(kind.path(version, namespace), type_, limit=self._wanted.page)
@@ -234,12 +239,12 @@ class Walk:
             above.sample = above.sample or below.sample
 
     def _matters(self, kind: Kind, root: Root, tally: Tally) -> bool:
-        """Sets without a GPU are other people's services; a DaemonSet is infrastructure."""
+        """To rules. An acceptance run does, whatever it is made of."""
         if acceptance.is_run(kind, root.metadata.labels):
             return True
-        if kind in (DAEMONSET, REPLICASET):
-            return False
-        return kind not in _SETS or bool(tally.devices) or gpus.any_asked(root.spec)
+        if kind.matters is Matters.WITH_GPU:
+            return bool(tally.devices) or gpus.any_asked(kind.templates(root.spec))
+        return kind.matters is Matters.ALWAYS
 
     def _blindness(self, kind: Kind) -> str | None:
         """Why what is below this kind may be more than was seen."""
@@ -251,7 +256,7 @@ class Walk:
         if self._blind:
             return []
         left = [one for one in self._below.values() if one.sample is not None and one.tally.holding]
-        return [self._orphan(one) for one in left if one.owner.kind not in (DAEMONSET.kind, REPLICASET.kind)]
+        return [self._orphan(one) for one in left if (kind := _owner(one)) and kind.matters is not Matters.NEVER]
 
     def _orphan(self, one: Below) -> Subject:
         assert one.sample is not None
@@ -260,6 +265,10 @@ class Walk:
         )
         namespace = self._of(one.sample.metadata.namespace)
         return pod_subject(one.sample, namespace, self._at, self._wanted.reading, gone)
+
+
+def _owner(below: Below) -> Kind | None:
+    return known_owner(below.owner.api_version, below.owner.kind)
 
 
 def _unknown_owner(owner: Owner) -> Unknown:

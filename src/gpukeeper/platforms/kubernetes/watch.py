@@ -15,37 +15,16 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
-from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, REPLICASET, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Watched
 from gpukeeper.platforms.kubernetes.other_owners import LIST, Named
 from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
-from gpukeeper.platforms.kubernetes.wire import Condition, Meta, Owner, Wire
+from gpukeeper.platforms.kubernetes.wire import Meta, Owner
 
 RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries
 AGAIN = 600.0  # seconds after which a kind that was not installed is looked for again
 SHORT = 5.0  # seconds; a watch that ends sooner was none, and the next one waits
-_NOT_WATCHED = (REPLICASET, DAEMONSET, DEPLOYMENT, STATEFULSET)  # change all the time; the regular look finds them
-ENDS = frozenset({"Complete", "Completed", "Failed", "Succeeded"})
-
-
-class _Spec(Wire, frozen=True):
-    suspend: bool | None = None
-
-
-class _Status(Wire, frozen=True):
-    phase: str = ""
-    conditions: tuple[Condition, ...] | None = None
-    job_deployment_status: str = ""
-
-
-class Stirred(Wire, frozen=True, gc=True):
-    """What tells whether a change may matter to a rule."""
-
-    metadata: Meta = Meta()
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
+ENDS = frozenset(end for kind in KINDS for end in (*kind.succeeded, *kind.failed))
 
 
 class Watches:
@@ -71,7 +50,7 @@ class Watches:
         tasks = [
             asyncio.create_task(self._follow(kind, namespace, wanted, queue))
             for kind in KINDS
-            if kind not in _NOT_WATCHED
+            if kind.watched
             for namespace in wanted.named or (None,)
         ]
         waiting: asyncio.Task[Ref | None] | None = None
@@ -154,7 +133,7 @@ class Watches:
         while True:
             began = time.monotonic()
             try:
-                async with aclosing(self._cluster.watch(path, version, Stirred)) as events:
+                async with aclosing(self._cluster.watch(path, version, kind.watched_as)) as events:
                     async for event in events:
                         version = event.version
                         if event.type != "BOOKMARK" and wanted.wants(event.object.metadata.namespace):
@@ -169,7 +148,7 @@ class Watches:
             if short:
                 await self._pause(short - 1)
 
-    def _hint(self, kind: Kind, what: str, seen: Stirred, known: dict[str, int]) -> Ref | None:
+    def _hint(self, kind: Kind, what: str, seen: Watched, known: dict[str, int]) -> Ref | None:
         meta = seen.metadata
         if what == "DELETED":
             known.pop(meta.uid, None)
@@ -179,7 +158,7 @@ class Watches:
         owner = meta.owner
         if owner is None:
             return Ref("kubernetes", self._place, kind.name, meta.name, meta.uid, meta.namespace)
-        return None if kind is POD else self._root(owner, meta)
+        return self._root(owner, meta) if kind.children else None
 
     def _root(self, owner: Owner, meta: Meta) -> Ref | None:
         """Up, as far as is known; a look finds out the rest."""
@@ -194,7 +173,7 @@ class Watches:
         return Ref("kubernetes", self._place, kind.name, owner.name, owner.uid, meta.namespace)
 
 
-def _matters(seen: Stirred, known: dict[str, int]) -> bool:
+def _matters(seen: Watched, known: dict[str, int]) -> bool:
     """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
     meta, status = seen.metadata, seen.status
     ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")
@@ -206,8 +185,7 @@ def _matters(seen: Stirred, known: dict[str, int]) -> bool:
             meta.finalizers,
             ends,
             marks,
-            status.phase,
-            status.job_deployment_status,
+            status.stage,
             seen.spec.suspend,
         )
     )

@@ -179,6 +179,11 @@ class Selector(Wire, frozen=True):
     match_labels: Mapping[str, str] | None = None
 
 
+class RuntimeRef(Wire, frozen=True):
+    name: str = ""
+    kind: str = "ClusterTrainingRuntime"
+
+
 class Spec(Wire, frozen=True):
     """Of every root kind together: names mean the same in all of them."""
 
@@ -191,6 +196,7 @@ class Spec(Wire, frozen=True):
     selector: Selector | None = None  # Job, Deployment, StatefulSet, DaemonSet: which pods are its
     template: Template | None = None  # the same
     run_policy: RunPolicy | None = None
+    runtime_ref: RuntimeRef = RuntimeRef()  # TrainJob
     clean_pod_policy: str | None = None  # a second one, of MPIJob
     replicated_jobs: tuple[ReplicatedJob, ...] | None = None  # JobSet
     pytorch_replica_specs: Mapping[str, ReplicaSpec] | None = msgspec.field(default=None, name="pytorchReplicaSpecs")
@@ -224,7 +230,6 @@ class Status(Wire, frozen=True):
     job_status: str = ""  # RayJob: stays RUNNING past a deadline; not to be judged by
     job_deployment_status: str = ""  # RayJob
     ray_cluster_name: str = ""
-    state: str = ""  # RayCluster
     active: int | None = None
     ready: int | None = None  # Job: pods
     succeeded: int | None = None

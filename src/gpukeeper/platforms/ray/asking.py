@@ -1,6 +1,6 @@
 """Asking Ray itself what runs on a node: its dashboard, where its own processes reach it.
 
-A dashboard usually listens on 127.0.0.1 of its own network namespace; a thread of ours enters that for one question.
+A dashboard usually listens on 127.0.0.1 of its own network namespace; the thread that connects enters that, and ends.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,18 +32,6 @@ class Dashboard(msgspec.Struct, frozen=True):
     session: str
     version: str
     api: StateApi
-
-
-class ApiInside(StateApi):
-    """The same, asked from within the network of one process. In the thread of one question, which ends with it."""
-
-    def __init__(self, address: str, token: str | None, deadline: timedelta, enter: Callable[[], None]) -> None:
-        super().__init__(address, token, deadline=deadline)
-        self._enter = enter
-
-    def _download(self, path: str) -> bytes:
-        self._enter()
-        return super()._download(path)
 
 
 class Asking:
@@ -121,7 +110,8 @@ class Asking:
             if network is None:
                 yield StateApi(address, deadline=self._deadline)
             else:
-                yield ApiInside(address, None, self._deadline, lambda: enter(raylet.process, self._proc))
+                inside = partial(enter, raylet.process, self._proc)
+                yield StateApi(address, deadline=self._deadline, enter=inside)
 
 
 def enter(process: Process, proc: str = "/proc") -> None:

@@ -7,19 +7,18 @@ for whoever listens on a well-known port could collect it.
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import re
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from gpukeeper import http_client
 from gpukeeper.blocking import in_thread
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
@@ -46,7 +45,6 @@ SIZE_MAX: Final = 64 * 1024 * 1024
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "[::1]", "::1"))
 PORT: Final = 8265  # the dashboard's, unless told otherwise
 TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # Ray's own names
-_CHUNK, _REASON_MAX = 256 * 1024, 64 * 1024
 _WEBUI = re.compile(r"(?:^|\s)--webui=(\S+)")
 
 T = TypeVar("T")
@@ -59,9 +57,16 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class StateApi:
-    def __init__(self, address: str, token: str | None = None, *, deadline: timedelta = DEADLINE) -> None:
-        """`address` as http://host:port; without the scheme it is http."""
-        self.address, self._token, self._deadline = _url(address), token, deadline
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        *,
+        deadline: timedelta = DEADLINE,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
+        """`address` as http://host:port; without the scheme it is http. `enter` goes into the network it is in."""
+        self.address, self._token, self._deadline, self._enter = _url(address), token, deadline, enter
 
     async def version(self) -> Version | Unknown:
         return await self._get("/api/version", Version)
@@ -151,33 +156,26 @@ class StateApi:
 
     async def _get(self, path: str, kind: type[T]) -> T | Unknown:
         try:
-            return await in_thread(
-                lambda: reading.decode(self._download(path), type=kind, strict=False), self._deadline
-            )
+            async with asyncio.timeout(self._deadline.total_seconds()):
+                body = await self._download(path)
+                return await in_thread(lambda: reading.decode(body, type=kind, strict=False), self._deadline)
         except TimeoutError:
             return Unknown(f"Ray at {self.address} did not answer within {in_words(self._deadline)}")
         except msgspec.MsgspecError as error:
             return Unknown(
                 f"what Ray at {self.address} answered to {path.partition('?')[0]} could not be read: {error}"
             )
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (ValueError, http_client.HttpError) as error:
             return Unknown(f"Ray at {self.address} could not be asked: {error}")
 
-    def _download(self, path: str) -> bytes:
-        # No proxy and no redirect: the token is for this address only.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
-        seconds = self._deadline.total_seconds()
-        until = time.monotonic() + seconds
+    async def _download(self, path: str) -> bytes:
         if urlsplit(self.address).scheme not in {"http", "https"}:
             raise ValueError("that is no address of a dashboard: write it like http://head:8265")
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        request = urllib.request.Request(self.address + path, headers=headers)  # noqa: S310 - http or https
-        try:
-            with opener.open(request, timeout=seconds) as answer:
-                return _read(answer, until)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ValueError(_refusal(error, error.read(_REASON_MAX))) from None
+        answer = await http_client.get(self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter)
+        if answer.status >= 300:
+            raise ValueError(_refusal(answer))
+        return answer.body
 
 
 async def find_api(
@@ -247,7 +245,7 @@ def read_token(environ: Mapping[str, str], home: Path) -> str | Unknown | None:
 
 
 def _checked(token: str, source: str) -> str | Unknown:
-    """http.client would repeat an odd one in its complaint."""
+    """Before it is sent: no message repeats an odd one."""
     if all("!" <= letter <= "~" for letter in token):
         return token
     return Unknown(f"the token in {source} has letters that no token has")
@@ -301,43 +299,23 @@ class _Answer(msgspec.Struct, Generic[T], frozen=True):
     data: _Data[T]
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: object) -> None:
-        return None
-
-
 def _url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _read(answer: Any, until: float) -> bytes:
-    """Piece by piece: who sends a byte now and then would keep a thread for ever."""
-    body = bytearray()
-    while piece := answer.read1(_CHUNK):
-        body += piece
-        if len(body) > SIZE_MAX:
-            raise ValueError(f"its answer is larger than {SIZE_MAX // 1024 // 1024} MiB")
-        if time.monotonic() > until:
-            raise TimeoutError
-    announced = answer.headers.get("Content-Length", str(len(body)))
-    if announced != str(len(body)):
-        raise ValueError(f"its answer broke off after {len(body)} of {announced} bytes")
-    return bytes(body)
-
-
-def _refusal(error: urllib.error.HTTPError, body: bytes) -> str:
-    if error.code == http.client.UNAUTHORIZED:
+def _refusal(answer: http_client.Answer) -> str:
+    if answer.status == HTTPStatus.UNAUTHORIZED:
         return (
             f"it wants a token; give it in {TOKEN} or {TOKEN_PATH}, and name the address in the policy: ray.dashboard "
             "(it is sent to no other)"
         )
-    if error.code == http.client.FORBIDDEN:
+    if answer.status == HTTPStatus.FORBIDDEN:
         return f"it refused the token; look at {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
     try:
-        said = reading.decode(body, type=_Words).msg
+        said = reading.decode(answer.body, type=_Words).msg
     except msgspec.MsgspecError:
         said = ""
-    return f"it answered {error.code} {_first(said) or error.reason}"
+    return f"it answered {answer.status} {_first(said) or answer.reason}"
 
 
 class _Words(msgspec.Struct, frozen=True):

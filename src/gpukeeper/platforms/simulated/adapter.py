@@ -27,6 +27,7 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
+from gpukeeper.model.message import Delivered, Message, NotDelivered
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
@@ -328,21 +329,24 @@ class SimulatedMeter:
         return samples
 
 
-class SimulatedNotifier:
-    channel = "terminal"
+class SimulatedTerminal:
+    """The terminals of every owner of the world, as a channel."""
+
+    name = "terminal"
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.told: list[tuple[str | None, str]] = []
 
-    async def tell(self, owner: str | None, message: str) -> bool:
+    async def send(self, message: Message) -> Delivered | NotDelivered:
         world = self._world
         world.pulse()
-        if owner is None or (world.faults.undelivered and world.rng.random() < world.faults.undelivered):
-            return False
-        self.told.append((owner, message))
-        world.on_warning(owner, message)
-        return True
+        if message.owner is None or (world.faults.undelivered and world.rng.random() < world.faults.undelivered):
+            return NotDelivered("no terminal took the message")
+        self.told.append((message.owner, message.text))
+        world.note("heard", message=message.text)
+        world.on_warning(message.owner, message.text)
+        return Delivered()
 
 
 class _Manifest(msgspec.Struct):

@@ -19,7 +19,9 @@ from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.event import Closed, Decided, Event, Passed, WarningSent
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedNotifier, SimulatedPlatform
+from gpukeeper.notify.messages import Messages
+from gpukeeper.notify.workload import InsideWorkload
+from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.world import World
@@ -49,12 +51,13 @@ class Week:
 
 
 def simulated_keeper(world: World) -> Keeper:
+    platforms = tuple(SimulatedPlatform(world, place) for place in world.places)
     return Keeper(
-        platforms=tuple(SimulatedPlatform(world, place) for place in world.places),
+        platforms=platforms,
         ledger=InMemoryLedger(),
         signals=InMemorySignals(),
         evidence=InMemoryEvidence(),
-        notifier=SimulatedNotifier(world),
+        notifier=Messages((InsideWorkload(platforms), SimulatedTerminal(world))),
         clock=world.clock,
         meter=SimulatedMeter(world),
     )

@@ -31,7 +31,7 @@ class Crashed(BaseException):  # a crash is not an error anybody may catch
 class Happened:
     """One entry of the log. `thing` is a copy of the truth in the facts that checkers ask for."""
 
-    kind: str  # look, listing, capture, act, line, person, crash
+    kind: str  # look, listing, capture, act, line, heard, person, crash
     at: datetime
     uid: str = ""
     place: str = ""
@@ -53,6 +53,7 @@ class Happened:
     answer: str = ""  # of an act: lost
     running: int = 0  # of a listing: running roots at that place
     line: Event | None = None
+    message: str = ""  # that an owner heard
 
 
 @dataclass

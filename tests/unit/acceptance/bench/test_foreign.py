@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.acceptance.bench import foreign
 from gpukeeper.acceptance.bench.foreign import Neighbours, scan
 from gpukeeper.devices import holders
-from gpukeeper.devices.health import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
 
@@ -86,7 +86,7 @@ def test_our_own_worker_does_not_hide_who_else_is_behind_the_wall(
 
 
 def test_a_neighbour_on_another_slice_is_not_on_ours() -> None:
-    parts = tuple(SliceFacts(uuid=f"MIG-{n}", gpu_instance=n, compute_instance=0) for n in (1, 2))
+    parts = tuple(SliceFacts(uuid=f"MIG-{n}", index=n, gpu_instance=n, compute_instance=0) for n in (1, 2))
     cut = GpuFacts(index=0, uuid="GPU-0", minor=0, sliced=True, slices=parts)
     found = Neighbours((holder(99, capabilities=(30,)),), frozenset(), {30: (0, 1, 0)})
     assert found.on(cut, "MIG-1", (), 4) == (99,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from gpukeeper.acceptance.record import Broken, Done, Job
 from gpukeeper.devices.health import Driver
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
+from tests.unit.devices.driver.programs import answering, program
 
 PROGRAM = str(Path(__file__).with_name("probe_program.py"))
 
@@ -34,24 +34,31 @@ def gpu(index: int) -> dict[str, Any]:
         "serial": f"s{index}",
         "pci": f"00000000:{index}B:00.0",
         "minor": 200 + index,  # no process of this machine has such a node open
-        "memory_mib": 143_771,
+        "memory_total_mib": 143_771,
         "facts": {"vbios": "96.00", "inforom": {"why": "no", "by_design": True}},
         "sliced": False,
     }
 
 
 ANSWERS = {
-    "facts": {
+    "identity": {
         "state": "answered",
         "gpus": [gpu(0), gpu(1), {"index": 2, "uuid": {"why": "the GPU is lost"}}],
         "topology": {"GPU-0": {"GPU-1": "nvlink"}, "GPU-1": {"GPU-0": "nvlink"}},
         "driver": "580.95.05",
         "cuda_driver": "13.0",
     },
-    "look": {
+    "health": {
         "state": "answered",
         "gpus": [
-            {"index": n, "uuid": f"GPU-{n}", "counters": {"pcie_replays": n}, "states": {"mig": False}, "listed": []}
+            {
+                "index": n,
+                "uuid": f"GPU-{n}",
+                "counters": {"pcie_replays": n},
+                "energy_mj": 70 + n,
+                "sliced": False,
+                "listed": [],
+            }
             for n in (0, 1)
         ],
     },
@@ -67,9 +74,7 @@ def refusing(state: str, why: str) -> dict[str, Any]:
 
 
 def driver(answers: dict[str, Any]) -> Driver:
-    lines = {question: json.dumps(answer) for question, answer in answers.items()}
-    program = f"import sys\nfor line in sys.stdin: print({lines!r}[line.strip()], flush=True)"
-    return Driver((sys.executable, "-c", program), timedelta(minutes=1))
+    return Driver(answering(answers), timedelta(minutes=1))
 
 
 def on_bench(
@@ -126,8 +131,8 @@ def test_a_driver_that_fails_leaves_the_gpus_unknown() -> None:
 def test_health_names_every_gpu_with_what_kernel_and_processes_say() -> None:
     found = on_bench(lambda bench: bench.health())
     assert {uuid: one.counters for uuid, one in found.items()} == {
-        "GPU-0": {"pcie_replays": 0},
-        "GPU-1": {"pcie_replays": 1},
+        "GPU-0": {"pcie_replays": 0, "energy_mj": 70},
+        "GPU-1": {"pcie_replays": 1, "energy_mj": 71},
     }
     assert all(one.foreign == () or isinstance(one.foreign, Unknown) for one in found.values())
     assert all(one.xids == () or isinstance(one.xids, Unknown) for one in found.values())
@@ -143,17 +148,17 @@ def test_who_was_there_before_our_first_worker_is_not_hidden_by_it(
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(f'#!/bin/sh\n: > "{started}"\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    used = (
-        "import json, os, sys\n"
-        f"answers = json.loads({json.dumps(json.dumps(ANSWERS))})\n"
-        "for line in sys.stdin:\n"
-        "    for one in answers['look']['gpus']:\n"
-        f"        one['states']['memory_used_mib'] = 700 if os.path.exists({str(started)!r}) else 3000\n"
-        "    print(json.dumps(answers[line.strip()]), flush=True)"
-    )
+    used = f"""
+import os
+answers = {ANSWERS!r}
+for question in asked():
+    for one in answers["health"]["gpus"]:
+        one["memory_used_mib"] = 700 if os.path.exists({str(started)!r}) else 3000
+    give(question, answers[question["about"]])
+"""
 
     async def run() -> Any:
-        asked = Driver((sys.executable, "-c", used), timedelta(minutes=1))
+        asked = Driver(program(used), timedelta(minutes=1))
         bench = Bench(str(python), "cuda", PROGRAM, to_start_s=60.0)
         async with LocalWorkbench(str(python), driver=asked, bench=bench) as workbench:
             await workbench.machine()

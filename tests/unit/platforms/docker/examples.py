@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.platforms.docker.asks import Asked
 from gpukeeper.platforms.docker.owners import Owned
 from gpukeeper.platforms.docker.translate import At, Facts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter

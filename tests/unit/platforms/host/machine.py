@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.devices.nvml import GpuFacts
+from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Action, Decision, Step

@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.nvml import GpuFacts, inventory
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.inventory import inventory
 from gpukeeper.disk import filesystems
 from gpukeeper.disk.measure import Limits
 from gpukeeper.engine.ports import Platform

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.nvml import GpuFacts, SliceFacts
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import Measured
 from gpukeeper.disk.usage import Usage

@@ -12,9 +12,10 @@ import msgspec
 
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage
+from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.decoding import ListPage
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent
-from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def silent() -> ClusterSilent:
 
 def _collection(one: Mapping[str, Any], *, everywhere: bool) -> str:
     namespace = one["metadata"].get("namespace")
-    kind = BY_NAME.get(one["kind"].lower())
+    kind = known_owner(one.get("apiVersion", ""), one["kind"]) or BY_NAME.get(one["kind"].lower())
     if kind is not None:
         return kind.path(kind.versions[0], None if everywhere else namespace)
     root, plural = OTHERS[one["kind"]]

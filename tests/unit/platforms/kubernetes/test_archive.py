@@ -10,14 +10,13 @@ import pytest
 from gpukeeper.model.decision import Accepted, Evidence, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import QUEUE
-from gpukeeper.platforms.kubernetes.archive import GATE, MANIFEST, RESTORED_FROM, WAS_OWNED, Archive, Recipe, recipe
+from gpukeeper.platforms.kubernetes.archive import MANIFEST, RESTORED_FROM, WAS_OWNED, Archive, Recipe, recipe
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
-from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.translate import STOPPED

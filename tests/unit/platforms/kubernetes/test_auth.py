@@ -546,7 +546,7 @@ def test_a_plugins_certificate_is_shown_and_replaced(tmp_path: Path) -> None:
     async def renewed(cluster: Cluster) -> str:
         await get(cluster)
         (tmp_path / "status").write_text(json.dumps(given(made[0], "bob")))
-        assert await cluster._log_in_again(1)
+        assert await cluster._connections.log_in_again(1)
         return await get(cluster)
 
     api = over_tls(tmp_path, renewed, user)

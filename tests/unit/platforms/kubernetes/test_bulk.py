@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes import bulk
 from gpukeeper.platforms.kubernetes.bulk import FEW, Bulk
-from gpukeeper.platforms.kubernetes.owners import JOB_UID
+from gpukeeper.platforms.kubernetes.kinds.job import UID_LABEL
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden
 
 MANY = 2 * FEW
@@ -19,12 +19,12 @@ MANY = 2 * FEW
 def job(number: int) -> dict[str, Any]:
     uid = f"uid-{number}"
     meta = {"name": f"run-{number}", "namespace": "lab", "uid": uid, "resourceVersion": "7"}
-    return {"kind": "Job", "metadata": meta, "spec": {"selector": {"matchLabels": {JOB_UID: uid}}}}
+    return {"kind": "Job", "metadata": meta, "spec": {"selector": {"matchLabels": {UID_LABEL: uid}}}}
 
 
 def pod(number: int) -> dict[str, Any]:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"run-{number}", "uid": f"uid-{number}"}
-    labels = {JOB_UID: f"uid-{number}"}
+    labels = {UID_LABEL: f"uid-{number}"}
     meta = {"name": f"run-{number}-x", "namespace": "lab", "uid": f"pod-{number}", "labels": labels}
     return {"kind": "Pod", "metadata": {**meta, "ownerReferences": [{**owner, "controller": True}]}}
 

@@ -18,8 +18,10 @@ from aiohttp import web
 
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.platforms.kubernetes import auth, connect
-from gpukeeper.platforms.kubernetes.connect import Cluster, ListPage, WatchEvent, find
+from gpukeeper.platforms.kubernetes.connect import Cluster, find
+from gpukeeper.platforms.kubernetes.decoding import ListPage, WatchEvent, collector_off
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterSilent, TooLarge, refusal
+from gpukeeper.platforms.kubernetes.pace import Pace
 from gpukeeper.platforms.kubernetes.wire import Pod, Root
 from tests.unit.platforms.kubernetes.scripted_api import (
     PODS,
@@ -175,9 +177,9 @@ def test_a_log_may_be_cut(tmp_path: Path) -> None:
 
 def test_the_collector_is_off_while_decoding_and_on_afterwards(tmp_path: Path) -> None:
     assert gc.isenabled()
-    with connect.collector_off():
+    with collector_off():
         assert not gc.isenabled()
-        with connect.collector_off():
+        with collector_off():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -352,7 +354,7 @@ def test_all_callers_share_one_pace(tmp_path: Path) -> None:
 
 def test_tokens_come_back_and_are_never_more_than_the_burst() -> None:
     time = Time()
-    pace = connect.Pace(10, 3, time.clock, time.sleep)
+    pace = Pace(10, 3, time.clock, time.sleep)
 
     async def take(number: int) -> None:
         for _ in range(number):
@@ -640,7 +642,7 @@ def test_connections_of_earlier_logins_are_closed_when_nothing_is_watched_over_t
     api.says("GET /x", Reply({"kind": "x"}))
 
     async def rotate(cluster: Cluster) -> tuple[int, int]:
-        made, login = list[Any](), cluster._login
+        made, login = list[Any](), cluster._connections.login
         make = login.client
 
         def noted() -> Any:
@@ -678,7 +680,7 @@ def test_the_last_to_go_closes_and_the_next_opens_again(tmp_path: Path) -> None:
         return cluster
 
     cluster = ask(api, nested, tmp_path)
-    assert cluster._client is None
+    assert cluster._connections.client is None
     assert cluster.asked == {"GET": 2}
 
 
@@ -744,9 +746,13 @@ def test_the_place_is_the_contexts_name(tmp_path: Path) -> None:
 
 def test_lightkube_is_imported_in_three_modules_and_its_deletes_nowhere() -> None:
     allowed = {f"platforms/kubernetes/{name}.py" for name in ("auth", "connect", "plugin")}
+    typed = {
+        f"platforms/kubernetes/{name}.py" for name in ("connections", "exchange")
+    }  # they name httpx2's types alone
     importing = re.compile(r"^\s*(?:from|import) (?:lightkube|httpx2)\b", re.MULTILINE)
     found = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
-    assert {name for name, text in found.items() if importing.search(text)} == allowed
+    assert {name for name, text in found.items() if importing.search(text)} == allowed | typed
+    assert all(importing.findall(found[name]) == ["    import httpx2"] for name in typed)
     banned = re.compile(r"deletecollection|lightkube import .*Client|lightkube\.core\.(?:async_client|client)\b")
     assert [name for name, text in found.items() if banned.search(text)] == [], (
         "lightkube's deletes carry no preconditions: use Cluster.delete"

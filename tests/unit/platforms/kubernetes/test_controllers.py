@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import (
-    BUILT_IN,
-    JOBSET,
-    KUBERAY,
-    TRAINER,
-    TRAINING_OPERATOR,
-    Alive,
-    Controller,
-    Controllers,
-    Gone,
-    Standing,
-    clashes_in,
-    of_kind,
-    recreates_jobsets,
-    version_of,
-)
+from gpukeeper.platforms.kubernetes.controllers import Controllers
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller
+from gpukeeper.platforms.kubernetes.kinds.jobset import CONTROLLER as JOBSET
+from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
+from gpukeeper.platforms.kubernetes.kinds.training_operator import CONTROLLER as TRAINING_OPERATOR
+from gpukeeper.platforms.kubernetes.kinds.trainjob import CONTROLLER as TRAINER
+from gpukeeper.platforms.kubernetes.kinds.trainjob import recreates_jobsets
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Standing, clashes_in, version_of
 from tests.unit.platforms.kubernetes.examples import NOW, meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
 
@@ -298,11 +291,11 @@ def test_a_release_that_is_not_known_may_make_a_jobset_anew(version: str | None)
 
 
 def test_every_kind_has_a_controller() -> None:
-    assert of_kind("trainjob") is TRAINER
-    assert of_kind("jobset") is JOBSET
-    assert of_kind("tfjob") is TRAINING_OPERATOR
-    assert of_kind("rayservice") is KUBERAY
-    assert of_kind("pod") is of_kind("job") is BUILT_IN
+    assert BY_NAME["trainjob"].controller is TRAINER
+    assert BY_NAME["jobset"].controller is JOBSET
+    assert BY_NAME["tfjob"].controller is TRAINING_OPERATOR
+    assert BY_NAME["rayservice"].controller is KUBERAY
+    assert BY_NAME["pod"].controller is BY_NAME["job"].controller is BUILT_IN
 
 
 CONFLICT = (

@@ -9,22 +9,25 @@ import pytest
 
 from gpukeeper.model.subject import Blocked
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.controllers import BUILT_IN, KUBERAY, KUEUE, Alive, Gone, Standing
 from gpukeeper.platforms.kubernetes.finalizers import (
     FINALIZERS,
     FOREGROUND,
     JOB_TRACKING,
+    KUEUE,
     NODE,
     ORPHAN,
     blocked,
     controllers_of,
 )
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.owners import Descendants, Node
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Standing
+from gpukeeper.platforms.kubernetes.tree import Descendants, Node
 from tests.unit.platforms.kubernetes.examples import NOW, UID, ago, pod, root
 
 NONE = Descendants()

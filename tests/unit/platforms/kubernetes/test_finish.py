@@ -9,11 +9,12 @@ import pytest
 
 from gpukeeper.model.subject import Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.finish import GOES_ON, SKEW, Ending, of_pod, of_root
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, SKEW, Ending
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from gpukeeper.platforms.kubernetes.kinds.pod import of_pod
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
@@ -44,7 +45,7 @@ MPI = V1_KINDS[2]
     ],
 )
 def test_what_is_over(kind: Kind, conditions: list[dict[str, Any]], outcome: Outcome) -> None:
-    found = of_root(kind, root(status={"conditions": conditions}), NOW)
+    found = kind.ending(root(status={"conditions": conditions}), NOW)
     assert found == Ending(True, outcome, AT_END, found.how)
 
 
@@ -59,7 +60,7 @@ def test_what_is_over(kind: Kind, conditions: list[dict[str, Any]], outcome: Out
     ],
 )
 def test_why_it_failed_is_the_word_of_its_controller(reason: str, how: str) -> None:
-    assert of_root(JOB, root(status={"conditions": [condition("Failed", END, reason=reason)]}), NOW).how == how
+    assert JOB.ending(root(status={"conditions": [condition("Failed", END, reason=reason)]}), NOW).how == how
 
 
 @pytest.mark.parametrize(
@@ -99,16 +100,16 @@ def test_how_a_pod_failed_is_its_exit_code_and_whether_memory_ran_out(ended: lis
     ],
 )
 def test_what_goes_on(kind: Kind, status: dict[str, Any]) -> None:
-    assert of_root(kind, root(status=status), NOW) == GOES_ON
+    assert kind.ending(root(status=status), NOW) == GOES_ON
 
 
 def test_success_after_retries_is_a_success() -> None:
     status = {"failed": 2, "succeeded": 1, "conditions": [condition("Complete", END)], "completionTime": END}
-    assert of_root(JOB, root(status=status), NOW).outcome is Outcome.SUCCEEDED
+    assert JOB.ending(root(status=status), NOW).outcome is Outcome.SUCCEEDED
 
 
 def test_a_condition_that_is_neither_true_nor_false_is_unknown() -> None:
-    over = of_root(JOB, root(status={"conditions": [condition("Failed", END, "Unknown")]}), NOW).over
+    over = JOB.ending(root(status={"conditions": [condition("Failed", END, "Unknown")]}), NOW).over
     assert over == Unknown("its condition Failed is 'Unknown'")
 
 
@@ -132,7 +133,7 @@ def says(at: Any, why: str | None) -> bool:
 @pytest.mark.parametrize(("text", "why"), ODD_TIMES)
 @pytest.mark.parametrize("kind", [JOB, TRAINJOB, PYTORCH])
 def test_an_odd_time_of_a_condition_is_an_end_without_a_time(kind: Kind, text: str | None, why: str | None) -> None:
-    ending = of_root(kind, root(status={"conditions": [condition("Failed", text)], "completionTime": None}), NOW)
+    ending = kind.ending(root(status={"conditions": [condition("Failed", text)], "completionTime": None}), NOW)
     assert ending.over is True
     assert ending.outcome is Outcome.FAILED
     assert says(ending.at, why)
@@ -142,19 +143,19 @@ def test_an_odd_time_of_a_condition_is_an_end_without_a_time(kind: Kind, text: s
 def test_an_odd_time_of_a_pod_or_a_rayjob_too(text: str | None, why: str | None) -> None:
     ended = of_pod(pod("Failed", status={"containerStatuses": [terminated(text, 1)]}), NOW)
     assert (ended.over, says(ended.at, why)) == (True, True)
-    ray = of_root(RAYJOB, root(status={"jobDeploymentStatus": "Failed", "endTime": text}), NOW)
+    ray = RAYJOB.ending(root(status={"jobDeploymentStatus": "Failed", "endTime": text}), NOW)
     assert (ray.over, says(ray.at, why)) == (True, True)
 
 
 @pytest.mark.parametrize("text", [None, "0001-01-01T00:00:00Z", FUTURE])
 def test_the_completion_time_stands_in(text: str | None) -> None:
     status = {"conditions": [condition("Succeeded", text)], "completionTime": END}
-    assert of_root(PYTORCH, root(status=status), NOW).at == AT_END
+    assert PYTORCH.ending(root(status=status), NOW).at == AT_END
 
 
 def test_clocks_may_differ_a_little() -> None:
     just = (NOW + SKEW).strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert of_root(JOB, root(status={"conditions": [condition("Complete", just)]}), NOW).at == NOW + SKEW
+    assert JOB.ending(root(status={"conditions": [condition("Complete", just)]}), NOW).at == NOW + SKEW
 
 
 @pytest.mark.parametrize(
@@ -176,19 +177,19 @@ def test_clocks_may_differ_a_little() -> None:
 )
 def test_a_rayjob_is_judged_by_its_deployment(deployment: str, job: str, over: bool, outcome: Outcome | None) -> None:
     status = {"jobDeploymentStatus": deployment, "jobStatus": job, "endTime": END, "startTime": ago(hours=5)}
-    ending = of_root(RAYJOB, root(status=status), NOW)
+    ending = RAYJOB.ending(root(status=status), NOW)
     assert (ending.over, ending.outcome) == (over, outcome)
     assert ending.at == (AT_END if over else None)
 
 
 def test_a_refused_rayjob_ended_without_a_time() -> None:
-    ending = of_root(RAYJOB, root(status={"jobDeploymentStatus": "ValidationFailed"}), NOW)
+    ending = RAYJOB.ending(root(status={"jobDeploymentStatus": "ValidationFailed"}), NOW)
     assert ending == Ending(True, Outcome.FAILED, None)
 
 
 def test_what_a_rayjob_says_and_nobody_knows_is_unknown() -> None:
-    assert isinstance(of_root(RAYJOB, root(status={"jobDeploymentStatus": "Ascended"}), NOW).over, Unknown)
-    odd = of_root(RAYJOB, root(status={"jobDeploymentStatus": "Complete", "jobStatus": "RUNNING"}), NOW)
+    assert isinstance(RAYJOB.ending(root(status={"jobDeploymentStatus": "Ascended"}), NOW).over, Unknown)
+    odd = RAYJOB.ending(root(status={"jobDeploymentStatus": "Complete", "jobStatus": "RUNNING"}), NOW)
     assert (odd.over, isinstance(odd.outcome, Unknown)) == (True, True)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.platforms.kubernetes.gpus import Asked, any_asked, asked, image_of, templates
+from gpukeeper.platforms.kubernetes.gpus import Asked, any_asked, asked, image_of
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from tests.unit.platforms.kubernetes.examples import ago, gpu_container, pod, root, tally
 
 CPU = {"name": "log", "image": "registry.example/log:1", "resources": {"requests": {"cpu": "1"}}}
@@ -75,30 +76,35 @@ TEMPLATE = {"spec": {"containers": [CPU, gpu_container(1)]}}
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("kind", "spec"),
     [
-        {"template": TEMPLATE},
-        {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": TEMPLATE}}},
-        {"tfReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
-        {"mpiReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
-        {"xgbReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
-        {"paddleReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
-        {"jaxReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
-        {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": TEMPLATE}}}]},
-        {"rayClusterSpec": {"headGroupSpec": {"template": TEMPLATE}}},
-        {"headGroupSpec": {"template": {"spec": {}}}, "workerGroupSpecs": [{"template": TEMPLATE}]},
+        ("job", {"template": TEMPLATE}),
+        ("deployment", {"template": TEMPLATE}),
+        ("statefulset", {"template": TEMPLATE}),
+        ("daemonset", {"template": TEMPLATE}),
+        ("pytorchjob", {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": TEMPLATE}}}),
+        ("tfjob", {"tfReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
+        ("mpijob", {"mpiReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
+        ("xgboostjob", {"xgbReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
+        ("paddlejob", {"paddleReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
+        ("jaxjob", {"jaxReplicaSpecs": {"Worker": {"template": TEMPLATE}}}),
+        ("jobset", {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": TEMPLATE}}}]}),
+        ("rayjob", {"rayClusterSpec": {"headGroupSpec": {"template": TEMPLATE}}}),
+        ("raycluster", {"headGroupSpec": {"template": {"spec": {}}}, "workerGroupSpecs": [{"template": TEMPLATE}]}),
     ],
 )
-def test_the_templates_of_every_kind_are_found(spec: dict[str, Any]) -> None:
-    found = root(spec=spec).spec
+def test_the_templates_of_every_kind_are_found(kind: str, spec: dict[str, Any]) -> None:
+    found = list(BY_NAME[kind].templates(root(spec=spec).spec))
     assert any_asked(found)
-    assert image_of(templates(found)) == "registry.example/train:1"  # of the container with the GPU, not the first
+    assert image_of(found) == "registry.example/train:1"  # of the container with the GPU, not the first
 
 
 def test_without_a_gpu_the_first_image_counts_and_without_a_template_none() -> None:
     assert image_of((pod(containers=[CPU]).spec,)) == "registry.example/log:1"
-    assert image_of(templates(root(spec={"runtimeRef": {"name": "torch-distributed"}}).spec)) is None
-    assert not any_asked(root(spec={"template": {"spec": {"containers": [CPU]}}}).spec)
+    assert (
+        image_of(BY_NAME["trainjob"].templates(root(spec={"runtimeRef": {"name": "torch-distributed"}}).spec)) is None
+    )
+    assert not any_asked(BY_NAME["job"].templates(root(spec={"template": {"spec": {"containers": [CPU]}}}).spec))
 
 
 # Added up over the pods of a root

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.subject import Marks, Outcome
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.finish import GOES_ON, Ending
 from gpukeeper.platforms.kubernetes.kinds.apps import DEPLOYMENT
+from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending
 from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -22,9 +22,9 @@ from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
+from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
-    NOT_ASKED,
     Warnings,
     excluded,
     managed_elsewhere,

@@ -310,7 +310,6 @@ def test_a_jobset_that_only_names_a_finished_trainjob_is_not_suspended() -> None
     jobs["metadata"]["ownerReferences"] = [reference(train, controller=False)]
     lab = Wider(jobs)
     acts = Acts(lab.as_cluster, lab.served)
-    path = JOBSET.path("v1alpha2", "team-a", "run-7")
-    answer = asyncio.run(acts._suspend_child(JOBSET, path, AT.ref(TRAINJOB, read(train))))
+    answer = asyncio.run(acts._suspend_child(JOBSET, "run-7", AT.ref(TRAINJOB, read(train))))
     assert isinstance(answer, Refused)
     assert not lab.sent

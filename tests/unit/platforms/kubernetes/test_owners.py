@@ -16,7 +16,8 @@ from gpukeeper.platforms.kubernetes.kinds.job import JOB
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
-from gpukeeper.platforms.kubernetes.owners import Climb, Descendants, climb, descendants, root_of
+from gpukeeper.platforms.kubernetes.owners import climb, descendants, root_of
+from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.wire import Meta
 from tests.unit.platforms.kubernetes.examples import meta, pod_json
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden, silent
@@ -25,14 +26,14 @@ Told = dict[str, Any]
 
 
 def thing(kind: str, name: str, owner: Told | None = None, **parts: Any) -> Told:
-    """uids say what they are: jobset-run-7."""
+    """`kind`: as people write it. uids say what they are: jobset-run-7."""
     known = BY_NAME[kind.lower()]
     version = f"{known.group}/{known.versions[0]}" if known.group else known.versions[0]
     above = {} if owner is None else {"ownerReferences": [reference(owner)]}
     metadata = meta(name=name, uid=f"{known.name}-{name}", **above, **parts)
     if kind == "Pod":
         return {**pod_json(), "apiVersion": version, "metadata": metadata}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}, "status": {}}
+    return {"apiVersion": version, "kind": known.kind, "metadata": metadata, "spec": {}, "status": {}}
 
 
 def reference(owner: Told, **parts: Any) -> Told:
@@ -133,8 +134,8 @@ def test_an_owner_without_a_uid_proves_nothing() -> None:
     [
         ("sparkoperator.k8s.io/v1beta2", "SparkApplication"),
         ("v1", "Node"),  # a mirror pod
-        ("batch.volcano.sh/v1alpha1", "Job"),  # the name of a kind that we know, of another group
-        ("batch.volcano.sh/v1alpha1", "CronJob"),  # no generator of ours
+        ("batch.example.com/v1", "Job"),  # the name of a kind that we know, of another group
+        ("batch.example.com/v1", "CronJob"),  # no generator of ours
     ],
 )
 def test_an_owner_of_a_kind_that_we_do_not_know_makes_the_root_unknown(version: str, kind: str) -> None:

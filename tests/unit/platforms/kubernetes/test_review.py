@@ -315,9 +315,9 @@ def test_a_cluster_that_was_set_back_to_a_backup_has_it_again() -> None:
     async def story() -> Sequence[object]:
         platform = platform_of(Lab(made, head(made)))
         ref = AT.ref(RAYCLUSTER, meta_of(made))
-        platform._heard_gone(ref.uid)
+        platform._removals.heard_gone(ref.uid)
         first = await platform.look(ref)
-        platform._gone[ref.uid] -= 600
+        platform._removals._gone[ref.uid] -= 600
         return first, await platform.look(ref)
 
     first, later = asyncio.run(story())

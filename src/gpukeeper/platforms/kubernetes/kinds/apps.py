@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Lever, Matters
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
+from gpukeeper.platforms.kubernetes.wire import Root
 
-REPLICASET = Kind(kind="ReplicaSet", plural="replicasets", group="apps", versions=("v1",), children=(POD,), runs=True)
+
+class _StatefulSet(Kind, frozen=True):
+    """A volume is never ours to delete, and the cluster would, together with its set or with the replicas of it."""
+
+    def why_not_stopped(self, root: Root) -> str | None:
+        retention = root.spec.persistent_volume_claim_retention_policy
+        if retention is None or retention.when_scaled != "Delete":
+            return None
+        return (
+            "it would lose its volumes: its persistentVolumeClaimRetentionPolicy.whenScaled is Delete; set it to Retain"
+        )
+
+    def why_not_removed(self, root: Root) -> str | None:
+        retention = root.spec.persistent_volume_claim_retention_policy
+        if retention is None or retention.when_deleted != "Delete":
+            return None
+        return (
+            "its volumes would go with it: its persistentVolumeClaimRetentionPolicy.whenDeleted is Delete; set it to"
+            " Retain, or remove it yourself"
+        )
+
+
+REPLICASET = Kind(
+    kind="ReplicaSet",
+    plural="replicasets",
+    group="apps",
+    versions=("v1",),
+    children=(POD,),
+    runs=True,
+    matters=Matters.NEVER,
+    watched=False,
+)
 DEPLOYMENT = Kind(
     kind="Deployment",
     plural="deployments",
     group="apps",
     versions=("v1",),
-    lever=Lever.SCALE,
     children=(REPLICASET,),
     runs=True,
+    matters=Matters.WITH_GPU,
+    watched=False,
+    in_runs=True,
+    lever=Lever.SCALE,
+    counts_annotations=True,
 )
-STATEFULSET = Kind(
+STATEFULSET = _StatefulSet(
     kind="StatefulSet",
     plural="statefulsets",
     group="apps",
     versions=("v1",),
-    lever=Lever.SCALE,
     children=(POD,),
     runs=True,
+    matters=Matters.WITH_GPU,
+    watched=False,
+    in_runs=True,
+    lever=Lever.SCALE,
 )
-DAEMONSET = Kind(kind="DaemonSet", plural="daemonsets", group="apps", versions=("v1",), children=(POD,), runs=True)
+DAEMONSET = Kind(
+    kind="DaemonSet",
+    plural="daemonsets",
+    group="apps",
+    versions=("v1",),
+    children=(POD,),
+    runs=True,
+    matters=Matters.NEVER,
+    watched=False,
+    in_runs=True,
+    class_=INFRASTRUCTURE,
+)

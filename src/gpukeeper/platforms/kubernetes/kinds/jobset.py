@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from gpukeeper.platforms.kubernetes.kinds.job import JOB
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Lever, Propagation
+from collections.abc import Iterator, Sequence
 
-JOBSET = Kind(
+from gpukeeper.model.decision import Refused
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import Controller
+from gpukeeper.platforms.kubernetes.kinds.job import JOB
+from gpukeeper.platforms.kubernetes.kinds.kind import End, Kind, Lever, Propagation, SuspendPart, pod_specs
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, SHOWN, TTL_NAME
+from gpukeeper.platforms.kubernetes.wire import Pod, PodSpec, Root, Spec
+
+CONTROLLER = Controller(
+    "JobSet's controller",
+    ("jobset-controller-manager", "jobset-controller"),
+    "6d4f6a47.jobset.x-k8s.io",
+    ("jobset-system", "kubeflow-system"),
+    "jobset",
+)
+
+
+class _JobSet(Kind, frozen=True):
+    def templates(self, spec: Spec) -> Iterator[PodSpec]:
+        for job in spec.replicated_jobs or ():
+            if job.template is not None and job.template.spec is not None:
+                yield from pod_specs(job.template.spec.template)
+
+    def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
+        for job in spec.replicated_jobs or ():
+            inner = None if job.template is None else job.template.spec
+            if inner is not None and inner.ttl_seconds_after_finished is not None:
+                yield (
+                    f"{TTL_NAME} stands in the template of replicated job {job.name[:SHOWN]}, where it"
+                    f" takes single Jobs away from the JobSet; write {FIELD_TTL} of the JobSet"
+                )
+
+    def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
+        """The Jobs of a JobSet that is over, which early releases left running."""
+        owners = (pod.metadata.owner for pod in living)
+        names = {owner.name for owner in owners if owner is not None and owner.kind == JOB.kind}
+        if not names:
+            return Refused("what lives below it does not belong to a Job, so nothing but its removal ends it")
+        return [SuspendPart(JOB, name) for name in sorted(names)]
+
+
+JOBSET = _JobSet(
     kind="JobSet",
     plural="jobsets",
     group="jobset.x-k8s.io",
     versions=("v1alpha2",),
+    children=(JOB,),
+    part_label="jobset.sigs.k8s.io/jobset-name",
+    controller=CONTROLLER,
+    manager="jobset.sigs.k8s.io/jobset-controller",
     succeeded=("Completed",),
     failed=("Failed",),
     lever=Lever.SUSPEND,
     propagation=Propagation.FOREGROUND,
-    children=(JOB,),
-    controller="jobset.sigs.k8s.io/jobset-controller",
+    has_ttl=True,
 )

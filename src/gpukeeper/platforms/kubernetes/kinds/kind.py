@@ -1,10 +1,44 @@
-"""What a kind is: where it is served, what it is made of, when it is over, how it is stopped and removed."""
+"""What gpukeeper knows about a kind. Pure: from the object, as it was read, to an answer; the adapter asks and acts.
+
+The file of a kind makes one of these. Where it differs from most kinds it sets a field, or overrides a method in its
+class. A verb that a kind says nothing about is not offered for it: it is reported, never done.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+
+from gpukeeper.model.decision import Refused
+from gpukeeper.model.diagnosis import Cause
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN, Controller, Finalizer
+from gpukeeper.platforms.kubernetes.kinds.ending import Ending, by_conditions
+from gpukeeper.platforms.kubernetes.kinds.ttl import FIELD_TTL, RUN_POLICY_TTL, seconds
+from gpukeeper.platforms.kubernetes.wire import (
+    Condition,
+    Meta,
+    Pod,
+    PodSpec,
+    Root,
+    RunPolicy,
+    Spec,
+    Template,
+    Wire,
+)
+
+if TYPE_CHECKING:
+    from gpukeeper.platforms.kubernetes.facts import Facts
+
+INFRASTRUCTURE, SERVING = "infrastructure", "serving"
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+Json: TypeAlias = dict[str, Any]
 
 
 class Lever(StrEnum):
@@ -12,7 +46,6 @@ class Lever(StrEnum):
 
     NONE = "none"
     SUSPEND = "suspend"  # spec.suspend
-    RUN_POLICY = "run policy"  # spec.runPolicy.suspend
     SCALE = "scale"  # the scale subresource, to 0
 
 
@@ -25,23 +58,108 @@ class Propagation(StrEnum):
     BACKGROUND = "Background"
 
 
+class Matters(StrEnum):
+    """When one without an owner is a workload that rules decide about."""
+
+    ALWAYS = "always"
+    WITH_GPU = "with a GPU"  # without one it is a service of others
+    NEVER = "never"
+
+
+class SuspendItself(msgspec.Struct, frozen=True):
+    """What is left of a root ends with its suspension. What follows it is done only if that was accepted."""
+
+
+class SuspendPart(msgspec.Struct, frozen=True):
+    """One of its children, by name; only if it controls it."""
+
+    kind: Kind
+    name: str
+
+
+class EvictPod(msgspec.Struct, frozen=True):
+    pod: Pod
+
+
+End: TypeAlias = SuspendItself | SuspendPart | EvictPod
+
+
+class Runtime(msgspec.Struct, frozen=True):
+    """Another object of the same group that it is made from."""
+
+    kind: str
+    name: str
+    plural: str
+    namespaced: bool
+
+
+class _WatchedSpec(Wire, frozen=True):
+    suspend: bool | None = None
+
+
+class WatchedStatus(Wire, frozen=True):
+    conditions: tuple[Condition, ...] | None = None
+
+    @property
+    def stage(self) -> str:
+        """How far it is, where its kind writes that elsewhere than in conditions."""
+        return ""
+
+
+class Watched(Wire, frozen=True, gc=True):
+    """What tells a watch whether a change may matter to a rule."""
+
+    metadata: Meta = Meta()
+    spec: _WatchedSpec = _WatchedSpec()
+    status: WatchedStatus = WatchedStatus()
+
+
 class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    # Where it is served
     kind: str  # as the API writes it
     plural: str
     group: str = ""  # empty: the core group
     versions: tuple[str, ...]  # that we can read, the best first
+    called: str = ""  # how people write it, where another group has a kind of the same name
+    root: type[Root] = Root  # what is read of one; a kind with fields of its own has a type of its own
+    watched_as: type[Watched] = Watched  # what a watch reads of one
+
+    # What it is
+    children: tuple[Kind, ...] = ()  # the kinds it makes
+    part_label: str = ""  # the label of its children that has its name
+    uid_label: str = ""  # the label of its pods that has its uid, where its selector says so
+    controller: Controller = BUILT_IN
+    finalizers: tuple[Finalizer, ...] = ()  # that its controller puts on it
+    manager: str = ""  # its controller's name in `managedBy`; any other value there: hands off
+    runs: bool = False  # never over by itself: a service, a set
+    matters: Matters = Matters.ALWAYS
+    watched: bool = True  # False: it changes all the time, and the regular look finds it
+    in_bulk: bool = False  # there may be thousands of them, so many are read by one list
+    in_runs: bool = False  # acceptance runs are made of it
+    class_: str = ""  # of each of them; else by what it holds
+
+    # How it ends and goes
     succeeded: tuple[str, ...] = ()  # conditions that say it is over, when their status is True
     failed: tuple[str, ...] = ()
     lever: Lever = Lever.NONE
+    evicted: bool = False  # while it runs: never deleted, and it does not come back
+    counts_annotations: bool = False  # in its generation
+    in_run_policy: bool = False  # suspend, managedBy and the TTL are in spec.runPolicy, not in the spec itself
     propagation: Propagation = Propagation.BACKGROUND
-    children: tuple[Kind, ...] = ()  # the kinds it makes
-    controller: str = ""  # its own controller's name in `managedBy`; any other value there: hands off
-    runs: bool = False  # never over by itself: a service, a set
+    has_ttl: bool = False  # it has ttlSecondsAfterFinished
+    ttl_in_crd: bool = False  # only some releases have that field, so the cluster must be asked
+    ttl_unless: str = ""  # what else may name one, as the end of a sentence
+    removed_alone: str = "its log is lost and the root stays"  # what happens if one is, below a root that has ended
 
     @property
     def name(self) -> str:
         """How people write it, and `Ref.kind`."""
-        return self.kind.lower()
+        return self.called or self.kind.lower()
+
+    @property
+    def in_kubectl(self) -> str:
+        """How kubectl names it, so that it does not take it for one of another group."""
+        return f"{self.plural}.{self.group}" if self.called else self.plural
 
     @property
     def below(self) -> tuple[Kind, ...]:
@@ -55,8 +173,175 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 waiting += kind.children
         return tuple(found)
 
+    @property
+    def ends_with_run(self) -> bool:
+        """It never ends by itself, so that of an acceptance run it ends with the run."""
+        return self.in_runs and self.runs
+
+    @property
+    def type_(self) -> type[Root] | type[Pod]:
+        """What is read of one: a root, or a pod."""
+        return self.root
+
     def path(self, version: str, namespace: str | None = None, name: str = "", sub: str = "") -> str:
         """Its place in the API. None: in every namespace."""
         root = f"/apis/{self.group}/{version}" if self.group else f"/api/{version}"
         where = "" if namespace is None else f"/namespaces/{namespace}"
         return root + where + f"/{self.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
+
+    # What one of them says
+
+    def ending(self, root: Root, now: datetime) -> Ending:
+        """Is it over, how did it end, and when? `now`: the server's."""
+        return by_conditions(root, self.succeeded, self.failed, now)
+
+    def settings(self, spec: Spec) -> Spec | RunPolicy | None:
+        """Where suspend, managedBy and the TTL are."""
+        return spec.run_policy if self.in_run_policy else spec
+
+    def is_suspended(self, spec: Spec) -> bool:
+        settings = self.settings(spec)
+        return settings is not None and bool(settings.suspend)
+
+    def is_off(self, spec: Spec) -> bool:
+        """By its lever, whoever moved it. Replicas that are absent are one."""
+        return spec.replicas == 0 if self.lever is Lever.SCALE else self.is_suspended(spec)
+
+    def managed_by(self, spec: Spec) -> str | None:
+        settings = self.settings(spec) if self.manager else None
+        return None if settings is None else settings.managed_by
+
+    def templates(self, spec: Spec) -> Iterator[PodSpec]:
+        """What its pods will be, as far as it says so itself."""
+        yield from pod_specs(spec.template)
+
+    def evidence(self, spec: Spec, ending: Ending) -> Iterator[str]:
+        """What somebody should know who reads a decision about it."""
+        yield from ()
+
+    def parts_query(self, makers: Sequence[Root | Pod]) -> dict[str, str] | None:
+        """The selector that finds the children of these, all of this kind. None: no label does, so all is listed."""
+        names = ",".join(sorted(one.metadata.name for one in makers))
+        return {"labelSelector": f"{self.part_label} in ({names})"} if self.part_label else None
+
+    # How it is acted on
+
+    def why_not_stopped(self, root: Root) -> str | None:
+        """Why its lever must not be moved, as it is now."""
+        return None
+
+    def why_not_removed(self, root: Root) -> str | None:
+        return None
+
+    def suspension(self, *, suspend: bool) -> Json:
+        """Of its spec, as a merge patch."""
+        return {"runPolicy": {"suspend": suspend}} if self.in_run_policy else {"suspend": suspend}
+
+    def clean_pods(self, spec: Spec, *, everything: bool) -> Json | Refused | None:
+        """Of one that is over: the merge patch of its spec upon which its own operator removes its pods; `everything`:
+        those that ended, too. None: it has no such setting."""
+        return None
+
+    def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
+        """What ends these pods below one that is over, and keeps the root: by the gentlest means."""
+        return Refused(f"nothing but its removal ends what a {self.kind} left running")
+
+    # How one that was removed is made again, from its description
+
+    def untie(self, spec: Json, labels: dict[str, str]) -> None:
+        """Take off what ties the description to the one that was removed."""
+
+    def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
+        """Change the description so that it does not run by itself. Returns the note that brings the old setting back;
+        empty: it did not run before, either."""
+        match self.lever:
+            case Lever.SCALE:
+                replicas, spec["replicas"] = spec.get("replicas", 1), 0
+                return {"replicas": replicas} if replicas else {}
+            case Lever.NONE:
+                return Refused(f"a {self.kind} cannot be made without running at once")
+        holder = self.settings_of(spec)
+        running = not holder.get("suspend")
+        holder["suspend"] = True
+        return {"suspend": False} if running else {}
+
+    def resumed(self, note: Mapping[str, Any]) -> Json:
+        """What else of its spec the note gives back."""
+        return {}
+
+    def settings_of(self, spec: Json) -> Json:
+        """As `settings`, of a description."""
+        if not self.in_run_policy:
+            return spec
+        policy: Json = dict(spec.get("runPolicy") or {})
+        spec["runPolicy"] = policy
+        return policy
+
+    # Its time to live, by the field that its own controller obeys
+
+    @property
+    def ttl_field(self) -> str:
+        return RUN_POLICY_TTL if self.in_run_policy else FIELD_TTL
+
+    def ttl_seconds(self, spec: Spec) -> int | None:
+        settings = self.settings(spec) if self.has_ttl else None
+        return None if settings is None else settings.ttl_seconds_after_finished
+
+    def ttl(self, spec: Spec, in_crd: bool | Unknown) -> timedelta | Unknown | None:
+        """After which its controller removes the root itself. `in_crd`: whether the served version has the field."""
+        return seconds(self.ttl_field, self.ttl_seconds(spec))
+
+    def ttl_words(self, spec: Spec, in_crd: bool | Unknown) -> str:
+        if not self.has_ttl:
+            return ""
+        value = self.ttl_seconds(spec)
+        return "no TTL" if value is None else f"TTL {in_words(timedelta(seconds=value))}"
+
+    def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
+        """Settings that do nothing where they are."""
+        yield from ()
+
+    def ttl_belongs(self, spec: Spec) -> str | None:
+        """Where a TTL belongs that was applied as a field which this kind does not have. None: the kind has it, or it
+        is set where it belongs."""
+        return None
+
+    def busy_until(self, spec: Spec, ending: Ending) -> datetime | Unknown | None:
+        """Until when its own controller still cleans up after this end; it must not be overtaken."""
+        return None
+
+    # Why one is still there
+
+    def runtime(self, root: Root) -> Runtime | None:
+        return None
+
+    def no_end(self, root: Root) -> str:
+        """Of one that goes on: what it says of itself instead."""
+        true = [one.type for one in root.status.conditions or () if one.status == "True"]
+        none = f"no condition {' or '.join((*self.succeeded, *self.failed))} is True"
+        return f"{none}, only {', '.join(true)}" if true else none
+
+    def without(self, part: Kind, facts: Facts, ending: Ending) -> str:
+        """What happens to it if this part of it is removed alone."""
+        if ending.over is not True:
+            return "its controller makes it anew, or the work fails"
+        return part.removed_alone
+
+    def causes_elsewhere(self, root: Root) -> Iterator[Cause]:
+        """That lie with others."""
+        yield from ()
+
+    def causes_of_ttl(
+        self, spec: Spec, ending: Ending, in_crd: bool | Unknown, found: timedelta | Unknown | None
+    ) -> Sequence[Cause] | None:
+        """Of one that has ended, where its TTL is not as usual. `found`: the TTL that counts. None: it is as usual."""
+        return None
+
+    def more_causes(self, facts: Facts, ending: Ending) -> Iterator[Cause]:
+        yield from ()
+
+
+def pod_specs(*templates: Template | None) -> Iterator[PodSpec]:
+    for template in templates:
+        if template is not None and template.spec is not None:
+            yield template.spec

@@ -1,7 +1,85 @@
-"""A pod."""
+"""A pod. What a pod says of its end, and how it is the one kind that nothing else is made of."""
 
 from __future__ import annotations
 
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
-POD = Kind(kind="Pod", plural="pods", versions=("v1",))
+from gpukeeper.model.decision import Refused
+from gpukeeper.model.subject import Outcome
+from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, first_usable, latest
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Watched, WatchedStatus
+from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Terminated
+
+OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
+DISRUPTED = "DisruptionTarget"
+OUT_OF_MEMORY = "OOMKilled"
+GATE = "gpukeeper.io/restored"
+OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")  # given anew, or refused
+
+
+class _Status(WatchedStatus, frozen=True):
+    phase: str = ""
+
+    @property
+    def stage(self) -> str:
+        return self.phase
+
+
+class _WatchedPod(Watched, frozen=True, gc=True):
+    status: _Status = _Status()
+
+
+class _Pod(Kind, frozen=True):
+    @property
+    def type_(self) -> type[Root] | type[Pod]:
+        return Pod
+
+    def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
+        """Behind a scheduling gate, which may be taken off at any time."""
+        if QUEUE in labels:
+            return Refused("Kueue decides when it runs, from the moment it is made")
+        for name in OF_ITS_NODE:
+            spec.pop(name, None)
+        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": GATE}]
+        return {}
+
+
+POD = _Pod(
+    kind="Pod",
+    plural="pods",
+    versions=("v1",),
+    watched_as=_WatchedPod,
+    in_bulk=True,
+    in_runs=True,
+    evicted=True,
+)
+
+
+def of_pod(pod: Pod, now: datetime) -> Ending:
+    """Its end is the latest of all its containers; Ready says nothing about it."""
+    status = pod.status
+    outcome = OVER_PHASES.get(status.phase)
+    if outcome is None:
+        return GOES_ON
+    ended = [
+        one.state.terminated
+        for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+        if one.state is not None and one.state.terminated is not None
+    ]
+    at = latest(one.finished_at for one in ended)
+    disrupted = (one.last_transition_time for one in status.conditions or () if _is(one, DISRUPTED))
+    how = _exit_in_words(ended) if outcome is Outcome.FAILED else ""
+    return Ending(True, outcome, first_usable((at, latest(disrupted)), pod.metadata, now), how)
+
+
+def _exit_in_words(ended: Iterable[Terminated]) -> str:
+    """Of the container that ran out of memory, else of the first that failed."""
+    failed = sorted((one for one in ended if one.exit_code), key=lambda one: one.reason != OUT_OF_MEMORY)
+    if not failed:
+        return ""
+    return f"exit code {failed[0].exit_code}{', out of memory' if failed[0].reason == OUT_OF_MEMORY else ''}"
+
+
+def _is(condition: Condition, type_: str) -> bool:
+    return condition.type == type_ and condition.status == "True"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import subprocess
-import threading
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import pynvml
 import pytest
 
-from gpukeeper.devices import usage_child
-from gpukeeper.devices.usage import CHILD
-from gpukeeper.devices.usage_child import Opening, Samples, Watch, serve
+from gpukeeper.devices.driver.activity import Samples, Watch
+from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.model.unknown import Unknown
 
 MIB = 1024 * 1024
 
@@ -54,6 +50,18 @@ class Driver:
     def _may(self, name: str) -> None:
         if name in self.refuses:
             raise pynvml.NVMLError(self.refuses[name])
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802 - NVML's own names
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMinorNumber(self, handle: str) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:  # noqa: N802
+        return type("Pci", (), {"busId": "00000000:1B:00.0"})()
+
+    def nvmlDeviceGetAttributes(self, handle: str) -> Any:  # noqa: N802
+        return type("Attributes", (), {"multiprocessorCount": 16})()
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
         self._may("init")
@@ -106,6 +114,9 @@ class Driver:
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Process]:  # noqa: N802
         self._may("graphics")
         return [Process(3)]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Process]:  # noqa: N802
+        return []
 
     def nvmlDeviceGetSamples(self, handle: str, _kind: int, since_us: int) -> tuple[int, list[Any]]:  # noqa: N802
         """The buffer of an H200: one each 0.2 s, 14 s of them."""
@@ -166,9 +177,20 @@ def watching(driver: Driver) -> Watch:
     return Watch(driver, clock=lambda: driver.now, sleep=driver.sleep)
 
 
-def only(records: list[dict[str, Any]]) -> dict[str, Any]:
-    (record,) = json.loads(json.dumps(records, allow_nan=False))
-    return record  # type: ignore[no-any-return]
+def only(gpus: tuple[GpuFacts, ...]) -> GpuFacts:
+    """As its parent reads it."""
+    (found,) = msgspec.json.decode(msgspec.json.encode(gpus), type=tuple[GpuFacts, ...])
+    return found
+
+
+def parts(gpu: GpuFacts) -> tuple[SliceFacts, ...]:
+    assert isinstance(gpu.slices, tuple), gpu.slices
+    return gpu.slices
+
+
+def why(fact: Any) -> Unknown:
+    assert isinstance(fact, Unknown), fact
+    return fact
 
 
 def test_who_asks_once_gets_the_mean_of_a_second() -> None:
@@ -176,10 +198,10 @@ def test_who_asks_once_gets_the_mean_of_a_second() -> None:
     driver.busy["gpu0"] = 42.0
     record = only(watching(driver).read())
     assert driver.now == 101.0
-    assert (record["gpm"], record["utilisation"]) == (42.0, 42.0)
-    assert record["energy_mj"] - record["energy_before_mj"] == 80_000
-    assert (record["memory_used_mib"], record["pids"]) == (615, [3, 9])
-    assert (record["sliced"], record["slices"]) == (False, [])
+    assert (record.activity.gpm, record.activity.utilisation) == (42.0, 42.0)
+    assert record.energy_mj - record.activity.energy_before_mj == 80_000
+    assert (record.memory_used_mib, record.listed) == (615, (3, 9))
+    assert (record.sliced, record.slices) == (False, ())
 
 
 def test_the_next_question_is_about_the_time_since_the_last_and_waits_for_nothing() -> None:
@@ -191,15 +213,15 @@ def test_the_next_question_is_about_the_time_since_the_last_and_waits_for_nothin
     driver.busy["gpu0"] = 7.0
     record = only(watch.read())
     assert driver.now == asked
-    assert (record["window_s"], record["gpm"]) == (10.0, 7.0)
-    assert record["utilisation_covered_s"] == pytest.approx(10.0, abs=0.3)
+    assert (record.activity.window_s, record.activity.gpm) == (10.0, 7.0)
+    assert record.activity.utilisation_covered_s == pytest.approx(10.0, abs=0.3)
 
 
 def test_two_questions_at_once_are_kept_apart() -> None:
     driver = Driver()
     watch = watching(driver)
     watch.read()
-    assert only(watch.read())["gpm"] == 0.0
+    assert only(watch.read()).activity.gpm == 0.0
     assert driver.now == pytest.approx(102.0)
 
 
@@ -212,9 +234,9 @@ def test_between_questions_the_buffer_is_emptied_before_it_overflows() -> None:
         driver.busy["gpu0"] = busy
         watch.collect()
     record = only(watch.read())
-    assert record["utilisation"] == pytest.approx(100 / 6, abs=1)
-    assert record["utilisation_peak"] == 100.0
-    assert record["utilisation_covered_s"] == pytest.approx(30.0, abs=0.3)
+    assert record.activity.utilisation == pytest.approx(100 / 6, abs=1)
+    assert record.activity.utilisation_peak == 100.0
+    assert record.activity.utilisation_covered_s == pytest.approx(30.0, abs=0.3)
 
 
 def test_without_that_the_hole_shows() -> None:
@@ -223,26 +245,27 @@ def test_without_that_the_hole_shows() -> None:
     watch.read()
     driver.now += 30
     record = only(watch.read())
-    assert record["utilisation_covered_s"] < 17
-    assert record["window_s"] == 30.0
+    assert record.activity.utilisation_covered_s < 17
+    assert record.activity.window_s == 30.0
 
 
 def test_samples_that_are_old_empty_or_impossible_do_not_count() -> None:
     samples = Samples()
     for at, value in ((0, 5.0), (1_000_000, 10.0), (1_000_000, 90.0), (2_000_000, 4e9), (3_000_000, 20.0)):
         samples.add(at, value)
-    assert samples.facts() == {"utilisation": 15.0, "utilisation_peak": 20.0, "utilisation_covered_s": 2.0}
-    assert "why" in Samples().facts()["utilisation"]
+    assert samples.take() == {"utilisation": 15.0, "utilisation_peak": 20.0, "utilisation_covered_s": 2.0}
+    assert isinstance(samples.take()["utilisation"], Unknown)
+    assert isinstance(Samples().take()["utilisation"], Unknown)
 
 
 def test_slices_are_measured_by_themselves_and_the_whole_is_not() -> None:
     driver = Driver(mig={"gpu0": [7, 9]})
     driver.busy[("gpu0", 9)] = 33.0
     record = only(watching(driver).read())
-    assert record["sliced"] is True
-    assert record["gpm"]["by_design"]
-    assert record["utilisation"]["by_design"]
-    assert [(part["uuid"], part["gi"], part["ci"], part["gpm"]) for part in record["slices"]] == [
+    assert record.sliced is True
+    assert why(record.activity.gpm).by_design
+    assert why(record.activity.utilisation).by_design
+    assert [(part.uuid, part.gpu_instance, part.compute_instance, part.activity.gpm) for part in parts(record)] == [
         ("UUID-gpu0/7", 7, 0, 0.0),
         ("UUID-gpu0/9", 9, 0, 33.0),
     ]
@@ -254,10 +277,10 @@ def test_a_slice_that_comes_gets_a_window_and_one_that_goes_is_forgotten() -> No
     watch.read()
     driver.now, driver.mig = 200.0, {"gpu0": [9]}
     driver.busy[("gpu0", 9)] = 50.0
-    assert only(watch.read())["slices"][0]["gpm"] == 50.0
+    assert parts(only(watch.read()))[0].activity.gpm == 50.0
     assert len(driver.alive) == 1
     driver.mig = {}
-    assert only(watch.read())["gpm"] == 0.0
+    assert only(watch.read()).activity.gpm == 0.0
     assert len(driver.alive) == 1
 
 
@@ -269,7 +292,7 @@ def test_a_gpu_that_is_cut_is_not_asked_for_utilisation_any_more() -> None:
     watch.read()
     watch.collect()  # the driver here insists on it
     driver.mig = {}
-    assert only(watch.read())["utilisation"] == 0.0
+    assert only(watch.read()).activity.utilisation == 0.0
 
 
 def test_samples_of_the_driver_do_not_pile_up() -> None:
@@ -283,8 +306,8 @@ def test_samples_of_the_driver_do_not_pile_up() -> None:
 
 def test_an_older_model_has_no_gpm_by_design() -> None:
     record = only(watching(Driver(gpm=False)).read())
-    assert record["gpm"] == {"why": "this model has no performance monitoring (GPM)", "by_design": True}
-    assert record["utilisation"] == 0.0
+    assert record.activity.gpm == Unknown("this model has no performance monitoring (GPM)", by_design=True)
+    assert record.activity.utilisation == 0.0
 
 
 @pytest.mark.parametrize(
@@ -304,8 +327,9 @@ def test_a_refusal_says_why_and_whether_it_is_for_ever(call: str, field: str, er
     driver = Driver()
     driver.refuses[call] = error
     record = only(watching(driver).read())
-    assert record[field]["by_design"] is by_design
-    assert "NVIDIA driver answered" in record[field]["why"]
+    refused = why(record.energy_mj if field == "energy_mj" else getattr(record.activity, field))
+    assert refused.by_design is by_design
+    assert "NVIDIA driver answered" in refused.why
 
 
 def test_after_a_refusal_the_next_window_is_measured() -> None:
@@ -315,98 +339,80 @@ def test_after_a_refusal_the_next_window_is_measured() -> None:
     watch.read()
     driver.refuses.clear()
     driver.now += 30
-    assert only(watch.read())["gpm"] == 0.0
+    assert only(watch.read()).activity.gpm == 0.0
     assert len(driver.alive) == 1
 
 
 def test_no_number_is_said_in_words() -> None:
     driver = Driver()
     driver.nan = True
-    assert "no number" in only(watching(driver).read())["gpm"]["why"]
+    assert "no number" in why(only(watching(driver).read()).activity.gpm).why
 
 
 def test_processes_need_the_compute_list_and_not_the_other() -> None:
     driver = Driver()
     driver.refuses["graphics"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert only(watching(driver).read())["pids"] == [3, 9]
+    assert only(watching(driver).read()).listed == (3, 9)
     driver.refuses = {"compute": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    assert "why" in only(watching(driver).read())["pids"]
+    assert isinstance(only(watching(driver).read()).listed, Unknown)
 
 
 def test_a_lost_gpu_does_not_take_the_others_with_it() -> None:
     driver = Driver(gpus=2)
     driver.lost = {0}
     lost, there = watching(driver).read()
-    assert "why" in lost["uuid"]
-    assert there["gpm"] == 0.0
+    assert isinstance(lost.uuid, Unknown)
+    assert there.activity.gpm == 0.0
 
 
 def test_a_gpu_that_does_not_say_whether_it_is_cut_says_why() -> None:
     driver = Driver()
     driver.refuses["mig"] = pynvml.NVML_ERROR_UNKNOWN
-    assert "why" in only(watching(driver).read())["sliced"]
+    assert isinstance(only(watching(driver).read()).sliced, Unknown)
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no driver"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no driver"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "failed"),
-    ],
-)
-@pytest.mark.parametrize("call", ["init", "count"])
-def test_after_a_failure_the_driver_is_opened_anew(call: str, error: int, state: str) -> None:
+def test_a_gpu_that_is_lost_between_two_questions_has_no_value_and_the_other_goes_on() -> None:
+    driver = Driver(gpus=2)
+    watch = watching(driver)
+    watch.read()
+    driver.now += 30
+    driver.lost = {0}
+    lost, there = watch.read()
+    assert lost == GpuFacts(index=0, uuid=lost.uuid)
+    assert isinstance(lost.uuid, Unknown)
+    assert (there.activity.gpm, there.activity.window_s) == (0.0, 30.0)
+    driver.lost = set()
+    driver.now += 30
+    back, _ = watch.read()
+    assert back.activity.gpm_s == 1.0, "it begins anew"
+    assert len(driver.alive) == 2
+
+
+@pytest.mark.parametrize(("call", "field"), [("gpm", "gpm"), ("support", "gpm"), ("samples", "utilisation")])
+def test_a_driver_that_is_older_than_the_binding_does_not_end_the_measuring(call: str, field: str) -> None:
     driver = Driver()
-    opening = Opening(driver, lambda _nvml: watching(driver))
-    opening.collect()
-    driver.refuses[call] = error
-    assert opening.record()["state"] == state
-    assert driver.opened == 0
-    driver.refuses.clear()
-    assert opening.record()["state"] == "answered"
-    opening.collect()
-    assert opening.record()["state"] == "answered"
-    assert driver.opened == 1
+
+    def may(name: str) -> None:
+        if name == call:
+            raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    driver._may = may  # type: ignore[method-assign]
+    record = only(watching(driver).read())
+    assert why(getattr(record.activity, field)).by_design
+    other = {"gpm": "utilisation", "utilisation": "gpm"}[field]
+    assert getattr(record.activity, other) == 0.0
 
 
-# The program.
+def test_a_slice_that_does_not_say_its_instance_is_not_measured() -> None:
+    driver = Driver(mig={"gpu0": [7, 9]})
 
+    def instance(part: str) -> int:
+        if part == "gpu0/7":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return 9
 
-def test_each_line_is_answered_and_the_end_of_input_ends_it() -> None:
-    reading, writing = os.pipe()
-    answers: list[str] = []
-    server = threading.Thread(target=serve, args=(reading, lambda: answers.append("yes"), lambda: None))
-    server.start()
-    for written in (b"?\n?", b"\n", b"half"):
-        os.write(writing, written)
-    os.close(writing)
-    server.join()
-    os.close(reading)
-    assert answers == ["yes", "yes"]
-
-
-def test_without_questions_it_collects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_child, "COLLECT_EVERY_S", 0.0)
-    reading, writing = os.pipe()
-    collected: list[int] = []
-
-    def collect() -> None:
-        collected.append(1)
-        if len(collected) == 3:
-            os.close(writing)
-
-    serve(reading, lambda: None, collect)
-    os.close(reading)
-    assert len(collected) == 3
-
-
-def test_the_real_child_answers_every_question_with_one_record() -> None:
-    printed = subprocess.run(CHILD, input=b"?\n?\n", capture_output=True, check=True).stdout.splitlines()
-    assert [json.loads(line)["state"] in {"answered", "no driver", "failed"} for line in printed] == [True, True]
-
-
-def test_the_real_child_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path) -> None:
-    (tmp_path / "select.py").write_text("raise SystemExit('taken over')")
-    (tmp_path / "json.py").write_text("raise SystemExit('taken over')")
-    assert subprocess.run(CHILD, cwd=tmp_path, input=b"", capture_output=True, check=False).returncode == 0
+    driver.nvmlDeviceGetGpuInstanceId = instance  # type: ignore[method-assign]
+    first, second = parts(only(watching(driver).read()))
+    assert isinstance(first.activity.gpm, Unknown)
+    assert not first.activity.gpm.by_design
+    assert second.activity.gpm == 0.0

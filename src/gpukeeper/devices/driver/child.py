@@ -1,0 +1,161 @@
+"""The only program that calls the NVIDIA driver. Run it: python -P -m gpukeeper.devices.driver.child
+
+It reads one question a line and prints one answer a line (see `protocol`). It is a program of its own because a call
+into a sick driver may never return: its parent can give it up. It imports values of gpukeeper, nothing that does I/O.
+
+The driver is open from the first question until the end of the input, and the GPUs stay initialised as long. With its
+input it ends, even while a call into the driver hangs (unless the kernel itself cannot interrupt that call).
+
+    inventory   identity, memory, processes, slices of each GPU; the utilisation of the last second
+    condition   + what the driver advises, pending repairs of memory, whether a GPU can be reset alone
+    usage       + how busy each was since the question before; between questions it collects utilisation samples
+    identity    + serial number, firmware and other constants, how GPUs are connected, versions of the driver
+    health      + counters and states; begins to sample
+    readings    what was sampled twice a second since the question before
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gpukeeper.devices.driver.activity import Watch
+from gpukeeper.devices.driver.health import health, identity
+from gpukeeper.devices.driver.nvml import condition, errors, gpus, utilisation, words
+from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question, State
+from gpukeeper.devices.driver.sampler import Sampler
+from gpukeeper.model import reading
+
+COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples holds no more than some 10 s
+TO_END_S = 5.0  # for questions that wait when the input ends
+
+
+def main() -> None:
+    import pynvml
+
+    session = Session(pynvml)
+    try:
+        serve(sys.stdin.fileno(), lambda line: _print(session.answer(line)), session.collect, _end_soon)
+    finally:
+        session.close()
+
+
+def serve(
+    fd: int,
+    answer: Callable[[bytes], None],
+    meanwhile: Callable[[], None],
+    at_end: Callable[[], None] = lambda: None,
+) -> None:
+    """Answers line by line until the end of the input. `at_end` runs in a thread, as soon as the input ended."""
+    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def listen() -> None:
+        with open(fd, "rb", closefd=False) as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    lines.put(line)
+        lines.put(None)
+        at_end()
+
+    threading.Thread(target=listen, name="questions", daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=COLLECT_EVERY_S)
+        except queue.Empty:
+            meanwhile()
+            continue
+        if line is None:
+            return
+        answer(line)
+
+
+def _print(answer: Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_soon() -> None:
+    time.sleep(TO_END_S)
+    os._exit(1)  # the main thread is inside the driver
+
+
+class Session:
+    """Opens the driver at the first question, and again after a failure: it may have been loaded anew meanwhile."""
+
+    def __init__(
+        self, nvml: Any, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._nvml, self._clock, self._sleep = nvml, clock, sleep
+        self._opened = False
+        self._watch: Watch | None = None
+        self._sampler: Sampler | None = None
+
+    def answer(self, line: bytes) -> Answer:
+        try:
+            question = reading.decode(line, type=Question)
+        except msgspec.DecodeError as error:
+            return Answer(id=NO_ID, state="failed", why=f"the question could not be read: {error}")
+        if question.about not in SUBJECTS:
+            return Answer(id=question.id, state="failed", why=f"{question.about!r} is not a question")
+        try:
+            if not self._opened:
+                self._nvml.nvmlInit()
+                self._opened = True
+            return Answer(id=question.id, state="answered", **self._found(question.about))
+        except errors(self._nvml) as error:
+            self.close()
+            return Answer(id=question.id, state=self._state(error), why=words(error))
+
+    def collect(self) -> None:
+        if self._watch is not None:
+            self._watch.collect()
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._watch = self._sampler = None
+        if self._opened:
+            self._opened = False
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    def _state(self, error: Exception) -> State:
+        missing = (self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND, self._nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return "no driver" if getattr(error, "value", None) in missing else "failed"
+
+    def _found(self, about: str) -> dict[str, Any]:
+        """Fields of the answer."""
+        nvml = self._nvml
+        match about:
+            case "inventory":
+                return {"gpus": gpus(nvml, lambda nvml, handle: {"utilisation": utilisation(nvml, handle)})}
+            case "condition":
+                return {"gpus": gpus(nvml, condition)}
+            case "usage":
+                self._watch = self._watch or Watch(nvml, self._clock, self._sleep)
+                return {"gpus": self._watch.read()}
+            case "identity":
+                return identity(nvml)
+            case "health":
+                self._sampling()
+                return {"gpus": gpus(nvml, health)}
+            case _:
+                return {"readings": self._sampling().take()}
+
+    def _sampling(self) -> Sampler:
+        if self._sampler is None:
+            self._sampler = Sampler(self._nvml, self._clock)
+            self._sampler.start()
+        return self._sampler
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What the NVIDIA driver reports about a GPU: one type for inventory, condition, usage and health. Values only.
+
+Every question fills the identity, the memory, the processes and the slices; each question adds the facts of its subject
+(see `child`), and the others stay NOT_ASKED. A fact that the driver refused is Unknown with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from gpukeeper.model.condition import NOT_ASKED, Advice
+from gpukeeper.model.gpu import Fact
+from gpukeeper.model.unknown import Unknown
+
+Listed: TypeAlias = tuple[int, ...] | Unknown  # pids that the driver lists; dead ones among them
+
+NO_SLICE_UTILISATION = Unknown("the driver has no utilisation of a GPU that is cut into slices", by_design=True)
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How busy a GPU or slice was since the question before. Percentages are means."""
+
+    window_s: float = 0.0
+    gpm: float | Unknown = NOT_ASKED
+    gpm_s: float = 0.0  # seconds that `gpm` is the mean of
+    utilisation: float | Unknown = NOT_ASKED
+    utilisation_peak: float = 0.0
+    utilisation_covered_s: float = 0.0
+    energy_before_mj: int | Unknown = NOT_ASKED  # when the window began
+
+
+NOT_MEASURED = Activity()
+
+
+class SliceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a GPU (MIG) with memory and cores of its own."""
+
+    uuid: str
+    index: int
+    name: str | Unknown = NOT_ASKED
+    gpu_instance: int | Unknown = NOT_ASKED
+    compute_instance: int | Unknown = NOT_ASKED
+    memory_total_mib: int | Unknown = NOT_ASKED
+    memory_used_mib: int | Unknown = NOT_ASKED
+    listed: Listed = NOT_ASKED
+    sms: int | Unknown = NOT_ASKED
+    activity: Activity = NOT_MEASURED
+
+
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU without a known uuid is present and does not answer (it fell off the bus, for example)."""
+
+    index: int
+    uuid: str | Unknown
+    name: str | Unknown = NOT_ASKED
+    minor: int | Unknown = NOT_ASKED  # of /dev/nvidia<minor>; not always the index
+    pci: str | Unknown = NOT_ASKED
+    memory_total_mib: int | Unknown = NOT_ASKED
+    memory_used_mib: int | Unknown = NOT_ASKED
+    listed: Listed = NOT_ASKED
+    sliced: bool | Unknown = NOT_ASKED
+    slices: tuple[SliceFacts, ...] | Unknown = ()
+    utilisation: float | Unknown = NOT_ASKED  # inventory: percent of the last second or less; for display only
+    advice: Advice | Unknown = NOT_ASKED  # condition, health
+    remap_pending: bool | Unknown = NOT_ASKED  # condition, health
+    remap_failed: bool | Unknown = NOT_ASKED  # condition, health
+    reset_alone: bool | Unknown = NOT_ASKED  # condition
+    energy_mj: int | Unknown = NOT_ASKED  # usage, health: since the driver was loaded
+    activity: Activity = NOT_MEASURED  # usage
+    serial: str | Unknown = NOT_ASKED  # identity
+    facts: Mapping[str, Fact] = {}  # identity: what does not change
+    counters: Mapping[str, int | Unknown | None] = {}  # health: they only rise
+    states: Mapping[str, Fact] = {}  # health: as of now

@@ -1,0 +1,45 @@
+"""What admins should know, from what a pass records and reports. Pure: decides what a message says, sends nothing."""
+
+from __future__ import annotations
+
+from gpukeeper.engine.reclaim import PassReport
+from gpukeeper.model.decision import Action
+from gpukeeper.model.event import Complaint, Event, Passed, Quarantined
+from gpukeeper.model.message import Kind, Message
+from gpukeeper.model.policy import Mode
+
+
+def message_of(line: Event) -> Message | None:
+    """None: this line is nothing for admins."""
+    match line:
+        case Complaint(ref=None):
+            return Message(kind=Kind.FAILURE, about="", text=line.what, at=line.at, key=line.what)
+        case Complaint(ref=ref) if ref is not None:
+            key = f"{ref.key} {line.what}"
+            text = f"{ref.path}: {line.what}"
+            return Message(kind=Kind.COMPLAINT, about=ref.path, text=text, at=line.at, key=key)
+        case Quarantined(ref=ref) if ref is not None:
+            text = f"{ref.path} is quarantined: {line.reason}"
+            return Message(kind=Kind.GPU, about=ref.path, text=text, at=line.at, key=ref.key)
+        case Passed(breaker=str()):
+            place = f"{line.platform}/{line.place}"
+            text = f"{place}: the breaker is open and nothing is touched there. {line.breaker}"
+            return Message(kind=Kind.BREAKER, about=place, text=text, at=line.at, key=place)
+        case _:
+            return None
+
+
+def breaker_closed(line: Event) -> str | None:
+    """The place where it is closed: the next time it opens is news."""
+    return f"{line.platform}/{line.place}" if isinstance(line, Passed) and line.breaker is None else None
+
+
+def overdue(report: PassReport, mode: Mode) -> Message | None:
+    """In mode plan due work stays where it is, and somebody may believe that it is being handled."""
+    found = report.survey
+    number = sum(one.action is not Action.WARN for one in found.due)
+    if mode is not Mode.PLAN or not found.whole or not number or report.stopped is not None:
+        return None
+    place = f"{found.platform.name}/{found.platform.place}"
+    text = f"{place}: {number} due, and mode plan changes nothing. Details: gpukeeper plan. Act once: gpukeeper apply."
+    return Message(kind=Kind.OVERDUE, about=place, text=text, at=found.at, key=place)

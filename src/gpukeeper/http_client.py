@@ -1,0 +1,388 @@
+"""An HTTP/1.1 client over TCP, TLS or a unix socket. Small on purpose: it does what our servers need, and no more.
+
+No redirects, no proxies, no cookies, no compression: what is sent goes to the address that was named and to no other.
+An answer is read as strictly as HTTP allows; whatever has two meanings ends the connection. Limits and deadlines are
+the caller's: TimeoutError is raised as it is, everything else as an HttpError. Why not a library: ADR 40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from gpukeeper.blocking import in_thread
+
+CONNECT: Final = timedelta(seconds=10)
+IDLE: Final = 15.0  # seconds; a server may be closing what was unused for longer
+HEAD_MAX: Final = 64 * 1024  # bytes of the head of an answer, or of its trailers
+PIECE: Final = 64 * 1024  # bytes read at once
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?\r\n")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)\r\n")
+_LENGTH = re.compile(r"([0-9]{1,18})(?:, *\1)*")  # some send it twice
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_TARGET = re.compile(r"[!-~]+")
+
+
+class HttpError(Exception):
+    """The server did not give a whole answer; the sentence says why."""
+
+
+class CannotConnect(HttpError):
+    """Nothing was sent."""
+
+
+class ConnectionBroken(HttpError):
+    """It ended too early. What was asked may have happened."""
+
+
+class NotHttp(HttpError):
+    """What came is not an HTTP answer."""
+
+
+class TooLarge(HttpError):
+    """Nothing of it was kept."""
+
+
+class Head(NamedTuple):
+    """What comes before the body. Names of fields are in lower case; repeated fields are joined."""
+
+    status: int
+    reason: str
+    fields: Mapping[str, str]
+    keeps: bool  # the connection may be used again
+
+    @property
+    def size(self) -> int | None:
+        """Of the body; None: it is sent in chunks, or ends with the connection."""
+        if self.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
+            return 0
+        length = self.fields.get("content-length")
+        return None if length is None else int(length)
+
+    @property
+    def chunked(self) -> bool:
+        return "transfer-encoding" in self.fields
+
+
+class Response:
+    """An answer whose body is read while it arrives. Valid inside `Client.stream` only."""
+
+    def __init__(self, head: Head, reader: asyncio.StreamReader) -> None:
+        self.status, self.reason, self.headers = head.status, head.reason, head.fields
+        self.complete = False  # read to its last byte
+        self._chunked, self._reader = head.chunked, reader
+        self._size = self._left = 0 if head.chunked else head.size  # of the body, or of the chunk; None: to the end
+
+    async def piece(self) -> bytes:
+        """The next part of the body; empty at its end."""
+        try:
+            return b"" if self.complete else await self._piece()
+        except OSError as error:
+            raise ConnectionBroken(words_of(error)) from error
+
+    async def _piece(self) -> bytes:
+        if self._chunked and not self._left:
+            self._size = self._left = read_chunk_size(await _line(self._reader))
+            if not self._left:
+                await _skip_trailers(self._reader)
+        piece = b"" if self._left == 0 else await self._reader.read(min(self._left or PIECE, PIECE))
+        if self._left is None or self._size is None or self._left == 0:
+            self.complete = not piece
+            return piece
+        if not piece:
+            raise ConnectionBroken(f"its answer broke off after {self._size - self._left} of {self._size} bytes")
+        self._left -= len(piece)
+        if self._chunked and not self._left and await _line(self._reader) != b"\r\n":
+            raise NotHttp("a chunk of its answer is longer than it says")
+        return piece
+
+    async def read(self, size_max: int, *, cut: bool = False) -> bytes:
+        """The whole body. Where it is larger: TooLarge, or with `cut` its beginning."""
+        body = bytearray()
+        while piece := await self.piece():
+            body += piece
+            if len(body) > size_max:
+                if not cut:
+                    raise TooLarge(f"its answer is larger than {size_max // 1024 // 1024} MiB")
+                return bytes(body[:size_max])
+        return bytes(body)
+
+    async def lines(self, size_max: int) -> AsyncGenerator[bytes, None]:
+        """Of a stream, as they come, without their ends."""
+        rest = bytearray()
+        while piece := await self.piece():
+            rest += piece
+            if b"\n" in piece:
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    yield bytes(line)
+            if len(rest) > size_max:
+                raise TooLarge(f"a line of its answer is longer than {size_max // 1024 // 1024} MiB")
+        if rest:
+            yield bytes(rest)
+
+
+class Answer(NamedTuple):
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Connection(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: float  # when, by the monotonic clock
+
+    def is_fresh(self) -> bool:
+        closed = self.reader.at_eof() or self.writer.is_closing()
+        return not closed and time.monotonic() - self.used < IDLE
+
+    def drop(self) -> None:
+        self.writer.transport.abort()
+
+
+class Client:
+    """One server, in one event loop. Connections are kept for the next request until `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        unix_socket: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
+        """`url` may have a path, which comes before every target, and user and password. ValueError: it is no URL.
+        `enter` is called in the thread that connects, before it does: to enter another network namespace."""
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("it is no address that begins with http:// or https://")
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._encrypted, self._tls, self._unix_socket = parts.scheme == "https", tls, unix_socket
+        self._enter = enter
+        self._prefix = parts.path.rstrip("/")
+        self._fields = {
+            "Host": parts.netloc.rpartition("@")[2],
+            "User-Agent": "gpukeeper",
+            "Accept": "*/*",
+            **_login(parts),
+        }
+        self._unused: list[_Connection] = []
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        unused, self._unused = self._unused, []
+        for connection in unused:
+            connection.drop()
+        await asyncio.sleep(0)  # the transports close their sockets in the next round of the loop
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        size_max: int,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        cut: bool = False,
+    ) -> Answer:
+        async with self.stream(method, target, headers=headers, body=body) as response:
+            read = await response.read(size_max, cut=cut)
+            return Answer(response.status, response.reason, response.headers, read)
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> AsyncIterator[Response]:
+        """Every status is an answer. The body is read inside; what is not read to its end costs the connection."""
+        sent = self._message(method, target, headers or {}, body)
+        connection, head = await self._exchange(sent, again=method == "GET")
+        response = Response(head, connection.reader)
+        try:
+            yield response
+        finally:
+            if response.complete and head.keeps:
+                self._unused.append(connection._replace(used=time.monotonic()))
+            else:
+                connection.drop()
+
+    async def _exchange(self, sent: bytes, *, again: bool) -> tuple[_Connection, Head]:
+        """A server may close a kept connection at any time, also just now: then a read is asked for once more."""
+        while self._unused and not self._unused[-1].is_fresh():
+            self._unused.pop().drop()
+        if self._unused:
+            try:
+                kept = self._unused.pop()
+                return kept, await _ask(kept, sent)
+            except ConnectionBroken:
+                if not again:
+                    raise
+        new = await self._connect()
+        return new, await _ask(new, sent)
+
+    async def _connect(self) -> _Connection:
+        try:
+            async with asyncio.timeout(CONNECT.total_seconds()):
+                return _Connection(*await self._open(), time.monotonic())
+        except TimeoutError as error:
+            raise CannotConnect(f"it cannot be reached within {CONNECT.total_seconds():.0f}s") from error
+        except OSError as error:
+            raise CannotConnect(words_of(error)) from error
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._unix_socket is not None:
+            return await asyncio.open_unix_connection(self._unix_socket, limit=HEAD_MAX)
+        # In a thread that can be left behind: a name service may hang, and asyncio would wait for it at the end.
+        made = await in_thread(self._dial, CONNECT)
+        if not self._encrypted:
+            return await asyncio.open_connection(sock=made, limit=HEAD_MAX)
+        self._tls = self._tls or ssl.create_default_context()
+        return await asyncio.open_connection(sock=made, limit=HEAD_MAX, ssl=self._tls, server_hostname=self._host)
+
+    def _dial(self) -> socket.socket:
+        try:
+            if self._enter is not None:
+                self._enter()
+        except OSError as error:
+            raise CannotConnect(str(error)) from error
+        return socket.create_connection((self._host, self._port), CONNECT.total_seconds())
+
+    def _message(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+        path = self._prefix + target
+        if not _TARGET.fullmatch(path):
+            raise ValueError("a path of a request has no spaces and no control characters")
+        fields = {**self._fields, **headers}
+        if body is not None or method in {"POST", "PUT", "PATCH"}:
+            fields["Content-Length"] = str(len(body or b""))
+        lines = [f"{method} {path} HTTP/1.1"]
+        for name, value in fields.items():
+            if not value.isprintable() or not value.isascii():
+                raise ValueError(f"the header {name} has letters that no header has")  # it may be a secret
+            lines.append(f"{name}: {value}")
+        return "\r\n".join([*lines, "\r\n"]).encode("ascii") + (body or b"")
+
+
+async def get(
+    url: str, *, size_max: int, headers: Mapping[str, str] | None = None, enter: Callable[[], None] | None = None
+) -> Answer:
+    """One question to a server that is not asked again soon."""
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter) as client:
+        return await client.request("GET", target, headers=headers, size_max=size_max)
+
+
+def read_head(data: bytes) -> Head:
+    """Up to and with the empty line. NotHttp: it cannot be read, or says two things about the body."""
+    status = _STATUS.match(data)
+    if status is None:
+        raise NotHttp("its answer is not HTTP")
+    fields, position = _read_fields(data, status.end())
+    if data[position:] != b"\r\n":
+        raise NotHttp("the head of its answer cannot be read")
+    if "content-length" in fields:
+        length = _LENGTH.fullmatch(fields["content-length"])
+        if length is None or "transfer-encoding" in fields:
+            raise NotHttp("the length of its answer cannot be read")
+        fields["content-length"] = length[1]
+    if fields.get("transfer-encoding", "chunked").lower() != "chunked":
+        raise NotHttp("its answer is encoded in a way that was not asked for")
+    if fields.get("content-encoding", "identity").lower() != "identity":
+        raise NotHttp("its answer is compressed, which was not asked for")
+    keeps = status[1] == b"1" and "close" not in fields.get("connection", "").lower()
+    framed = "content-length" in fields or "transfer-encoding" in fields or int(status[2]) in {204, 304}
+    reason = (status[3] or b"").decode("latin-1")
+    return Head(int(status[2]), _printable(reason), fields, keeps and framed)
+
+
+def words_of(error: BaseException) -> str:
+    """The kernel's words where there are any: libraries write calls and tuples."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    if isinstance(error, socket.gaierror | ssl.SSLError):
+        return str(error.strerror or error)
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
+
+
+async def _ask(connection: _Connection, sent: bytes) -> Head:
+    try:
+        connection.writer.write(sent)
+        await connection.writer.drain()
+        while (head := read_head(await connection.reader.readuntil(b"\r\n\r\n"))).status < 200:
+            if head.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                raise NotHttp("it changed to another protocol, which was not asked for")
+    except BaseException as error:
+        connection.drop()
+        if isinstance(error, asyncio.LimitOverrunError):
+            raise NotHttp(f"the head of its answer is larger than {HEAD_MAX // 1024} KiB") from error
+        if isinstance(error, asyncio.IncompleteReadError):
+            if error.partial:
+                raise NotHttp("its answer is not HTTP, or broke off in its head") from error
+            raise ConnectionBroken("it closed the connection without an answer") from error
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            raise ConnectionBroken(words_of(error)) from error
+        raise
+    return head
+
+
+async def _skip_trailers(reader: asyncio.StreamReader) -> None:
+    size = 0
+    while (line := await _line(reader)) != b"\r\n":
+        size += len(line)
+        if size > HEAD_MAX:
+            raise NotHttp(f"the end of its answer is larger than {HEAD_MAX // 1024} KiB")
+
+
+def read_chunk_size(line: bytes) -> int:
+    found = _SIZE.fullmatch(line)
+    if found is None:
+        raise NotHttp("the size of a chunk of its answer cannot be read")
+    return int(found[1], 16)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionBroken("its answer broke off between two chunks") from error
+    except asyncio.LimitOverrunError as error:
+        raise NotHttp("the size of a chunk of its answer cannot be read") from error
+
+
+def _read_fields(data: bytes, position: int) -> tuple[dict[str, str], int]:
+    fields: dict[str, str] = {}
+    while (field := _FIELD.match(data, position)) is not None:
+        name, value = field[1].decode("ascii").lower(), field[2].decode("latin-1").rstrip(" \t")
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+        position = field.end()
+    return fields, position
+
+
+def _printable(words: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in words)[:200]
+
+
+def _login(parts: SplitResult) -> dict[str, str]:
+    if parts.username is None:
+        return {}
+    words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Authorization": "Basic " + base64.b64encode(words.encode()).decode()}

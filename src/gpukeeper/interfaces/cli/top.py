@@ -1,0 +1,193 @@
+"""`gpukeeper top`: GPUs, holders, use and what comes next, live on the whole screen. Changes nothing.
+
+Data is gathered in a thread of its own, so that a driver or platform that hangs freezes neither keys nor screen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.interfaces.terminal.screen import Screen
+    from gpukeeper.interfaces.terminal.top_picture import Age, Display
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.views.top import TopView
+
+LEAST, REDRAW = 0.5, 1.0  # seconds
+LEAVE = 1.0  # seconds that a gathering under way gets to end; then the program ends without it
+LATE = timedelta(seconds=10)
+Gather = Callable[[], "TopView"]
+
+
+def top(
+    policy: o.PolicyFile = None,
+    platform: o.OnPlatform = None,
+    owner: o.Owner = None,
+    every: Annotated[str, typer.Option("--every", help="How often data is gathered.")] = "2s",
+    sort: Annotated[str, typer.Option("--sort", help="First order: gpu, use, memory, owner or next.")] = "gpu",
+    demo: Annotated[
+        bool, typer.Option("--demo", help="A simulated fleet; ten minutes pass with each refresh.")
+    ] = False,
+) -> None:
+    """Show every GPU live: use, memory, holder, owner, and what happens next by which rule. q quits."""
+    from gpukeeper.interfaces.terminal.screen import Screen
+    from gpukeeper.interfaces.terminal.session import narrowed, span
+    from gpukeeper.interfaces.terminal.top_picture import Display
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.views.top import SORTS
+
+    if sort not in SORTS:
+        raise UsageError(f'--sort "{sort}" is none of: {", ".join(SORTS)}')
+    pause = span(every, "--every")
+    assert pause is not None
+    if not _is_terminal():
+        raise UsageError(
+            "top needs a terminal. Without one: gpukeeper observe --gpus; for programs: gpukeeper observe --gpus --json"
+        )
+    screen = Screen()
+    source = _demo if demo else lambda: _own(policy, platform, narrowed(owner=owner))
+    gathering = Gathering(source, max(LEAST, pause.total_seconds()), screen.wake)
+    with screen.opened():
+        gathering.start()
+        code = _run(screen, gathering, Display(sort))
+    gathering.leave(code)
+    raise typer.Exit(code)
+
+
+def _is_terminal() -> bool:
+    from gpukeeper.interfaces.terminal.colours import overwrites
+
+    return sys.stdin.isatty() and overwrites(sys.stdout)
+
+
+def _run(screen: Screen, gathering: Gathering, display: Display) -> int:
+    """Until a key or signal ends it: the exit code."""
+    from gpukeeper.interfaces.terminal.screen import ENDED, INTERRUPTED, QUIT
+    from gpukeeper.interfaces.terminal.top_picture import picture, scrolled
+    from gpukeeper.views.top import SORTS
+
+    while True:
+        view = gathering.view()
+        screen.draw(picture(view, display, gathering.age(), *screen.size))
+        for event in screen.wait(REDRAW):
+            if event in (QUIT, INTERRUPTED):
+                return 0
+            if event == ENDED:
+                return 1
+            if event == "s":
+                display = display._replace(sort=SORTS[(SORTS.index(display.sort) + 1) % len(SORTS)], first=0)
+            elif event == "r":
+                display = display._replace(reverse=not display.reverse, first=0)
+            display = scrolled(display, event, len(view.gpus) if view is not None else 1)
+
+
+@dataclass
+class Gathering:
+    """A thread that gathers again and again. What it found last, and how old that is, can be asked at any time."""
+
+    source: Callable[[], AbstractContextManager[Gather]]
+    every: float
+    wake: Callable[[], None]
+    _found: tuple[TopView, float] | None = None  # with the steady time at which it was complete
+    _begun: float | None = None  # steady time; None: it rests
+    _problem: str = ""
+    _failed: BaseException | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._gather, name="top", daemon=True)
+        self._thread.start()
+
+    def view(self) -> TopView | None:
+        """The newest. Raises what kept the first one from being gathered."""
+        if self._failed is not None:
+            raise self._failed
+        return None if self._found is None else self._found[0]
+
+    def age(self) -> Age:
+        from gpukeeper.interfaces.terminal.top_picture import Age
+
+        now, found, begun = time.monotonic(), self._found, self._begun
+        data = None if found is None else timedelta(seconds=now - found[1])
+        gathering = None if begun is None else timedelta(seconds=now - begun)
+        return Age(data, gathering, gathering is not None and gathering >= LATE, self._problem)
+
+    def leave(self, code: int) -> None:
+        """A call that hangs must not keep the program from ending; the terminal is restored already."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(LEAVE)
+            if self._thread.is_alive():
+                os._exit(code)
+
+    def _gather(self) -> None:
+        try:
+            with self.source() as gather:
+                while not self._stop.is_set():
+                    took = self._once(gather)
+                    self._stop.wait(max(self.every, took))  # at most half of the time is spent gathering
+        except BaseException as problem:  # raised where the screen is
+            self._failed = problem
+            self.wake()
+
+    def _once(self, gather: Gather) -> float:
+        from gpukeeper.model.errors import KeeperError
+
+        begun = self._begun = time.monotonic()
+        try:
+            self._found, self._problem = (gather(), time.monotonic()), ""
+        except KeeperError as problem:
+            if self._found is None:
+                raise
+            self._problem = str(problem).partition("\n")[0]
+        self._begun = None
+        self.wake()
+        return time.monotonic() - begun
+
+
+@contextmanager
+def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
+    """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
+    from gpukeeper.engine.fleet import observe_fleet
+    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.terminal.session import opened
+    from gpukeeper.views.top import top_view, with_notes, with_told
+
+    notes: list[str] = []
+    with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
+
+        async def look() -> TopView:
+            found = await observe_fleet(session.keeper, session.book)
+            paused = await session.ledger.paused()
+            return top_view(found, session.book, narrow, session.keeper.clock.now(), paused)
+
+        def gather() -> TopView:
+            view, told = asyncio.run(look()), outlook.told(policy, platform, narrow)
+            return with_notes(view, notes) if told is None else with_told(view, told)
+
+        yield gather
+
+
+@contextmanager
+def _demo() -> Iterator[Gather]:
+    from gpukeeper.lifecycle.narrow import Narrow
+    from gpukeeper.views.top import top_view
+    from gpukeeper.wiring import simulated_fleet
+
+    with simulated_fleet() as fleet:
+        yield lambda: top_view(fleet.snapshot(), fleet.book, Narrow(), fleet.now())

@@ -1,0 +1,59 @@
+"""What an answer of the API server to a write means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.errors import ApiError
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind
+
+Answer: TypeAlias = Accepted | Changed | Refused | Unknown
+
+WORDS_OF_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
+
+
+def answer_to(error: ApiError, right: str, namespace: str) -> Changed | Refused | Unknown:
+    """What a refusal of the API server means. `right`: verb and resource, as a role names them."""
+    if error.says_gone:
+        return Changed("it is gone already")
+    if error.says_changed:
+        return Changed("it changed since it was looked at")
+    if any(words in error.words for words in WORDS_OF_ADMISSION):
+        return Refused(f"a rule of the cluster's own refuses it: {error.words}")
+    match error.status:
+        case 401:
+            return Refused(f"the cluster does not accept our credentials: {error.words}")
+        case 403:
+            return Refused(
+                f"gpukeeper may not {right} in the namespace {namespace}; its role lacks that ({error.words})"
+            )
+        case 429 if error.says_budget:
+            return Refused(f"not now: {error.words}")
+        case 429:
+            return Refused(f"the API server is busy and did nothing; try again later ({error.words})")
+        case 500 if "PodDisruptionBudget" in error.words:
+            return Refused(f"more than one disruption budget covers it, so it cannot be evicted: {error.words}")
+        case 400 | 422:
+            return Refused(f"This is a bug in gpukeeper: the API server could not take what it was sent: {error.words}")
+        case 404 | 410:
+            return Unknown(f"this answer proves nothing: {error}")
+        case status if status < 500:
+            return Refused(error.words)
+    return Unknown(str(error))
+
+
+def resource(kind: Kind, sub: str = "") -> str:
+    """As a role names it."""
+    return kind.plural + (f"/{sub}" if sub else "") + (f".{kind.group}" if kind.group else "")
+
+
+def together(answers: Sequence[Answer]) -> Answer:
+    """Of several: what went wrong first of all; then whether anything was asked for at all."""
+    for kind_of in (Refused, Unknown, Accepted):
+        for answer in answers:
+            if isinstance(answer, kind_of):
+                return answer
+    return answers[0]

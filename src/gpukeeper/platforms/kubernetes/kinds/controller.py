@@ -1,0 +1,29 @@
+"""Where a controller is usually found, and the finalizers that controllers put on objects."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Controller(msgspec.Struct, frozen=True):
+    """Where one is usually found."""
+
+    name: str
+    deployments: tuple[str, ...] = ()  # none: part of the control plane, which need not be in the cluster
+    lease: str = ""
+    namespaces: tuple[str, ...] = ()  # asked one by one where we may not ask for all
+    word: str = ""  # in the image of anything that may be it under another name
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    name: str
+    whose: str  # for people
+    controller: Controller
+    stuck: str  # when it usually is
+    remedy: str
+    without: bool = False  # it may go once its controller is gone for good
+
+
+# Pods, Jobs, Deployments and the like belong to the control plane itself.
+BUILT_IN = Controller("kube-controller-manager", lease="kube-controller-manager", namespaces=("kube-system",))
+START = "Start its controller again: it finishes the removal by itself"  # a remedy

@@ -1,0 +1,94 @@
+"""Is it over, how did it end, and when? Pure; `now` is the server's.
+
+By the condition that its controller writes last, never by counts or age: a Job that succeeded after retries has failed
+pods, and announcements (SuccessCriteriaMet, FailureTarget) come before the end. A time that nothing can have happened
+at is Unknown; then the rules count from when it was first seen ended, which is later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.model.subject import Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.wire import EPOCH, Condition, Meta, Root, when
+
+SKEW = timedelta(minutes=5)  # clocks of a cluster differ; beyond this a time is wrong
+REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """`at` None: over, and nobody wrote when."""
+
+    over: bool | Unknown = False
+    outcome: Outcome | Unknown | None = None
+    at: datetime | Unknown | None = None
+    how: str = ""  # of what failed, in a few words
+
+
+GOES_ON = Ending()
+
+
+def by_conditions(root: Root, succeeded: Sequence[str], failed: Sequence[str], now: datetime) -> Ending:
+    """By the types of conditions that say so when their status is True."""
+    said = [one for one in root.status.conditions or () if one.type in failed or one.type in succeeded]
+    over = [one for one in said if one.status == "True"]
+    if not over:
+        odd = next((one for one in said if one.status != "False"), None)
+        return GOES_ON if odd is None else Ending(Unknown(f"its condition {odd.type} is {odd.status[:20]!r}"))
+    written = latest(one.last_transition_time for one in over)
+    return Ending(
+        over=True,
+        # Both at once: it counts as what is kept longer.
+        outcome=Outcome.FAILED if any(one.type in failed for one in over) else Outcome.SUCCEEDED,
+        at=first_usable((written, when(root.status.completion_time)), root.metadata, now),
+        how=next((_reason(one) for one in over if one.type in failed), ""),
+    )
+
+
+def _reason(condition: Condition) -> str:
+    """The word of a controller, such as BackoffLimitExceeded; not one that only says once more that it failed."""
+    word = condition.reason
+    return word if REASON.fullmatch(word) and not word.endswith("Failed") else ""
+
+
+def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime | Unknown | None:
+    """A time that it can have happened at: not in the future, and not before the thing was there."""
+    if not isinstance(at, datetime):
+        return at
+    if at < EPOCH:
+        return Unknown(f"{at.isoformat()} is no time that anything happened at")
+    if at > now + SKEW:
+        return Unknown(f"{at.isoformat()} is in the future")
+    created = when(meta.creation_timestamp)
+    if isinstance(created, datetime) and at < created - SKEW:
+        return Unknown(f"{at.isoformat()} is before its creation")
+    return at
+
+
+def latest(times: Iterable[str | None]) -> datetime | Unknown | None:
+    """One that cannot be read may be the latest."""
+    found: datetime | None = None
+    for text in times:
+        at = when(text)
+        if isinstance(at, Unknown):
+            return at
+        if at is not None and (found is None or at > found):
+            found = at
+    return found
+
+
+def first_usable(times: Iterable[datetime | Unknown | None], meta: Meta, now: datetime) -> datetime | Unknown | None:
+    """Else why the first that was written is none."""
+    why: Unknown | None = None
+    for time in times:
+        at = usable(time, meta, now)
+        if isinstance(at, datetime):
+            return at
+        if why is None:
+            why = at
+    return why

@@ -1,0 +1,25 @@
+"""The field by which a controller removes what has ended, where it stands, and how it is read."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpukeeper.model import reading
+from gpukeeper.model.unknown import Unknown
+
+TTL = "gpukeeper.io/ttl"  # of any kind: gpukeeper itself removes it
+TTL_NAME = "ttlSecondsAfterFinished"
+FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
+BY_RETENTION = f"gpukeeper removes it by the policy's retention; for this one alone: annotation {TTL}: 1h"  # a remedy
+NOT_ASKED = Unknown(f"the cluster was not asked whether its TrainJob has {FIELD_TTL}")
+SHOWN = 40  # characters of somebody's words in a sentence of ours
+
+
+def seconds(field: str, value: int | None) -> timedelta | Unknown | None:
+    if value is None:
+        return None
+    if value < 0:
+        return Unknown(f"{field}={value} is negative")
+    if value > reading.SPAN_MAX.total_seconds():
+        return Unknown(f"{field}={str(value)[:SHOWN]!r} is longer than 100 years")
+    return timedelta(seconds=value)

@@ -1,0 +1,91 @@
+"""The tree that an object is in, line by line, and the controllers that look after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from gpukeeper.model.subject import Outcome
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.facts import Facts
+from gpukeeper.platforms.kubernetes.gpus import MOST_GPUS, asked
+from gpukeeper.platforms.kubernetes.kinds.controller import BUILT_IN
+from gpukeeper.platforms.kubernetes.kinds.ending import Ending
+from gpukeeper.platforms.kubernetes.phrases import ago, counted, lasting
+from gpukeeper.platforms.kubernetes.standing import Alive, Gone, Report
+from gpukeeper.platforms.kubernetes.tree import Node
+from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
+
+SIBLINGS = 12  # children shown below one owner
+
+
+def outline(facts: Facts) -> Iterator[str]:
+    """From the root down, then who looks after it."""
+    if facts.climb.made_by is not None:
+        yield f"made by {facts.climb.made_by.kind} {facts.climb.made_by.name}"
+    if facts.climb.gone is not None:
+        yield f"its owner {facts.climb.gone.kind} {facts.climb.gone.name} is gone"
+    shown = {node.meta.uid for node in facts.climb.above} | {facts.node.meta.uid}
+    yield from _branch(facts, facts.top, 0, shown)
+    for report in facts.reports.values():
+        if report.controller is not BUILT_IN or isinstance(report.standing, Alive):
+            yield _controller_line(report)
+
+
+def _branch(facts: Facts, node: Node, depth: int, wanted: set[str]) -> Iterator[str]:
+    here = "  <- this one" if node.meta.uid == facts.node.meta.uid and not facts.is_top else ""
+    yield f"{'  ' * depth}{node.words}  {', '.join(_told(node, facts))}{here}"
+    children = sorted(facts.below.of(node.meta.uid), key=lambda one: (one.meta.uid not in wanted, one.meta.name))
+    for child in children[:SIBLINGS]:
+        yield from _branch(facts, child, depth + 1, wanted)
+    if len(children) > SIBLINGS:
+        yield f"{'  ' * (depth + 1)}and {len(children) - SIBLINGS} more"
+
+
+def _told(node: Node, facts: Facts) -> Iterator[str]:
+    meta, now = node.meta, facts.now
+    yield _state(node, now)
+    made = when(meta.creation_timestamp)
+    yield f"created {ago(made, now)}" if isinstance(made, datetime) else "created at an unknown time"
+    if isinstance(node.seen, Root) and (ttl := node.kind.ttl_words(node.seen.spec, facts.ttl_field)):
+        yield ttl
+    asked_for = when(meta.deletion_timestamp)
+    if asked_for is not None:
+        yield f"being removed for {lasting(asked_for, now)}" if isinstance(asked_for, datetime) else "being removed"
+    if meta.finalizers:
+        yield f"finalizers {' '.join(meta.finalizers)}"
+    yield f"uid {meta.uid}"
+
+
+def _state(node: Node, now: datetime) -> str:
+    if isinstance(node.seen, Pod):
+        gpus = asked(node.seen.spec)
+        count = gpus.whole + gpus.slices
+        holds = f", {counted(count, 'GPU')}" if count else ""
+        if gpus.written:
+            holds = f", {gpus.written} GPUs asked for, counted as {MOST_GPUS}: no node has more"
+        where = f" on {node.seen.spec.node_name}" if node.seen.spec.node_name else ", no node yet"
+        return f"{node.seen.status.phase or 'no phase'}{where}{holds}"
+    ending = node.kind.ending(node.seen, now)
+    if isinstance(ending.over, Unknown):
+        return f"state {ending.over}"
+    if ending.over:
+        at = f"{ago(ending.at, now)}" if isinstance(ending.at, datetime) else "at an unknown time"
+        return f"{_outcome(ending)} {at}"
+    if node.kind.is_suspended(node.seen.spec):
+        return "suspended"
+    return "runs until it is stopped" if node.kind.runs else "not finished"
+
+
+def _outcome(ending: Ending) -> str:
+    return str(ending.outcome.value) if isinstance(ending.outcome, Outcome) else "ended"
+
+
+def _controller_line(report: Report) -> str:
+    standing = report.standing
+    state = standing.why if isinstance(standing, Unknown) else standing.words
+    version = f" {report.version}" if report.version else ""
+    image = f", image {report.image}" if report.image else ""
+    said = "" if not isinstance(standing, Gone) else "gone: "
+    name = report.controller.name
+    return f"looked after by {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"

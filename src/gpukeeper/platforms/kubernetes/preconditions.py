@@ -1,0 +1,65 @@
+"""Is it still what was decided on, and may it be stopped or removed? Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpukeeper.model.decision import Changed, Refused
+from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.answers import Answer
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever
+from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def another(fresh: Subject, meta: Meta) -> Changed | None:
+    """Is this root the one, and the wish, that was decided on?"""
+    if meta.uid != fresh.ref.uid:
+        return Changed("another object has its name now")
+    if meta.deletion_timestamp:
+        return under_way()
+    return None
+
+
+def cannot_stop(kind: Kind, root: Root) -> Changed | Refused | None:
+    """Why its lever must not be moved."""
+    if kind.lever is Lever.NONE:
+        return Refused(f"a {kind.kind} cannot be stopped so that it comes back; it can only be removed")
+    if kind.is_off(root.spec):
+        return Changed("it is stopped already")
+    if QUEUE in (root.metadata.labels or {}):
+        return Refused("Kueue owns its suspension; set its Workload's spec.active to false, or remove it")
+    why = kind.why_not_stopped(root)
+    return None if why is None else Refused(why)
+
+
+def cannot_remove(kind: Kind, root: Root | Pod) -> Refused | None:
+    why = kind.why_not_removed(root) if isinstance(root, Root) else None
+    return None if why is None else Refused(why)
+
+
+def unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subject | Answer:
+    """The new look, when everything that was decided on is as it was."""
+    if isinstance(again, Unknown | Changed):
+        return again
+    if isinstance(again, Gone):
+        return Changed("it is gone already")
+    if again.ref.uid != fresh.ref.uid:
+        return Changed("another object has its name now")
+    if again.state is State.REMOVING:
+        return under_way()
+    before, now = _facts(fresh), _facts(again)
+    differ = [name for name in before.__struct_fields__ if getattr(before, name) != getattr(now, name)]
+    return Changed(f"its {', '.join(differ)} changed since it was looked at") if differ else again
+
+
+def _facts(subject: Subject) -> Subject:
+    return msgspec.structs.replace(subject, seen=msgspec.structs.replace(subject.seen, version="", at=_NEVER))
+
+
+def under_way() -> Changed:
+    return Changed("its removal is under way already")

@@ -1,0 +1,226 @@
+"""Acceptance runs for readers: findings in lines, a verdict for each GPU, what was not tested, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpukeeper.acceptance.check import Check, Serving, Wish
+from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
+from gpukeeper.acceptance.reports import lines
+from gpukeeper.acceptance.reports.compare import Comparison
+from gpukeeper.acceptance.reports.document import report_json
+from gpukeeper.acceptance.reports.merge import Fleet
+from gpukeeper.acceptance.reports.store import Entry
+from gpukeeper.acceptance.reports.wording import fact, figure, gpu_words, retest_command
+from gpukeeper.acceptance.suite import NOT_ASKED_FOR
+from gpukeeper.model import reading
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.grade import Grade
+from gpukeeper.model.unknown import Unknown
+
+TOGETHER = frozenset({Grade.PASS, Grade.SKIPPED, Grade.INCONCLUSIVE})  # of several GPUs in one line
+TOLD = ("driver", "cuda_driver", "torch", "cuda", "nccl")  # of the environment, in the opening line
+NOT_SAID = ("schema", "timeline", "records")  # of a report: the document's own, and what is in samples.json
+
+
+class RunsView(msgspec.Struct, frozen=True):
+    """Newest first."""
+
+    folder: str
+    runs: tuple[Entry, ...]
+
+
+class ComparisonView(msgspec.Struct, frozen=True):
+    comparison: Comparison
+
+
+class MergedView(msgspec.Struct, frozen=True):
+    fleet: Fleet
+
+
+class CheckFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check proves, what it cannot, and the sizes it comes in."""
+
+    name: str
+    title: str
+    proves: str
+    cannot: str
+    how: str
+    least_gpus: int
+    slices: bool
+    servings: tuple[Serving, ...]
+
+
+class ChecksView(msgspec.Struct, frozen=True):
+    checks: tuple[CheckFacts, ...]
+
+
+class CheckView(msgspec.Struct, frozen=True):
+    check: CheckFacts
+
+
+class GpuVerdict(msgspec.Struct, frozen=True):
+    """`busy`: share of the time; None: not measured."""
+
+    verdict: Grade
+    gpu: str
+    name: str
+    serial: str
+    busy: float | None
+    reason: str
+
+
+class NodeVerdict(msgspec.Struct, frozen=True):
+    """`gpus`: None: not known. A node without a report has no run."""
+
+    verdict: Grade
+    node: str
+    gpus: int | None
+    run: str
+    reason: str
+
+
+def check_facts(check: Check) -> CheckFacts:
+    return CheckFacts(
+        name=check.name,
+        title=check.title,
+        proves=check.proves,
+        cannot=check.cannot,
+        how=check.how.value,
+        least_gpus=check.least_gpus,
+        slices=check.slices,
+        servings=tuple(check.servings),
+    )
+
+
+def provisional(machine: Machine, wish: Wish) -> Report:
+    """Only for the names of GPUs in the lines of a run that has no report yet."""
+    begin = datetime.fromtimestamp(0, UTC)
+    return Report(
+        run="",
+        node=machine.node,
+        version="",
+        device=wish.device,
+        started=begin,
+        ended=begin,
+        profile=wish.profile,
+        within_s=wish.within_s,
+        verdict=Grade.INCONCLUSIVE,
+        reason="",
+        machine=machine,
+    )
+
+
+def machine_words(machine: Machine, wish: Wish) -> str:
+    """ "node-3: 8 × NVIDIA H200; driver 570.1, torch 2.11.0"."""
+    if isinstance(machine.gpus, Unknown):
+        return f"{machine.node}: its GPUs could not be learned ({machine.gpus.why})"
+    names: dict[str, int] = {}
+    for gpu in machine.gpus:
+        name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"
+        names[name] = names.get(name, 0) + 1
+    here = ", ".join(f"{count} × {name}" for name, count in names.items()) or "no GPU"
+    facts = [f"{name.replace('_', ' ')} {fact(machine.environment[name])}" for name in TOLD if _known(machine, name)]
+    mode = {"cpu": " (CPU mode: no GPU is tested)", "simulated": " (simulated: no GPU is tested)"}.get(wish.device, "")
+    return f"{machine.node}: {here}{mode}" + (f"; {', '.join(facts)}" if facts else "")
+
+
+def _known(machine: Machine, name: str) -> bool:
+    return not isinstance(machine.environment.get(name), Unknown) and machine.environment.get(name) is not None
+
+
+def finding_lines(findings: Sequence[Finding], report: Report | None, *, verbose: bool) -> list[str]:
+    """One for each; but what holds for several GPUs alike is one line, unless all is wanted. A fault is told alone."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for number, one in enumerate(findings):
+        apart = verbose or one.gpu is None or one.verdict not in TOGETHER
+        alike.setdefault((str(number),) if apart else (one.check, one.metric, one.code), []).append(one)
+    return [
+        _group_line(group, report) if len(group) > 1 else lines.tagged(group[0], report)
+        for group in alike.values()
+        if verbose or group[0].verdict is not Grade.SKIPPED
+    ]
+
+
+def _group_line(group: Sequence[Finding], report: Report | None) -> str:
+    first = group[0]
+    name = f"{first.check}.{first.metric}" if first.metric else first.check
+    values = sorted(one.value for one in group if one.value is not None)
+    least = "" if not values or values[0] == values[-1] else f"{figure(values[0])} to "
+    span = "" if not values else f" {least}{figure(values[-1], first.unit)}"
+    why = "" if first.verdict is Grade.PASS else f": {first.message}"
+    head = f"{first.verdict} {len(group)} {_kind(report)}s {name}{span}{why}"
+    return lines.line(lines.tag(first.check, first.metric), head)
+
+
+def _kind(report: Report | None) -> str:
+    return "CPU" if report is not None and report.device == "cpu" else "GPU"
+
+
+def gpu_verdicts(report: Report) -> Iterator[GpuVerdict]:
+    for tally in report.tallies:
+        assert not isinstance(report.machine.gpus, Unknown), "a tally is of a GPU that was seen"
+        gpu = next(one for one in report.machine.gpus if one.uuid == tally.gpu)
+        words, name = gpu_words(report, gpu.uuid), fact(gpu.name)
+        yield GpuVerdict(tally.verdict, words, name, gpu.identity, tally.busy, tally.reason)
+
+
+def node_verdicts(fleet: Fleet) -> Iterator[NodeVerdict]:
+    """Of those with a report, then of those that should have one."""
+    for one in fleet.nodes:
+        yield NodeVerdict(one.verdict, one.node, one.gpus, one.run, one.reason)
+    for name in fleet.missing:
+        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node was given")
+
+
+def fleet_notes(fleet: Fleet) -> Iterator[str]:
+    """GPUs that stand out among all, and what is odd about the reports themselves."""
+    for figures in fleet.figures:
+        for one in figures.outliers:
+            name = f"{figures.check}.{figures.metric}"
+            yield (
+                f"{one.verdict}  {one.node} GPU {one.index} ({one.gpu}): {name} {one.value:.4g} {figures.unit}, "
+                f"{one.drop:.1%} worse than the median {figures.median:.4g} of {figures.n}"
+            )
+    yield from (*fleet.replaced, *fleet.doubles, *(f"{name} was not expected." for name in fleet.unexpected))
+
+
+def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]:
+    """What was left out: those for the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for one in coverage:
+        if not verbose and (one.within or one.why == NOT_ASKED_FOR):
+            continue  # told by the next steps, or known to who asked
+        name = f"{one.check} ({one.what})" if one.what else one.check
+        by_reason.setdefault(one.why, []).append(name)
+    return [f"not tested: {', '.join(dict.fromkeys(names))}: {why}" for why, names in by_reason.items()]
+
+
+def verdict_line(report: Report) -> str:
+    took = in_words(report.ended - report.started)
+    who = f"{report.node}, {len(report.tallies)} {_kind(report)}{'' if len(report.tallies) == 1 else 's'}, {took}"
+    return f"{report.verdict}  {who}: {report.reason}"
+
+
+def next_steps(report: Report) -> list[str]:
+    steps = []
+    if report.verdict in (Grade.FAIL, Grade.INCONCLUSIVE) and report.tallies and report.device == "cuda":
+        steps.append(f"Test again: {retest_command(report)}")
+    spans: dict[str, dict[str, str]] = {}
+    for one in report.coverage:
+        if one.within:
+            words = f"{one.check} ({one.what})" if one.what else one.check
+            spans.setdefault(one.within, {}).setdefault(one.check, words)
+    if spans:
+        within = min(spans, key=reading.span)
+        steps.append(f"Not tested yet; --within {within} adds: {', '.join(spans[within].values())}")
+    return steps
+
+
+def acceptance_document(report: Report, folder: str) -> dict[str, object]:
+    """The report for programs, without what is in samples.json, and where all of it is."""
+    body: dict[str, object] = reading.decode(report_json(report))
+    return {name: value for name, value in body.items() if name not in NOT_SAID} | {"report_folder": folder or None}

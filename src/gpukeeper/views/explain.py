@@ -1,0 +1,156 @@
+"""One workload: the facts that the rules had, what each rule answers, and what comes next. Behind `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+
+from gpukeeper.engine.explain import Explained
+from gpukeeper.lifecycle.explain import Measured
+from gpukeeper.lifecycle.forecast import Ahead
+from gpukeeper.model.decision import Answer, Decision, Verdict
+from gpukeeper.model.diagnosis import Diagnosis
+from gpukeeper.model.durations import when_in_words
+from gpukeeper.model.event import Event
+from gpukeeper.model.memory import Memory, Warned
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+
+LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of each
+_PENDING = (Verdict.DUE, Verdict.WAIT, Verdict.REPORT)
+
+
+class OwnFinding(msgspec.Struct, frozen=True):
+    """A finding about the workload that is explained."""
+
+    kind: str
+    words: str
+
+
+class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
+    decision: Decision
+    answers: tuple[Answer, ...]
+    subject: Subject
+    memory: Memory
+    history: tuple[Event, ...]
+    signals: tuple[Measured, ...]
+    ahead: tuple[Ahead, ...]
+    would_change_it: tuple[str, ...]
+    findings: tuple[OwnFinding, ...]
+    diagnosis: Diagnosis | Unknown | None
+    whole: bool
+
+
+def explain_view(found: Explained) -> ExplainView:
+    return ExplainView(
+        decision=found.decision,
+        answers=found.answers,
+        subject=found.subject,
+        memory=found.memory,
+        history=found.history,
+        signals=found.signals,
+        ahead=found.ahead,
+        would_change_it=found.remedies,
+        findings=tuple(OwnFinding(one.kind, one.words) for one in found.findings),
+        diagnosis=found.diagnosis or found.undiagnosed,
+        whole=found.whole,
+    )
+
+
+def facts(found: Explained) -> list[tuple[str, object]]:
+    """What the rules had to go by, by name; a fact that does not exist is left out."""
+    subject, memory, now = found.subject, found.memory, found.now
+    told: list[tuple[str, object]] = [
+        ("state", subject.state),
+        ("part of", subject.root),
+        ("class", _class(found)),
+        ("owner", subject.owner if subject.owner is not None else "nobody known"),
+        ("owner because", subject.evidence or None),
+        ("environment", subject.environment),
+        ("created", subject.created),
+        ("started", subject.started),
+        ("ended", subject.ended),
+        ("outcome", subject.outcome),
+        ("GPUs", subject.devices or None if isinstance(subject.devices, tuple) else subject.devices),
+        ("living children", subject.live_children if subject.live_children != 0 else None),
+        ("own TTL", subject.marks.ttl),
+        ("last used", subject.last_used),
+        ("in use", subject.in_use if subject.last_used is not None else None),
+        ("size", subject.size),
+        *_of_a_tree(subject),
+        ("keep-alive file", subject.marks.keep_alive),
+        ("asks for exemption", subject.marks.asks_exemption),
+        *_labels(subject),
+        ("removal destroys", subject.loses or None if isinstance(subject.loses, tuple) else subject.loses),
+        ("first start", memory.first_start),
+        ("ran before", memory.ran if memory.ran else None),
+        ("times ended", memory.ends_seen or None),
+        ("stopped by", memory.stopped.by if memory.stopped else None),
+    ]
+    told += (("warned", f"{w.rule}, stage {w.stage}, {_delivery(w)}, {moment(w.at, now)}") for w in memory.warnings)
+    told += (("held by", f"{h.by}, until {moment(h.until, now)}") for h in memory.holds if h.until > now)
+    return [(name, value) for name, value in told if value is not None]
+
+
+def moment(at: datetime, now: datetime) -> str:
+    """ "2026-03-02 08:00 UTC (3h ago)"."""
+    return f"{at:%Y-%m-%d %H:%M} UTC ({when_in_words(at, now)})"
+
+
+def _class(found: Explained) -> object:
+    """Whose limits apply, and by what. What the platform recognised is only where it ends without a match."""
+    given, seen = found.decision.class_, found.subject.class_
+    return f"{given} (by match in the policy; recognised as {seen})" if given != str(seen) else seen
+
+
+def _labels(subject: Subject) -> list[tuple[str, object]]:
+    """What somebody wrote on it, as it is: data. Only the documented ones mean anything to a rule."""
+    if subject.shape is not Shape.WORKLOAD:
+        return []
+    written = [f"{key}={value}" for key, value in sorted(subject.labels.items())]
+    cut = [one if len(one) <= LABEL_MAX else f"{one[:LABEL_MAX]}…" for one in written]
+    more = [f"and {len(cut) - LABELS_MAX} more (all of them: --json)"] if len(cut) > LABELS_MAX else []
+    return [("label", one) for one in [*cut[:LABELS_MAX], *more]]
+
+
+def _of_a_tree(subject: Subject) -> list[tuple[str, object]]:
+    """What is beside it and below it counts as much as the tree itself."""
+    if subject.shape is not Shape.TREE:
+        return []
+    disk = subject.disk
+    inodes = f", {disk.inodes:.0%} of its inodes" if disk is not None and disk.inodes is not None else ""
+    return [
+        ("category", subject.category.value),
+        ("used by", subject.labels.get("held_by") or subject.labels.get("kept_by")),
+        ("with its like", subject.together),
+        ("kept because", subject.kept),
+        ("work beside it", subject.busy if subject.busy is not None else "none"),
+        ("disk", None if disk is None else f"{disk.name}, {disk.used:.0%} used{inodes}"),
+    ]
+
+
+def _delivery(warned: Warned) -> str:
+    return "delivered" if warned.delivered else "undelivered: nobody could be told"
+
+
+def verdicts(answers: tuple[Answer, ...]) -> Iterator[tuple[str, Answer]]:
+    """Each rule's answer, with its verdict in words: the action when it is due, or which rule suspends it."""
+    suspended = _suspended(answers)
+    for one in answers:
+        if one.rule in suspended and one.verdict in _PENDING:
+            yield f"suspended by {suspended[one.rule]}", one
+        else:
+            yield one.action.value if one.verdict is Verdict.DUE else one.verdict.value, one
+
+
+def _suspended(answers: tuple[Answer, ...]) -> dict[str, str]:
+    """Which rule keeps which other from acting."""
+    found: dict[str, str] = {}
+    for i, answer in enumerate(answers):
+        for later in answers[i + 1 :]:
+            everything = "*" in answer.suspends and later.rule not in answer.spares
+            if later.rule in answer.suspends or everything:
+                found.setdefault(later.rule, answer.rule)
+    return found

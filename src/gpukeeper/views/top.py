@@ -1,0 +1,218 @@
+"""Every GPU with its use, its holder and what happens to that next, by which rule. Behind `top`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.fleet import FleetSnapshot
+from gpukeeper.engine.outlook import Outlooks
+from gpukeeper.lifecycle.claims import Claim, How, next_event
+from gpukeeper.lifecycle.decide import answers, decide
+from gpukeeper.lifecycle.forecast import ahead
+from gpukeeper.lifecycle.narrow import Narrow
+from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model.decision import Action, Decision, Verdict, View
+from gpukeeper.model.policy import Mode
+from gpukeeper.model.subject import Shape, Subject
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.fleet import findings_view, unseen_everywhere, unseen_lines
+from gpukeeper.views.gpus import claims_of
+
+SORTS = ("gpu", "use", "memory", "owner", "next")
+NOT_MEASURED = Unknown("not measured")
+OLD = timedelta(minutes=2)  # a measurement older than this is marked
+_UNUSED = (How.KEPT, How.FREE, How.UNSURE, How.QUARANTINE)  # nothing runs that could use it
+
+
+class Step(msgspec.Struct, frozen=True):
+    """`action`: empty where only the rule is known. `at`: None: at the next pass."""
+
+    action: str
+    at: datetime | None
+    rule: str
+
+
+class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One device and one holder. `use`: percent; None: nothing runs on it. `steps`: what comes if nothing changes, the
+    last is the act; `reason`: why, or why nothing comes."""
+
+    key: str  # of the holder
+    name: str
+    place: str
+    how: How
+    device: str = ""  # empty: not known which
+    count: int = 1  # of devices, where they are not known one by one
+    holder: str = ""  # its path, or the processes
+    owner: str | Unknown | None = None
+    class_: str | Unknown = ""
+    since: datetime | None = None
+    use: float | Unknown | None = None
+    use_is_old: bool = False
+    memory_used_mib: int | Unknown = NOT_MEASURED
+    memory_total_mib: int | Unknown = NOT_MEASURED
+    steps: tuple[Step, ...] = ()
+    reason: str = ""
+
+
+class TopView(msgspec.Struct, frozen=True, kw_only=True):
+    """`notes`: sentences about what could not be seen and what does not fit together."""
+
+    at: datetime
+    mode: Mode
+    gpus: tuple[GpuLine, ...]
+    paused: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Counter[How]:
+        """Devices by how they are held; one with several holders counts once."""
+        devices = {(one.place, one.device or one.key): one for one in reversed(self.gpus)}
+        found: Counter[How] = Counter()
+        for one in devices.values():
+            found[one.how] += one.count
+        return found
+
+
+def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime, paused: str | None = None) -> TopView:
+    claims = claims_of(found, book, narrow, now)
+    holders = {one.holder.key for one in claims if one.holder is not None}
+    devices = {(one.ref.place, one.ref.uid): one for view in found.views if (one := view.subject).shape is Shape.DEVICE}
+    comes = {
+        ref.key: _coming(view, book, now, found.offers.get((ref.platform, ref.place), ()))
+        for view in found.views
+        if (ref := view.subject.ref).key in holders
+    }
+    return TopView(
+        at=now,
+        mode=book.policy.mode,
+        gpus=tuple(_line(one, devices.get((one.place, one.device)), comes, now) for one in claims),
+        paused=paused,
+        notes=(*unseen_everywhere(found.unseen), *(one.words for one in findings_view(found, book, narrow, now))),
+    )
+
+
+class Coming(msgspec.Struct, frozen=True):
+    """`reason`: what the rule that acts says now; empty where none will."""
+
+    class_: str | Unknown
+    steps: tuple[Step, ...]
+    reason: str = ""
+
+
+def _coming(view: View, book: Rulebook, now: datetime, offered: Collection[Action]) -> Coming:
+    steps = tuple(
+        Step(one.action.value, one.at if one.at > now else None, one.rule) for one in ahead(view, book, now, offered)
+    )
+    class_ = decide(view, book, now).class_ or view.subject.class_
+    reasons = {one.rule: one.reason for one in answers(view, book, now)}
+    return Coming(class_, steps, reasons.get(steps[-1].rule, "") if steps else "")
+
+
+def _line(claim: Claim, device: Subject | None, comes: Mapping[str, Coming], now: datetime) -> GpuLine:
+    key = "" if claim.holder is None else claim.holder.key
+    coming = comes.get(key, Coming("", ()))
+    return GpuLine(
+        key=key,
+        name=claim.name,
+        place=claim.place,
+        how=claim.how,
+        device=claim.device,
+        holder=claim.by if claim.holder is None else claim.holder.path,
+        owner=claim.owner,
+        class_=coming.class_,
+        since=claim.since,
+        use=_use(claim, device),
+        use_is_old=claim.use_at is not None and now - claim.use_at >= OLD,
+        memory_used_mib=_mib(device, "memory_used_mib"),
+        memory_total_mib=_mib(device, "memory_total_mib"),
+        steps=coming.steps,
+        reason=coming.reason or claim.next,
+    )
+
+
+def _use(claim: Claim, device: Subject | None) -> float | Unknown | None:
+    if claim.how in _UNUSED:
+        return None
+    if not isinstance(claim.use, Unknown) or claim.holder is not None or device is None:
+        return claim.use
+    words = device.labels.get("utilisation_percent", "")  # held by processes that are no workload
+    return float(words) if words.isascii() and words.isdecimal() else claim.use
+
+
+def _mib(device: Subject | None, label: str) -> int | Unknown:
+    words = "" if device is None else device.labels.get(label, "")
+    return int(words) if words.isascii() and words.isdecimal() else NOT_MEASURED
+
+
+def with_notes(view: TopView, notes: Sequence[str]) -> TopView:
+    return msgspec.structs.replace(view, notes=(*view.notes, *notes))
+
+
+def with_told(view: TopView, told: Outlooks) -> TopView:
+    """With the decisions of a daemon, which knows holds and warnings that are not known here; and with the workloads
+    that only the daemon sees."""
+    decisions = {d.seen.ref.key: d for place in told.places for d in place.decisions}
+    gpus = [_replaced(one, decisions[one.key], view.at) if one.key in decisions else one for one in view.gpus]
+    seen = {one.key for one in gpus}
+    gpus += (_told(d, view.at) for key, d in decisions.items() if key not in seen and d.running and d.gpus != 0)
+    notes = [line for one in told.places for line in unseen_lines(one.platform, one.place, one.unseen)]
+    return msgspec.structs.replace(
+        view, gpus=tuple(gpus), mode=told.policy.mode, paused=told.paused, notes=(*view.notes, *notes)
+    )
+
+
+def _replaced(line: GpuLine, decision: Decision, now: datetime) -> GpuLine:
+    steps = _steps(decision, now)
+    reason = decision.reason if steps else next_event(decision, now)
+    return msgspec.structs.replace(line, class_=decision.class_, steps=steps, reason=reason)
+
+
+def _told(decision: Decision, now: datetime) -> GpuLine:
+    count, ref = decision.gpus, decision.seen.ref
+    line = GpuLine(
+        key=ref.key,
+        name="? GPUs" if isinstance(count, Unknown) else f"{count} GPU{'' if count == 1 else 's'}",
+        place=ref.place,
+        how=How.RUNNING,
+        count=1 if isinstance(count, Unknown) else count,
+        holder=ref.path,
+        owner=decision.owner,
+        use=NOT_MEASURED,
+    )
+    return _replaced(line, decision, now)
+
+
+def _steps(decision: Decision, now: datetime) -> tuple[Step, ...]:
+    """As far as a decision alone tells: what it does, and what a warning announces."""
+    if decision.action is Action.WARN:
+        then = Step(decision.then.value, decision.announced, decision.rule)
+        return (Step(decision.action.value, None, decision.rule), then)
+    if decision.action is not Action.KEEP:
+        return (Step(decision.action.value, None, decision.rule),)
+    if decision.verdict is Verdict.WAIT and decision.due is not None and decision.due > now:
+        return (Step("", decision.due, decision.rule),)
+    return ()
+
+
+def ordered(gpus: Sequence[GpuLine], by: str, *, reverse: bool = False) -> list[GpuLine]:
+    """The most interesting first; within that as the driver counts. What is not known comes last."""
+    keys = {
+        "use": lambda one: -one.use if isinstance(one.use, float | int) else 1.0,
+        "memory": lambda one: -one.memory_used_mib if isinstance(one.memory_used_mib, int) else 1,
+        "owner": lambda one: one.owner if isinstance(one.owner, str) else "\U0010ffff",
+        "next": _soon,
+    }
+    found = sorted(gpus, key=keys[by]) if by in keys else list(gpus)
+    return found[::-1] if reverse else found
+
+
+def _soon(line: GpuLine) -> float:
+    """When its act comes, as a timestamp."""
+    if not line.steps:
+        return float("inf")
+    at = line.steps[-1].at
+    return 0.0 if at is None else at.timestamp()

@@ -1,0 +1,87 @@
+"""What admins are sent by the real daemon: over a command, and in its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fleet import Fleet
+
+POLICY = """\
+preset: development
+mode: plan
+scope: {docker: {}}
+admins: [root, ADMIN]
+notify: {admins: [{command: [PROGRAM, --token, hush]}]}
+"""
+
+
+@pytest.fixture
+def pager(tmp_path: Path) -> Path:
+    """A program that passes on what it gets, and where that can be read."""
+    program, pipe = tmp_path / "pager", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    passes_on = f"open({str(pipe)!r}, 'w').write(os.environ['GPUKEEPER_KIND'] + ' ' + sys.stdin.read())"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\n{passes_on}\n")
+    program.chmod(0o755)
+    return pipe
+
+
+@contextmanager
+def serving(fleet: Fleet) -> Iterator[subprocess.Popen[str]]:
+    daemon = fleet.start("serve")
+    try:
+        yield daemon
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.communicate(timeout=60)
+
+
+def test_overdue_work_in_mode_plan_reaches_the_admins(fleet: Fleet, pager: Path) -> None:
+    fleet.write_policy(POLICY.replace("PROGRAM", str(pager.with_name("pager"))))
+    fleet.ended("old", days=2)
+    with serving(fleet) as daemon:
+        assert pager.read_text() == (
+            "overdue docker/node-1: 1 due, and mode plan changes nothing."
+            " Details: gpukeeper plan. Act once: gpukeeper apply.\n"
+        )
+        assert daemon.stderr is not None
+        assert any("overdue: docker/node-1: 1 due" in line for line in daemon.stderr)
+    assert fleet.names() == {"old"}
+
+
+def test_a_command_that_fails_is_logged_and_passes_go_on(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.write_policy(POLICY.replace("PROGRAM", "/nowhere/pager"))
+    fleet.ended("old", days=2)
+    with serving(fleet) as daemon:
+        assert daemon.stderr is not None
+        said = next(line for line in daemon.stderr if "the channel" in line)
+    assert "the channel command /nowhere/pager fails: it cannot be started: No such file or directory" in said
+
+
+def test_a_command_does_not_notify(fleet: Fleet, tmp_path: Path) -> None:
+    """Whoever runs it reads what it prints."""
+    program, out = tmp_path / "pager", tmp_path / "out"
+    program.write_text(f"#!/bin/sh\ncat >> {out}\n")
+    program.chmod(0o755)
+    fleet.write_policy(POLICY.replace("PROGRAM", str(program)))
+    fleet.ended("old", days=2)
+    assert fleet.run("plan").code == 0
+    fleet.run("apply", "--yes")
+    assert not out.exists()
+
+
+def test_secrets_of_a_channel_are_not_printed(fleet: Fleet) -> None:
+    fleet.write_policy(POLICY.replace("PROGRAM", "/usr/bin/pager"))
+    shown = fleet.run("policy", "show", "notify")
+    assert "command: /usr/bin/pager (2 arguments not shown)" in shown.out
+    for words in (("policy", "show"), ("policy", "show", "--json"), ("policy", "check"), ("plan", "--json")):
+        ran = fleet.run(*words)
+        assert "hush" not in ran.out + ran.err
