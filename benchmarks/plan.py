@@ -71,6 +71,9 @@ class PagedPlatform:
     def at_once(self, kind: str) -> int:
         return 1
 
+    def follow(self, policy: Policy) -> None:
+        """What it shows does not depend on the policy."""
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         rng, now = random.Random(7), FixedClock().now()
         for first in range(0, self._workloads, PAGE):
@@ -82,6 +85,9 @@ class PagedPlatform:
         yield None
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
+        return Unknown("a place to list only")
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return Unknown("a place to list only")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:

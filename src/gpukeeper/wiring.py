@@ -17,6 +17,7 @@ import msgspec
 
 from gpukeeper.acceptance.ports import Workbench
 from gpukeeper.config.load import Loaded, Stamp, load_policy, load_text, policy_file, stamp
+from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.devices.prometheus import Prometheus
@@ -37,18 +38,20 @@ from gpukeeper.model.event import Event
 from gpukeeper.model.message import Kind
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Clock, Meter
+from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker import meter as docker_meter
-from gpukeeper.platforms.docker.adapter import DockerPlatform, DockerSettings
+from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.host import meter as host_meter
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, nothing_known
 from gpukeeper.platforms.host.connect import Needed, hostname, nothing_needed, user_name
 from gpukeeper.platforms.kubernetes import connect as kubernetes
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.meter import ClusterMeter
+from gpukeeper.platforms.kubernetes.settings import settings_of as cluster_settings
 from gpukeeper.platforms.ray import connect as ray
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.discovery import names_here
@@ -143,10 +146,10 @@ def open_session(
     if write:
         _trust(loaded)
     gpus = LocalGpus()
-    platforms, reaches = _platforms(loaded, clock, environ, gpus)
+    found = _find(loaded, clock, environ, gpus)
+    platforms, reaches = tuple(found.platforms), found.reaches
     # Of all platforms: however narrow the look, what is acted on is measured again first.
-    others = _cluster_meters(platforms, loaded, clock)
-    usage, meter = _meter(platforms, loaded, clock, others)
+    usage, meter = _meter(found, loaded, clock)
     if only is not None:
         platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
         if not platforms:
@@ -168,7 +171,7 @@ def open_session(
         notifier=messages,
         clock=clock,
         meter=meter,
-        recall=Meters(*others) if others and loaded.policy.kubernetes.prometheus is not None else None,
+        recall=_recall(found, loaded),
         gpus=gpus if usage is not None else None,
     )
     book, user = Rulebook(loaded.policy), user_name(os.getuid())
@@ -318,10 +321,7 @@ def follow_policy(session: Session, loaded: Loaded) -> None:
         if session.messages.admins:
             session.messages.admins = admin_channels(loaded.policy.notify, session.messages.log)
         for one in session.keeper.platforms:
-            if isinstance(one, DockerPlatform):
-                one.follow(**_docker_settings(loaded))
-            elif isinstance(one, HostPlatform | KubernetesPlatform | RayPlatform):
-                one.follow(loaded.policy)
+            one.follow(loaded.policy)
 
 
 def _trust(loaded: Loaded) -> None:
@@ -376,71 +376,92 @@ def _ray_here(environ: Mapping[str, str]) -> Reach:
     return Reach("ray", "", False, _NOT_FOUND["ray"])
 
 
-def _meter(
-    platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock, others: list[Meter]
-) -> tuple[GpuUsage | None, Meter | None]:
+@dataclass
+class _Found:
+    """The platforms that are here, and how what runs on them is measured."""
+
+    reaches: list[Reach]
+    platforms: list[Platform] = field(default_factory=list)
+    # By platform: of what runs on this machine.
+    counters: dict[str, Callable[[Subject], Counters | None]] = field(default_factory=dict)
+    measured: list[Meter] = field(default_factory=list)  # by others, elsewhere
+
+
+def _meter(found: _Found, loaded: Loaded, clock: SystemClock) -> tuple[GpuUsage | None, Meter | None]:
     """What happens on this machine is measured here, with the driver kept open between readings."""
-    if not any(isinstance(one, HostPlatform) for one in platforms):
+    if not found.counters:
         return None, None
     usage = GpuUsage(clock, exporter=loaded.policy.gpu.dcgm)
-    meters: list[Meter] = [CounterMeter("host", clock, host_meter.count)]
-    here = ["host"]
-    for one in platforms:
-        if isinstance(one, DockerPlatform) and one.local:
-            meters.append(CounterMeter("docker", clock, partial(docker_meter.count, records=one.records)))
-            here.append("docker")
-    return usage, Meters(GpuMeter(usage, clock, here), *meters, *others)
+    counted = [CounterMeter(name, clock, count) for name, count in found.counters.items()]
+    return usage, Meters(GpuMeter(usage, clock, list(found.counters)), *counted, *found.measured)
 
 
-def _cluster_meters(platforms: tuple[Platform, ...], loaded: Loaded, clock: SystemClock) -> list[Meter]:
+def _recall(found: _Found, loaded: Loaded) -> Meter | None:
+    """A Prometheus knows the past, too."""
+    knows = cluster_settings(loaded.policy).prometheus is not None
+    return Meters(*found.measured) if found.measured and knows else None
+
+
+def _cluster_meter(cluster: KubernetesPlatform, loaded: Loaded, clock: SystemClock) -> list[Meter]:
     """What others measure on a cluster; without a source idleness is not known there, and so kept."""
-    settings = loaded.policy.kubernetes
+    settings = cluster_settings(loaded.policy)
     if settings.prometheus is None and not settings.exporters:
         return []
     source = None if settings.prometheus is None else Prometheus(settings.prometheus, os.environ)
-    labels = dict(settings.prometheus_labels)
-    return [
-        ClusterMeter(clock, prometheus=source, exporters=settings.exporters, pods=one.running_pods, only=labels)
-        for one in platforms
-        if isinstance(one, KubernetesPlatform)
-    ]
+    meter = ClusterMeter(
+        clock,
+        prometheus=source,
+        exporters=settings.exporters,
+        pods=cluster.running_pods,
+        only=dict(settings.prometheus_labels),
+    )
+    return [meter]
 
 
-def _platforms(
-    loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: LocalGpus
-) -> tuple[tuple[Platform, ...], list[Reach]]:
+def _find(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], gpus: LocalGpus) -> _Found:
     fleet = environ.get(FLEET)
     if fleet:
-        kind, *folders = fleet.split(":")
-        if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
-            raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
-        from gpukeeper.platforms.simulated.folder import FolderPlatform
-
-        places = tuple(FolderPlatform(Path(one)) for one in folders)
-        return places, [
-            Reach(one.name, one.place, True, f"a fleet of files below {where}")
-            for one, where in zip(places, folders, strict=True)
-        ]
-    found: list[Platform] = []
-    reaches = discover(environ)
+        return _fleet_of_files(fleet)
+    found = _Found(discover(environ))
     address, beside = docker.find(environ), None
     busy: Busy = nothing_known
+    others: list[Platform] = []
+    found.counters["host"] = host_meter.count
     if address is not None:
         engine = docker.Engine(address, environ)
         place = hostname() if engine.local else engine.host
-        beside = DockerPlatform(engine, place, clock, gpus.inventory, **_docker_settings(loaded))
-        found.append(beside)
-    if _wants_ray(loaded, reaches):
+        beside = DockerPlatform(engine, place, clock, gpus.inventory, loaded.policy)
+        others.append(beside)
+        if beside.local:
+            found.counters["docker"] = partial(docker_meter.count, records=beside.records)
+    if _wants_ray(loaded, found.reaches):
         inside = ray.no_containers if beside is None else partial(_nodes_in, beside)
         own = _own_folders(loaded, environ)
         nodes = RayPlatform(hostname(), loaded.policy, clock, inside, environ=environ, folders=own)
-        found.append(nodes)
+        others.append(nodes)
         busy = nodes.busy_here
-    cluster = _cluster(loaded, environ, reaches)
-    if cluster is not None:
-        found.append(KubernetesPlatform(cluster, clock, loaded.policy))
+    client = _cluster(loaded, environ, found.reaches)
+    if client is not None:
+        cluster = KubernetesPlatform(client, clock, loaded.policy)
+        others.append(cluster)
+        found.measured += _cluster_meter(cluster, loaded, clock)
     needed = nothing_needed if beside is None else beside.bound
-    return (_host(loaded, clock, environ, busy, needed), *found), reaches
+    found.platforms += (_host(loaded, clock, environ, busy, needed), *others)
+    return found
+
+
+def _fleet_of_files(fleet: str) -> _Found:
+    kind, *folders = fleet.split(":")
+    if kind != "folder" or not folders or not all(Path(one).is_dir() for one in folders):
+        raise UsageError(f'{FLEET}="{fleet}" is not folder:PATH[:PATH…] with existing folders')
+    from gpukeeper.platforms.simulated.folder import FolderPlatform
+
+    places = [FolderPlatform(Path(one)) for one in folders]
+    reaches = [
+        Reach(one.name, one.place, True, f"a fleet of files below {where}")
+        for one, where in zip(places, folders, strict=True)
+    ]
+    return _Found(reaches, list(places))
 
 
 def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy, needed: Needed) -> HostPlatform:
@@ -483,7 +504,7 @@ def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -
     """A kubeconfig that cannot be used is said, and stops nobody who looks at something else."""
     if kubernetes.find(environ) is None:
         return None
-    settings = loaded.policy.kubernetes
+    settings = cluster_settings(loaded.policy)
     at = next(number for number, one in enumerate(reaches) if one.platform == "kubernetes")
     try:
         cluster = kubernetes.Cluster.from_environment(environ, settings.context, settings.requests, settings.burst)
@@ -492,12 +513,3 @@ def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -
         return None
     reaches[at] = replace(reaches[at], place=cluster.place)
     return cluster
-
-
-def _docker_settings(loaded: Loaded) -> DockerSettings:
-    policy = loaded.policy
-    return {
-        "trusted_labels": policy.owner_labels,
-        "keep_alive": policy.keep_alive,
-        "cache": policy.build_cache.unused is not None,
-    }

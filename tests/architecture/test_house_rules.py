@@ -60,6 +60,27 @@ def test_platform_words_stay_below_platforms() -> None:
     assert not found, f"say workload: {found}"
 
 
+# In the core not even in comments and messages. Names of platforms are values there, never words.
+CORE_WORDS = re.compile(
+    r"\b(?:pods?|containers?|actors?|kubernetes|kubectl|kubelets?|docker|podman|ray|raylets?|finalizers?|gitops|jobsets?"
+    r"|trainjobs?|rayjobs?|annotations?|helm)\b",
+    re.IGNORECASE,
+)
+# Keys of the policy file that a message names, as documented.
+POLICY_KEYS = ("kubernetes.release",)
+
+
+def test_the_core_says_no_word_of_a_platform() -> None:
+    found = []
+    for path in modules("model", "lifecycle"):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            said = line.replace("from __future__ import annotations", "")
+            for key in POLICY_KEYS:
+                said = said.replace(key, "")
+            found += [f"{name_of(path)}:{number} {word}" for word in CORE_WORDS.findall(said)]
+    assert not found, f"a neutral name, or a value that the platform supplies: {found}"
+
+
 def test_there_is_one_http_client() -> None:
     """And the one that lightkube needs, in the folder of its platform: ADR 40."""
     other = re.compile(r"^\s*(?:from|import) (?:aiohttp|httpx2?|requests|urllib3|urllib\.request|http\.client)\b")
@@ -140,6 +161,32 @@ def test_no_text_is_a_template() -> None:
         and ast.unparse(node.func.value) != "msgspec.json"
     ]
     assert not found, f"put it together with an f-string: {found}"
+
+
+def test_a_platform_is_never_asked_for_its_class() -> None:
+    """What one platform can do and another cannot belongs into the Protocol, with an answer of each."""
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"isinstance", "issubclass", "type"}
+        and any(name.endswith("Platform") for arg in node.args for name in _names_in(arg))
+    ]
+    found += [
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.MatchClass) and any(name.endswith("Platform") for name in _names_in(node.cls))
+    ]
+    assert not found, f"give engine/ports.py:Platform a member for it: {found}"
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
+        one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)
+    }
 
 
 def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> None:

@@ -35,7 +35,7 @@ from gpukeeper.model.decision import (
     Step,
 )
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Reports, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Gone, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
@@ -44,6 +44,7 @@ from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.ray.adapter import RayPlatform
+from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
@@ -137,7 +138,7 @@ def ray_trees(tmp_path: Path) -> Made:
     (root / "ray").mkdir(parents=True)
     temporary = (Temporary(root=str(root), names=("tmp-*",), platform="ray"),)
     settings = RaySettings(roots=(str(root),), cpu=1e9, window=timedelta(milliseconds=1))
-    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
     platform = RayPlatform("here", policy, Now(), scan=everything_seen, everyone=lambda: (), environ={})
     return _on_host(platform, root, ("tmp-one", "tmp-two"))
 
@@ -193,7 +194,7 @@ def engine(bed: Bed) -> Made:
         over(name)
 
     add("one"), add("two")
-    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, trusted_labels=("owner",))
+    platform = DockerPlatform(Engine(bed.host, {}), "here", Now(), no_gpus, Policy(owner_labels=("owner",)))
     return Made(platform, asyncio.run, replace, change, ("one", "two"), bed.clear)
 
 
@@ -362,6 +363,31 @@ def test_what_never_was_is_gone_or_unknown_never_something_else(made: Made) -> N
         return await made.platform.look(msgspec.structs.replace(subject.ref, name="no-such-thing", uid="0:0"))
 
     assert isinstance(made.run(look()), Gone | Unknown)
+
+
+def test_an_id_finds_its_workload_or_nothing_at_all(made: Made) -> None:
+    """Gone or Unknown where processes carry no id of a workload."""
+
+    async def look() -> tuple[Subject, Any, Any]:
+        subject = await subject_of(made, made.names[0])
+        return subject, await made.platform.look_by_id(subject.ref.uid), await made.platform.look_by_id("f" * 64)
+
+    subject, found, other = made.run(look())
+    assert isinstance(other, Gone | Unknown)
+    if made.platform.name == "docker":
+        assert isinstance(found, Subject)
+        assert found.ref == subject.ref
+    else:
+        assert isinstance(found, Unknown)
+
+
+def test_a_policy_that_changed_is_followed(made: Made) -> None:
+    async def look() -> Any:
+        subject = await subject_of(made, made.names[0])
+        made.platform.follow(Policy(scope={made.platform.name: PlaceScope()}))
+        return await made.platform.look(subject.ref)
+
+    assert isinstance(made.run(look()), Subject | Gone | Unknown)
 
 
 def test_irreversible_verbs_are_atomic(made: Made) -> None:

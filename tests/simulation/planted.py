@@ -183,7 +183,7 @@ def treat_unknown_children_as_none() -> Iterator[None]:
         def ask(view: View, settings: Any, now: Any) -> Answer:
             if isinstance(view.subject.live_children, Unknown):
                 view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, live_children=0))
-            return rule.ask(view, settings, now)
+            return decide.ASKS[rule.NAME](view, settings, now)
 
         return ask
 
@@ -355,7 +355,7 @@ def act_on_children() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         if view.subject.root is not None:
             view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, root=None))
-        return target.ask(view, settings, now)
+        return decide.ASKS[target.NAME](view, settings, now)
 
     with rule_swapped(target, careless):
         yield
@@ -365,7 +365,7 @@ def act_on_children() -> Iterator[None]:
 def ignore_owners_that_do_not_control() -> Iterator[None]:
     def careless(view: View, settings: Any, now: Any) -> Answer:
         subject = msgspec.structs.replace(view.subject, needed=None)
-        return target.ask(msgspec.structs.replace(view, subject=subject), settings, now)
+        return decide.ASKS[target.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
 
     with rule_swapped(target, careless):
         yield
@@ -378,7 +378,7 @@ def _told_of_trees(told: Callable[[View], dict[str, Any]]) -> Iterator[None]:
     def careless(rule: Any) -> Any:
         def ask(view: View, settings: Any, now: Any) -> Answer:
             subject = msgspec.structs.replace(view.subject, **told(view))
-            return rule.ask(msgspec.structs.replace(view, subject=subject), settings, now)
+            return decide.ASKS[rule.NAME](msgspec.structs.replace(view, subject=subject), settings, now)
 
         return ask
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpukeeper.model.event import Complaint, Passed
 from gpukeeper.model.policy import PlaceScope
+from gpukeeper.platforms.ray.settings import settings_of
 from gpukeeper.wiring import discover, follow_policy, open_session, read_policy
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -72,10 +73,10 @@ def test_ray_is_there_when_the_policy_says_so_and_follows_it(environ: dict[str, 
     try:
         assert reach.reachable
         assert ray.place == reach.place
-        assert ray._policy.ray.roots == ("/nowhere",)  # type: ignore[attr-defined]
+        assert settings_of(ray._policy).roots == ("/nowhere",)  # type: ignore[attr-defined]
         policy.write_text("scope: {ray: {}}\nray: {roots: [/elsewhere]}\n")
         follow_policy(session, read_policy(policy).loaded)
-        assert ray._policy.ray.roots == ("/elsewhere",)  # type: ignore[attr-defined]
+        assert settings_of(ray._policy).roots == ("/elsewhere",)  # type: ignore[attr-defined]
     finally:
         session.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from gpukeeper.config.unix_groups import members_of
 from gpukeeper.model import policy as model
 from gpukeeper.model.subject import Category
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
+from gpukeeper.platforms.ray.settings import RaySettings
 
 V = TypeVar("V", bound=model.Value)
 _OTHER_NAMES = {"grace": "stop_grace"}
@@ -46,7 +49,6 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         kept=_kept(file),
         disk=_value(model.DiskMarks, file.disk),
         reports=_value(model.Reports, file.reports),
-        ray=_value(model.RaySettings, file.ray),
         images=_value(model.Images, file.images),
         build_cache=_value(model.BuildCache, file.build_cache),
         orphans=file.orphans,
@@ -56,7 +58,11 @@ def build(file: PolicyFile, exemptions: tuple[model.Exemption, ...] | Unknown) -
         keep_alive=file.holds.keep_alive,
         capture=_value(model.Capture, file.capture),
         gpu=_value(model.GpuSettings, file.gpu),
-        kubernetes=_value(model.KubernetesSettings, file.kubernetes),
+        release=tuple(file.kubernetes.release),
+        platforms={
+            "kubernetes": _value(KubernetesSettings, file.kubernetes, but=("release",)),
+            "ray": _value(RaySettings, file.ray),
+        },
         notify=_value(model.Notify, file.notify),
         schedule=_value(model.Schedule, file.schedule),
         ledger=_value(model.LedgerKeep, file.ledger),
@@ -75,9 +81,9 @@ def digest_of(policy: model.Policy) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def _value(kind: type[V], section: BaseModel) -> V:
+def _value(kind: type[V], section: BaseModel, *, but: Collection[str] = ()) -> V:
     given: dict[str, Any] = {}
-    for name in type(section).model_fields:
+    for name in type(section).model_fields.keys() - set(but):
         value = getattr(section, name)
         given[_OTHER_NAMES.get(name, name)] = tuple(value) if isinstance(value, list) else value
     return kind(**given)

@@ -16,8 +16,9 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from gpukeeper.config import units
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.model import reading
-from gpukeeper.model.policy import AdminChannel, AfterIdle, Amount, AtFinish, Counted, Mode, OnIdle
+from gpukeeper.model.policy import AdminChannel, AfterIdle, Amount, AtFinish, Mode, OnIdle
 from gpukeeper.notify.catalog import ADMIN_KINDS
+from gpukeeper.platforms.ray.settings import Counted
 
 _SPAN_PATTERN = r"(\d+(\.\d+)?(w|d|h|ms|us|m|s))+"
 
@@ -170,30 +171,6 @@ _AMOUNT_SCHEMA = {
     "x-kind": "number, percentage or both",
 }
 AmountValue = Annotated[Amount, *_kind(_read_amount, write_amount, _AMOUNT_SCHEMA)]
-
-
-def _read_shares(value: object) -> float | None:
-    if value == "unlimited":
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ValueError(f"{units.shown(value)} is not a number of GPU shares. Write it like 2 or 0.5, or unlimited.")
-    return float(value)
-
-
-def _write_shares(shares: float | None) -> float | int | str:
-    if shares is None:
-        return "unlimited"
-    return int(shares) if shares.is_integer() else shares
-
-
-GpuShares = Annotated[
-    float | None,
-    *_kind(
-        _read_shares,
-        _write_shares,
-        {"oneOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "unlimited"}], "x-kind": "number or unlimited"},
-    ),
-]
 
 
 def _read_until(value: object) -> datetime:

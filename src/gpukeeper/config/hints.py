@@ -15,10 +15,15 @@ MANY = 3  # homes of a word; with more of them it says nothing about what was me
 # Words that people bring along and whose nearest neighbour by letters is the wrong setting.
 _OTHER_WORDS = {"stop_grace": "grace", "idle_after": "idle", "idle_timeout": "idle", "namespace": "namespaces"}
 
+# Settings that a policy may still have, and why they are gone.
+_REMOVED = {"gpu_shares": "It was read and had no effect, so it was removed. Delete the line."}
+
 
 def for_unknown(path: Path, value: Any, known: list[str]) -> str:
     """For a setting that is not known in its section."""
     word = str(path[-1])
+    if word in _REMOVED:
+        return _REMOVED[word]
     other = _OTHER_WORDS.get(word)
     if other in known:
         return f'Did you mean "{other}"?'

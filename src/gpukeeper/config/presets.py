@@ -40,10 +40,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "breaker": {"floor": 3},
         # Who belongs to a group is the site's to say.
         "groups": {
-            "student": {"idle": "30m", "max_runtime": "24h", "gpu_shares": 2},
-            "researcher": {"idle": "1h", "max_runtime": "48h", "gpu_shares": 4},
-            "faculty": {"idle": "2h", "max_runtime": "72h", "gpu_shares": 4},
-            "admin": {"hold_after_stop": "1h", "gpu_shares": "unlimited"},
+            "student": {"idle": "30m", "max_runtime": "24h"},
+            "researcher": {"idle": "1h", "max_runtime": "48h"},
+            "faculty": {"idle": "2h", "max_runtime": "72h"},
+            "admin": {"hold_after_stop": "1h"},
         },
     },
 }

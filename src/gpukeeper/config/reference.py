@@ -123,10 +123,10 @@ def _presets() -> Iterator[str]:
         yield f"- `{name}`: succeeded {kept['succeeded']}, failed {kept['failed']}{extra}" + (
             ", and these groups (who belongs to them is for the site to say):\n" if "groups" in preset else ""
         )
-    yield "| group | idle | max runtime | hold after stop | GPU shares |\n|---|---|---|---|---|"
+    yield "| group | idle | max runtime | hold after stop |\n|---|---|---|---|"
     for name, one in PRESETS["shared-host"]["groups"].items():
         limits = [one.get(key, "as class") for key in ("idle", "max_runtime", "hold_after_stop")]
-        yield f"| {name} | {' | '.join(limits)} | {one['gpu_shares']} |"
+        yield f"| {name} | {' | '.join(limits)} |"
     yield "\n## Rules that an exemption can name\n"
     yield ", ".join(f"`{rule}`" for rule in RULE_NAMES) + "."
 

@@ -10,6 +10,8 @@ from gpukeeper.config import fields as f
 from gpukeeper.model import policy as model
 from gpukeeper.model.series import Signal
 from gpukeeper.notify.catalog import ADMIN_KINDS
+from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
+from gpukeeper.platforms.ray.settings import RaySettings
 
 PLATFORMS = ("host", "docker", "kubernetes", "ray")
 
@@ -84,7 +86,6 @@ class Group(Section):
     idle: f.AsClass = about(_G.idle, "In place of the class's idle time, where the class has one. `2x`: twice that.")
     max_runtime: f.AsClass = about(_G.max_runtime, "The same for the maximum runtime, where the class has one.")
     hold_after_stop: f.AsClass = about(_G.hold_after_stop, "The same for `hold_after_stop`.")
-    gpu_shares: f.GpuShares = about(_G.gpu_shares, "GPU shares that a member may have at once.")
 
 
 class Match(Section):
@@ -206,7 +207,7 @@ class Reports(Section):
     archive: bool = about(_O.archive, "Saved as evidence first, so that `restore` brings it back.")
 
 
-_Y = model.RaySettings()
+_Y = RaySettings()
 
 
 class Ray(Section):
@@ -302,7 +303,7 @@ class Gpu(Section):
     )
 
 
-_Q = model.KubernetesSettings()
+_Q = KubernetesSettings()
 
 
 class Kubernetes(Section):
@@ -315,7 +316,8 @@ class Kubernetes(Section):
     )
     gitops: bool = about(_Q.gitops, "Also act on what a GitOps tool manages. It returns.")
     release: list[str] = about(
-        list(_Q.release), "Finalizers that may be taken off when a removal is stuck and proven never to end by itself."
+        list(model.Policy().release),
+        "Finalizers that may be taken off when a removal is stuck and proven never to end by itself.",
     )
     prometheus: f.Address = about(_Q.prometheus, "A Prometheus with DCGM metrics: http://prometheus:9090.")
     prometheus_labels: dict[str, str] = about(

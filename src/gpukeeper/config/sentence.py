@@ -19,6 +19,7 @@ from gpukeeper.model.policy import (
     Temporary,
 )
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.ray.settings import settings_of
 
 RAY = "ray"
 
@@ -135,8 +136,8 @@ def _trees(policy: Policy) -> Iterator[str]:
             f" {span_in_words(entry.older_than)} and together above {size_in_words(entry.above)}"
         )
     if RAY in policy.scope:
-        yield f"dead Ray sessions {_go(policy.ray.sessions)}"
-        yield f"logs of ended processes of live Ray sessions {_go(policy.ray.logs)}"
+        yield f"dead Ray sessions {_go(settings_of(policy).sessions)}"
+        yield f"logs of ended processes of live Ray sessions {_go(settings_of(policy).logs)}"
     yield from _reports(policy)
     if policy.temporary or RAY in policy.scope:
         high, low = share_in_words(policy.disk.high), share_in_words(policy.disk.low)

@@ -10,9 +10,10 @@ from gpukeeper.config.problems import Path, Problem
 from gpukeeper.config.sections import PolicyFile, Ray, Temporary
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
-from gpukeeper.model import policy as model
+from gpukeeper.model.policy import HOUR
+from gpukeeper.platforms.ray.settings import RaySettings
 
-_PRESSED = model.RaySettings().under_pressure
+_PRESSED = RaySettings().under_pressure
 
 
 def check_trees(file: PolicyFile) -> Iterator[Problem]:
@@ -44,7 +45,7 @@ def _names(entry: Temporary | Ray, at: Path) -> Iterator[Problem]:
 
 
 def _sessions(file: PolicyFile) -> Iterator[Problem]:
-    if file.ray.sessions is not None and file.ray.sessions < model.HOUR:
+    if file.ray.sessions is not None and file.ray.sessions < HOUR:
         yield Problem(
             (("ray", "sessions"),),
             f"{words(file.ray.sessions)} is too short: a session that is just starting has folders and no processes"
@@ -53,7 +54,7 @@ def _sessions(file: PolicyFile) -> Iterator[Problem]:
 
 
 def _logs(file: PolicyFile) -> Iterator[Problem]:
-    if file.ray.logs is not None and file.ray.logs < model.HOUR:
+    if file.ray.logs is not None and file.ray.logs < HOUR:
         yield Problem(
             (("ray", "logs"),),
             f"{words(file.ray.logs)} is too short: which logs are old enough is told by the full hour."

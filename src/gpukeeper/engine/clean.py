@@ -46,7 +46,6 @@ class GivenBack(msgspec.Struct, frozen=True):
     ref: Ref
     incarnation: str
     devices: tuple[str, ...]
-    like: Ref | None = None  # how its platform is asked about other workloads: with a ref like this
 
 
 async def held(ports: Ports, platform: Platform, ref: Ref) -> GivenBack | None:
@@ -59,14 +58,7 @@ async def held(ports: Ports, platform: Platform, ref: Ref) -> GivenBack | None:
         return None
     if not isinstance(found, Subject) or isinstance(found.devices, Unknown) or not found.devices:
         return None
-    like = ref if found.shape is Shape.WORKLOAD else await _a_workload(ports, ref)
-    return GivenBack(ref, found.seen.incarnation, found.devices, like)
-
-
-async def _a_workload(ports: Ports, remainder: Ref) -> Ref | None:
-    """Any at its place that is of another kind: a remainder has a kind of its own."""
-    present = await ports.ledger.present(remainder.platform, remainder.place)
-    return next((ref for ref in present.values() if ref.kind != remainder.kind), None)
+    return GivenBack(ref, found.seen.incarnation, found.devices)
 
 
 async def newly_ended(keeper: Keeper, platform: Platform, lines: Iterable[Event]) -> list[GivenBack]:
@@ -168,8 +160,6 @@ def _begin(keeper: Keeper, book: Rulebook, gpus: Gpus, one: GivenBack) -> list[G
             keeper.gpu_checks.under_way[uuid] = check
             check.task = asyncio.create_task(_within_time(keeper, book, gpus, check))
         check.ended[one.ref.key] = one.ref
-        if one.like is not None:
-            check.like[one.like.platform, one.like.place] = one.like
         started.append(check)
     return started
 
@@ -242,14 +232,13 @@ async def _lives(ports: Ports, check: GpuCheck, condition: Condition) -> dict[st
 
 
 async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
-    if not check.like:
-        return Unknown("no platform could be asked about it")
-    for (name, place), ref in tuple(check.like.items()):
-        platform = next((p for p in ports.platforms if (p.name, p.place) == (name, place)), None)
+    """As the places say whose work had that GPU."""
+    for ref in {(one.platform, one.place): one for one in check.ended.values()}.values():
+        platform = ports.platform_at(ref)
         if platform is None:
-            return Unknown(f"{name}/{place} cannot be asked")
+            return Unknown(f"{ref.platform}/{ref.place} cannot be asked")
         try:
-            found = await platform.look(msgspec.structs.replace(ref, name=uid, uid=uid))
+            found = await platform.look_by_id(uid)
         except PlatformError as problem:
             return Unknown(str(problem))
         if isinstance(found, Unknown):

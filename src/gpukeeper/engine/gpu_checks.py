@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.ports import PlaceKey
 from gpukeeper.model.event import GpuChecked
 from gpukeeper.model.identity import Ref
 
@@ -24,7 +23,6 @@ class GpuCheck:
     uuid: str
     began: datetime
     ended: dict[str, Ref] = field(default_factory=dict)  # by key; more may end while it is looked at
-    like: dict[PlaceKey, Ref] = field(default_factory=dict)  # how other workloads there are asked for
     task: asyncio.Task[GpuChecked] | None = None  # ends with how it came out
 
 

@@ -30,7 +30,7 @@ from gpukeeper.model.event import Event, Intended
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Hold, Memory, Warned
 from gpukeeper.model.message import Message
-from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock, Meter, Signals
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
@@ -70,6 +70,10 @@ class Platform(Protocol):
         """It removes by itself what ended, so that the absence of such a thing is no sign of a broken world."""
         ...
 
+    def follow(self, policy: Policy) -> None:
+        """A policy that changed counts from the next look on."""
+        ...
+
     def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         """Pages, so that memory follows the page."""
         ...
@@ -80,6 +84,10 @@ class Platform(Protocol):
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         """By uid. Gone only when it is provably not there."""
+        ...
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        """A workload by the id that its processes carry on this machine. Unknown where they carry none."""
         ...
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:

@@ -19,7 +19,7 @@ from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.record import changed_decisions
 from gpukeeper.engine.verify import settle
-from gpukeeper.lifecycle.budget import TREES, hourly_budget, make_plan
+from gpukeeper.lifecycle.budget import TREES, duplicate_sentences, hourly_budget, make_plan
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Plan, Result, Step, Unseen
@@ -160,6 +160,8 @@ async def _pass(
     doubt = doubt or keeper.clock_watch.doubt(keeper.clock.now())
     plan = await _plan(keeper, found, book, report.pass_id, allow, doubt)
     report.plan = plan
+    if plan.duplicates:
+        await keeper.ledger.append([Complaint(at=plan.at, what=words) for words in duplicate_sentences(plan)])
     outlook.show(keeper, found, plan, told)
     report.under_way(report)
     if only is None and narrow is None and allow is None:

@@ -17,11 +17,10 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import key_of
 from gpukeeper.engine.verify import evidence_of, settle
 from gpukeeper.engine.view import holds_elsewhere
-from gpukeeper.lifecycle.decide import REQUEST, decide, why_not_yet
+from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, decide, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
 from gpukeeper.lifecycle.forecast import ahead
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
-from gpukeeper.lifecycle.rules.hold import NOT_SUSPENDED
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Accepted, Action, Decision, Evidence, Refused, Result, Step, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -152,7 +151,7 @@ def _not_prevented(book: Rulebook, found: Found, granted: Hold) -> str:
     act = in_spite_of(found.view, book, granted, granted.at, found.platform.guards)
     if act is None:
         return ""
-    grant = " An admin can suspend that, too." if act.rule in NOT_SUSPENDED else ""
+    grant = " An admin can suspend that, too." if act.rule in NOT_HELD else ""
     return f" The hold does not prevent {act.rule}: {act.action} {_when(act.at, granted.at)}.{grant}"
 
 

@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.lifecycle.rules import build_cache, leftover_tree, orphan, temporary_tree, unused_image
+from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.declared import Turn, is_counted_once, turn_of
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Policy
 
-# Trees end no work, and a thousand of them may have to go before a disk is usable again: an hour has its own number.
-TREES = frozenset({leftover_tree.NAME, temporary_tree.NAME})
-# Work first, since hundreds of leftovers, due for weeks, must not keep a GPU from coming back; then a full disk.
-_LATER = {leftover_tree.NAME: 1, temporary_tree.NAME: 1, unused_image.NAME: 2, build_cache.NAME: 2}
+_TURNS = {rule.NAME: turn_of(rule) for rule in RULES}
+TREES = frozenset(name for name, turn in _TURNS.items() if turn is Turn.TREES)  # an hour has its own number of them
+_COUNTED_ONCE = frozenset(rule.NAME for rule in RULES if is_counted_once(rule))
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -41,12 +41,33 @@ def make_plan(
     allow: int | None = None,
 ) -> Plan:
     """`allow`: a person read the plan and allows this many once, past budget and breaker; a wrong clock stays wrong."""
+    decisions, duplicates = _one_each([d for d in decisions if d.action is not Action.KEEP])
     warn = [d for d in decisions if d.action is Action.WARN]
     acting = sorted((d for d in decisions if d.action in ACTING), key=_oldest_first)
     breaker = doubted_clock(fleet) or (None if allow is not None else open_breaker(acting, policy, fleet))
     taken, deferred = _within_budget(acting, policy, fleet) if allow is None else (acting[:allow], acting[allow:])
     steps = tuple(Step(f"{pass_id}.{number}", d) for number, d in enumerate([*warn, *taken], start=1))
-    return Plan(policy.digest, now, () if breaker else steps, tuple(deferred), breaker)
+    return Plan(policy.digest, now, () if breaker else steps, tuple(deferred), breaker, duplicates)
+
+
+def _one_each(decisions: Sequence[Decision]) -> tuple[list[Decision], tuple[Decision, ...]]:
+    """The first about each thing, and the others: two steps on one thing in one plan are a bug."""
+    first: dict[str, Decision] = {}
+    others: list[Decision] = []
+    for one in decisions:
+        if one.seen.ref.key in first:
+            others.append(one)
+        else:
+            first[one.seen.ref.key] = one
+    return list(first.values()), tuple(others)
+
+
+def duplicate_sentences(plan: Plan) -> list[str]:
+    return [
+        f"two decisions about {one.seen.ref.path} in one plan: {one.action} by {one.rule} is not done. "
+        "This is a bug in gpukeeper, not in your setup; please report it."
+        for one in plan.duplicates
+    ]
 
 
 def _within_budget(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> tuple[list[Decision], list[Decision]]:
@@ -110,12 +131,12 @@ def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> st
 
 def _stopped_at_once(running: Sequence[Decision]) -> int:
     """What one workload left running counts once, however many processes that are: all began to be left at its end."""
-    left = [decision.since for decision in running if decision.rule == orphan.NAME]
+    left = [decision.since for decision in running if decision.rule in _COUNTED_ONCE]
     return len(running) - len(left) + len(set(left))
 
 
 def _oldest_first(decision: Decision) -> tuple[int, int, float, str]:
     """Of trees the cheapest category first, and then the oldest."""
     due = decision.due.timestamp() if decision.due else 0.0
-    later = _LATER.get(decision.rule, 0)
-    return (later, decision.rank if decision.rule in TREES else 0, due, decision.seen.ref.key)
+    turn = _TURNS.get(decision.rule, Turn.WORK)
+    return (turn, decision.rank if decision.rule in TREES else 0, due, decision.seen.ref.key)

@@ -1,4 +1,4 @@
-"""How much may be held: on one workload, and of one GPU over all workloads of a user, so that a new container does not
+"""How much may be held: on one workload, and of one GPU over all workloads of a user, so that a new workload does not
 begin a new count. Pure; asked for holds by command and for keep-alive leases alike.
 """
 

@@ -6,12 +6,12 @@ outranks retention); the first rule that is due and not suspended decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import ModuleType
 
 import msgspec
 
+from gpukeeper.lifecycle.declared import Ask, ask_of, not_holdable, states_of
 from gpukeeper.lifecycle.rules import (
     build_cache,
     exemption,
@@ -61,15 +61,16 @@ RULES: tuple[ModuleType, ...] = (
     unused_image,
     build_cache,
 )
-Ask = Callable[[View, Settings, datetime], Answer]
+ASKS = {rule.NAME: ask_of(rule, RULES) for rule in RULES}
+NOT_HELD = not_holdable(RULES)  # a user's hold does not suspend these
 
 
 def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Ask], ...]:
     """In their order. A rule that says IN which states it speaks is not asked in others; None asks every one."""
     return tuple(
-        (rule.NAME, rule.ask)
+        (rule.NAME, ASKS[rule.NAME])
         for rule in RULES
-        if shape in rule.FOR and (state is None or state in getattr(rule, "IN", State))
+        if shape in rule.FOR and (state is None or state in states_of(rule))
     )
 
 

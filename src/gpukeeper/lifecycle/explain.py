@@ -10,8 +10,9 @@ import msgspec
 
 from gpukeeper.lifecycle.activity import PAIR, measured_span
 from gpukeeper.lifecycle.activity import _secondary_threshold as secondary_threshold
+from gpukeeper.lifecycle.decide import NOT_HELD
 from gpukeeper.lifecycle.forecast import Ahead, ahead
-from gpukeeper.lifecycle.rules import exemption, hold, idle, keep_alive, max_runtime, target
+from gpukeeper.lifecycle.rules import exemption, idle, keep_alive, max_runtime, target
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import size_in_words
@@ -132,11 +133,11 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         found.append(_bring_it_back(view, book, now))
     if idle.NAME in pending:
         found.append(_use_it(view, book))
-    if pending - hold.NOT_SUSPENDED:
+    if pending - NOT_HELD:
         found.append(f"keep it for a while: gpukeeper workload hold {path}")
     # For work that nobody owns the file does not count.
     counts = view.subject.marks.keep_alive is False and isinstance(view.subject.owner, str)
-    if pending - hold.NOT_SUSPENDED and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
+    if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
         found.append("touch the keep-alive file inside it")
     if max_runtime.NAME in pending:
         asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"

@@ -17,7 +17,7 @@ SHORT_ID = 12  # letters of an id that are enough to mean one image
 class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing given means everything. A fact that is not known fits no narrowing on it."""
 
-    platform: str | None = None  # docker, or docker/node-3
+    platform: str | None = None  # its name, or name/place
     namespace: str | None = None
     label: str | None = None
     kind: str | None = None

@@ -152,7 +152,7 @@ def fits(match: Match, subject: Subject) -> bool:
     asked = (
         (match.platform, ref.platform),
         (match.namespace, ref.namespace),
-        (match.kind and match.kind.lower(), ref.kind),  # people write TrainJob, too
+        (match.kind and match.kind.lower(), ref.kind),  # people write capitals, too
         (match.name, ref.name),
         (match.owner, owner),
         (match.image, subject.labels.get("image")),

@@ -166,6 +166,7 @@ class Plan(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     deferred: tuple[Decision, ...] = ()
     breaker: str | None = None
+    duplicates: tuple[Decision, ...] = ()  # second decisions about one thing: a bug; none of them is acted on
 
 
 @direct

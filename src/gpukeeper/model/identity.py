@@ -8,7 +8,7 @@ import msgspec
 
 
 class Ref(msgspec.Struct, frozen=True, gc=False):
-    """One thing at one place. `uid`: cluster uid, container id, dev:inode or pid@start."""
+    """One thing at one place. `uid`: an id of its platform that is never reused, dev:inode or pid@start."""
 
     platform: str
     place: str
@@ -30,14 +30,14 @@ class Ref(msgspec.Struct, frozen=True, gc=False):
         return f"{self.platform}/{self.place}/{self.uid}"
 
     def ends_with(self, words: str) -> bool:
-        """Any ending of the path on a word boundary names it: `eval`, `node-3/eval`, `trainjob/run-7`."""
+        """Any ending of the path on a word boundary names it: `eval`, `node-3/eval`, `job/run-7`."""
         path, wanted = self.path.lower(), words.strip("/").lower()
         return path == wanted or path.endswith("/" + wanted) or self.uid == words
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
     """A thing as it was at one look. `incarnation` changes when it starts anew under the same uid
-    (container start, resource generation, inode and newest ctime); `version` at any change at all."""
+    (its start, resource generation, inode and newest ctime); `version` at any change at all."""
 
     ref: Ref
     incarnation: str

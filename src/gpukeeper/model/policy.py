@@ -89,7 +89,6 @@ class Group(Value, frozen=True, kw_only=True):
     idle: timedelta | float | None = None
     max_runtime: timedelta | float | None = None
     hold_after_stop: timedelta | float | None = None
-    gpu_shares: float | None = None
 
 
 class Match(Value, frozen=True, kw_only=True):
@@ -210,35 +209,6 @@ class Reports(Value, frozen=True, kw_only=True):
     archive: bool = True  # saved as evidence first
 
 
-@direct
-class Counted(StrEnum):
-    """What is compared with `above` on a Ray node."""
-
-    NAMED = "named"  # trees of the names that may go
-    ALL = "all"  # everything in its temporary folders, sessions included
-
-
-class RaySettings(Value, frozen=True, kw_only=True):
-    """Ray nodes on this machine, in containers and beside them."""
-
-    workers: tuple[str, ...] = ("ray-worker*",)  # containers that are nodes, by name, or by label as key=value
-    dashboard: str | None = None  # None: where the cluster itself says it is
-    roots: tuple[str, ...] = ("/tmp",)  # noqa: S108 - of each node, as it sees them itself
-    names: tuple[str, ...] = (
-        *("ray_tmp_*", "pip-*", "tmp*", "pymp-*"),
-        *("checkpoint_tmp_*", "ray_shuffle_disk_*", "lightning_checkpoints-job_id=*"),
-    )
-    keep: tuple[str, ...] = ()
-    above: int = 5_000_000_000
-    above_counts: Counted = Counted.NAMED
-    older_than: timedelta = HOUR
-    under_pressure: timedelta = 10 * MINUTE
-    cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy
-    window: timedelta = timedelta(seconds=10)  # measured at least this long
-    sessions: timedelta | None = DAY  # dead ones, by the newest file inside; never less than an hour
-    logs: timedelta | None = 7 * DAY  # of processes that ended
-
-
 class Images(Value, frozen=True, kw_only=True):
     unused: timedelta | None = None  # None: unused images are only reported
     keep: tuple[str, ...] = ()  # patterns of names that are never removed
@@ -262,21 +232,6 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     settle: timedelta = 2 * MINUTE  # dirty this long after the end: quarantined
     dcgm: str | None = None  # address of an exporter
     stop_on_taken: bool = False  # what is started again onto a GPU that has a new tenant is stopped
-
-
-class KubernetesSettings(Value, frozen=True, kw_only=True):
-    """How clusters are looked at. `requests` and `burst` hold for one cluster, whoever asks."""
-
-    context: str | None = None  # None: the current one
-    requests: float = 20.0  # per second
-    burst: int = 30
-    page: int = 500
-    environments: Mapping[str, str] = {}  # pattern of namespaces: environment; their label wins
-    gitops: bool = False  # what a GitOps tool put there is acted on, too; it returns
-    release: tuple[str, ...] = ()  # finalizers that may be taken off a removal that is proven to be stuck
-    prometheus: str | None = None  # address of a Prometheus with DCGM metrics
-    prometheus_labels: Mapping[str, str] = {}  # that every series of this cluster has
-    exporters: tuple[str, ...] = ()  # addresses of DCGM exporters, without a Prometheus
 
 
 class AdminChannel(Value, frozen=True, kw_only=True):
@@ -327,7 +282,6 @@ class Policy(Value, frozen=True, kw_only=True):
     kept: Mapping[str, Kept] = {}  # by category of trees; what is not named here is kept
     disk: DiskMarks = DiskMarks()
     reports: Reports = Reports()
-    ray: RaySettings = RaySettings()
     images: Images = Images()
     build_cache: BuildCache = BuildCache()
     orphans: bool = True  # proven remainders of ended workloads are ended
@@ -337,7 +291,8 @@ class Policy(Value, frozen=True, kw_only=True):
     keep_alive: str = "/workspace/.keep-alive"  # a file inside that asks for a hold while it would be idle
     capture: Capture = Capture()
     gpu: GpuSettings = GpuSettings()
-    kubernetes: KubernetesSettings = KubernetesSettings()
+    release: tuple[str, ...] = ()  # what may be taken off a removal that is proven to be stuck, by name
+    platforms: Mapping[str, Value] = {}  # by platform: settings that only it reads, of a type of its own
     notify: Notify = Notify()
     schedule: Schedule = Schedule()
     ledger: LedgerKeep = LedgerKeep()

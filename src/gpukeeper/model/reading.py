@@ -1,4 +1,4 @@
-"""Durations, times, numbers and JSON that come from outside: labels, annotations, files, answers. Pure.
+"""Durations, times, numbers and JSON that come from outside: labels, marks, files, answers. Pure.
 
 A label can hold any text of any length. Every reader here checks length and shape before it parses, so the cost of one
 value is bounded, and raises ValueError and nothing else. The message is the end of a sentence: "is not a duration".

@@ -66,7 +66,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     hold_with: str = ""  # the command that holds it on the object itself; the time is appended
     warned: tuple[Warned, ...] = ()  # announcements that another instance of gpukeeper left on the object
     asks_exemption: str | None = None  # the words of a label that asks to be left alone
-    managed_elsewhere: str | None = None  # another actor owns its life
+    managed_elsewhere: str | None = None  # by what else its life is managed
     keep_alive: bool | Unknown | None = None  # a file inside asks to be left alone; None: it has no place for one
 
 

@@ -12,7 +12,7 @@ from gpukeeper.engine.counts import LIVE, Pile
 from gpukeeper.engine.outlook import Outlooks, PolicyHead
 from gpukeeper.engine.permission import STOPPING
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.lifecycle.budget import backlog_sentence
+from gpukeeper.lifecycle.budget import backlog_sentence, duplicate_sentences
 from gpukeeper.model.decision import Action, Decision, Unseen, Verdict
 from gpukeeper.model.durations import when_in_words
 from gpukeeper.model.policy import Mode, Policy
@@ -178,6 +178,7 @@ def notes(reports: Sequence[PassReport], policy: Policy) -> Iterator[str]:
             yield f"{report.plan.breaker} Allow it once: gpukeeper apply --budget {len(report.survey.due)}"
         if report.plan.deferred:
             yield backlog_sentence(report.plan.deferred, policy, report.survey.counts.seen)
+        yield from duplicate_sentences(report.plan)
         yield from report.relief
         for path, complaint in sorted({(d.seen.ref.path, c) for d in report.survey.decisions for c in d.complaints}):
             yield f"needs an admin: {path}: {complaint}"

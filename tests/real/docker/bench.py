@@ -86,9 +86,7 @@ class Bench:
             "here",
             self.clock,
             self._inventory,
-            trusted_labels=self.book.policy.owner_labels,
-            keep_alive=self.book.policy.keep_alive,
-            cache=self.book.policy.build_cache.unused is not None,
+            self.book.policy,
         )
         self.keeper = self._keeper()
 

@@ -32,6 +32,7 @@ from gpukeeper.notify.catalog import owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
+from gpukeeper.platforms.kubernetes.settings import settings_of
 
 POLICY: dict[str, Any] = {
     "mode": "enforce",
@@ -76,7 +77,7 @@ class Bench:
         self.clock, self.kubeconfig, self.meter = LaterClock(), kubeconfig, meter
         self.book = Rulebook(load_text(policy(namespaces, **changes), "test").policy)
         self.ledger, self.signals, self.evidence = InMemoryLedger(), InMemorySignals(), InMemoryEvidence()
-        settings = self.book.policy.kubernetes
+        settings = settings_of(self.book.policy)
         self.cluster = Cluster.from_environment(
             {"KUBECONFIG": str(kubeconfig)}, settings.context, settings.requests, settings.burst
         )

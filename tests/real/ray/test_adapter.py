@@ -18,11 +18,12 @@ import pytest
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Evidence, Refused, Step
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, read_all
+from gpukeeper.platforms.ray.settings import RaySettings
 from tests.real.ray.bed import NEWEST, Cluster, until
 
 FRESH = Callable[..., Cluster]
@@ -78,7 +79,7 @@ def platform(cluster: Cluster, ahead: timedelta = timedelta(days=2), **how: Any)
         (scratch / "ray").symlink_to(cluster.root / "t")
     settings = RaySettings(roots=(str(scratch),), cpu=1e9, window=timedelta(milliseconds=10))
     temporary = (Temporary(root=str(scratch), names=settings.names, above=0, platform="ray"),)
-    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
 
     def everyone() -> tuple[Process, ...]:
         known = cluster.processes()

@@ -19,7 +19,7 @@ from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.decision import Accepted, Action, Changed, Decision, Step
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
@@ -27,6 +27,7 @@ from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.wiring import SystemClock
 from tests.engines import has_docker, has_ray, require
 from tests.real.docker import kernel
@@ -114,7 +115,7 @@ def platform(bed: DockerBed, *names: str, above: int = 0) -> RayPlatform:
 
     settings = RaySettings(roots=(ROOT,), cpu=50.0, window=timedelta(seconds=1))
     temporary = (Temporary(root=ROOT, names=settings.names, above=above, platform="ray"),)
-    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
     return RayPlatform("here", policy, SystemClock(), inside, scan=everything_seen, environ={})
 
 

@@ -17,11 +17,12 @@ import pytest
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Accepted, Action, Decision, Step
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, read_all
+from gpukeeper.platforms.ray.settings import RaySettings
 from tests.engines import has_ray, require
 from tests.real.ray.bed import VERSIONS, until
 from tests.real.ray.machines import HEAD, Machines, two_machines
@@ -47,7 +48,7 @@ def of_the_worker(here: Machines) -> RayPlatform:
 
     ray = RaySettings(roots=(str(here.scratch),), cpu=1e9, window=timedelta(milliseconds=1), sessions=None, logs=None)
     temporary = (Temporary(root=str(here.scratch), names=("tmp*",), above=0, platform="ray"),)
-    policy = Policy(scope={"ray": PlaceScope()}, ray=ray, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": ray}, temporary=temporary)
     return RayPlatform("second", policy, Ahead(), everyone=everyone, scan=everything_seen, environ={})
 
 

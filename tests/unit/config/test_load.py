@@ -1,6 +1,7 @@
 """From file to policy: values, merging, origins, digest, lookup."""
 
 import grp
+import inspect
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,12 +10,15 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
+from gpukeeper.config import build
 from gpukeeper.config.load import Loaded, builtin_policy, load_file, load_policy, load_text
 from gpukeeper.config.presets import PRESETS
-from gpukeeper.config.sections import PLATFORMS
+from gpukeeper.config.sections import PLATFORMS, PolicyFile
 from gpukeeper.config.unix_groups import members_of
 from gpukeeper.model import policy as model
 from gpukeeper.model.errors import PolicyError
+from gpukeeper.platforms.kubernetes.settings import KubernetesSettings
+from gpukeeper.platforms.ray.settings import RaySettings
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "policies").glob("*.yaml"))
 H, D = timedelta(hours=1), timedelta(days=1)
@@ -33,11 +37,20 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= len(PRESETS)
 
 
+@pytest.mark.parametrize(
+    "setting", [name for name in PolicyFile.model_fields if not name.startswith("exemptions")]
+)  # those have a file of their own
+def test_every_setting_of_the_file_reaches_the_policy(setting: str) -> None:
+    """One that is read and not passed on would silently have no effect."""
+    assert f"file.{setting}" in inspect.getsource(build), f"config/build.py does not use {setting}"
+
+
 def test_the_built_in_values_are_the_models() -> None:
     """Two places with defaults would drift apart."""
     loaded = load("").policy
     plain = msgspec.structs.replace(loaded, digest="", scope={}, classes={}, kept={})
-    assert plain == model.Policy()
+    own = {"kubernetes": KubernetesSettings(), "ray": RaySettings()}
+    assert plain == model.Policy(platforms=own)
 
 
 def test_how_long_trees_are_kept_follows_from_the_sections() -> None:

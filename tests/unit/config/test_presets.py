@@ -88,11 +88,11 @@ def test_the_times_around_start_and_stop() -> None:
 def test_the_group_table() -> None:
     """C8.9: who belongs to a group is the site's to say."""
     groups = preset("shared-host").groups
-    assert {n: (g.idle, g.max_runtime, g.hold_after_stop, g.gpu_shares) for n, g in groups.items()} == {
-        "student": (30 * M, 24 * H, None, 2.0),
-        "researcher": (H, 48 * H, None, 4.0),
-        "faculty": (2 * H, 72 * H, None, 4.0),
-        "admin": (None, None, H, None),
+    assert {n: (g.idle, g.max_runtime, g.hold_after_stop) for n, g in groups.items()} == {
+        "student": (30 * M, 24 * H, None),
+        "researcher": (H, 48 * H, None),
+        "faculty": (2 * H, 72 * H, None),
+        "admin": (None, None, H),
     }
     assert all(group.members == () for group in groups.values())
 

@@ -305,9 +305,9 @@ MISTAKES = {
         "classes.managed.hold: a hold of 2d is more than holds.total allows (1d)."
         " Write at most 1d, or raise holds.total.",
     ),
-    "shares without end": (
-        "groups: {student: {gpu_shares: .inf}}",
-        "groups.student.gpu_shares: inf is not a number of GPU shares. Write it like 2 or 0.5, or unlimited.",
+    "a setting that had no effect": (
+        "groups: {student: {gpu_shares: 2}}",
+        'unknown setting "gpu_shares". It was read and had no effect, so it was removed. Delete the line.',
     ),
     "no such Unix group": (
         "groups: {student: {unix_group: no-such-group}}",

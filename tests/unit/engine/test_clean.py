@@ -77,7 +77,7 @@ def gpus_of(b: Bench) -> FakeGpus:
 
 
 async def after_end(b: Bench, *things: Thing) -> list[GpuChecked]:
-    given = [GivenBack(t.ref, t.incarnation, t.devices, t.ref) for t in things]
+    given = [GivenBack(t.ref, t.incarnation, t.devices) for t in things]
     return await prove_clean(b.keeper, b.book, given)
 
 
@@ -309,7 +309,7 @@ async def test_all_gpus_are_looked_at_at_once(b: Bench) -> None:
     gpus.hold(thing, "GPU-0")
     gpus.hold(thing, "GPU-1")
     seen: list[GpuChecked] = []
-    given = [GivenBack(thing.ref, thing.incarnation, thing.devices, thing.ref)]
+    given = [GivenBack(thing.ref, thing.incarnation, thing.devices)]
     lines = await prove_clean(b.keeper, b.book, given, seen.append)
     assert len(lines) == 2
     assert seen == b.lines(GpuChecked)

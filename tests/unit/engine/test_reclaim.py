@@ -13,13 +13,13 @@ from gpukeeper.engine.reclaim import look_and_plan, reclaim
 from gpukeeper.lifecycle.narrow import Narrow
 from gpukeeper.model.decision import Plan, Result
 from gpukeeper.model.errors import LeaseHeld, PlatformError
-from gpukeeper.model.event import Closed, Intended, Passed, Paused, Vanished, WarningSent
+from gpukeeper.model.event import Closed, Complaint, Intended, Passed, Paused, Vanished, WarningSent
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Amount, Breaker, Budget
 from gpukeeper.model.subject import Gone, State
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
-from tests.unit.engine.bench import HOUR, MINUTE, Bench, virtual
+from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 
 
 @virtual
@@ -258,3 +258,19 @@ async def test_a_silent_place_is_recorded_as_unseen(b: Bench) -> None:
     b.world.faults = Faults(silent=1)
     await reclaim(b.keeper, b.platform, b.book)
     assert b.lines(Passed)[0].unseen == ("docker/node-3: docker/node-3 did not answer within 10 s (3 tries)",)
+
+
+@virtual
+async def test_what_a_platform_lists_twice_is_acted_on_once_and_reported(b: Bench) -> None:
+    class Twice(SimulatedPlatform):
+        async def observe(self, scope: Any) -> Any:
+            async for page in super().observe(scope):
+                yield page
+                yield page
+
+    b.platform = Twice(b.world, HERE)
+    b.ended("eval")
+    report = await reclaim(b.keeper, b.platform, b.book)
+    assert [one.result for one in report.outcomes] == [Result.RECLAIMED]
+    (line,) = b.lines(Complaint)
+    assert line.what.startswith("two decisions about docker/node-3/eval in one plan: remove by retention is not done")

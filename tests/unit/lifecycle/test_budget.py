@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.lifecycle.budget import Fleet, backlog_sentence, hourly_budget, make_plan, open_breaker, room_left
+from gpukeeper.lifecycle.budget import (
+    Fleet,
+    backlog_sentence,
+    duplicate_sentences,
+    hourly_budget,
+    make_plan,
+    open_breaker,
+    room_left,
+)
 from gpukeeper.model.decision import Action, Decision, Plan
 from gpukeeper.model.policy import Amount, Breaker, Budget, Policy, Schedule
 from tests.unit.lifecycle.examples import DAY, HOUR, MINUTE, NOW, decision
@@ -262,3 +270,36 @@ def test_kind_rule_and_outcome_do_not_change_the_order() -> None:
     )
     assert names(step.decision for step in made.steps) == ["job-4", "job-3", "job-5", "job-10", "job-2"]
     assert names(made.deferred) == ["job-11", "job-12", "job-13", "job-14", "job-1"]
+
+
+def test_of_two_decisions_about_one_thing_only_the_first_becomes_a_step() -> None:
+    first, second = decision(1), decision(1, Action.STOP, rule="idle")
+    made = plan([first, decision(2), second], policy(Amount(count=10)))
+    assert names(step.decision for step in made.steps) == ["job-2", "job-1"]
+    assert [step.decision.action for step in made.steps] == [Action.REMOVE, Action.REMOVE]
+    assert (made.duplicates, made.deferred) == ((second,), ())
+    (words,) = duplicate_sentences(made)
+    assert words.startswith(f"two decisions about {first.seen.ref.path} in one plan: stop by idle is not done")
+
+
+def test_the_same_decision_twice_is_one_step_and_reported() -> None:
+    one = decision(1)
+    made = plan([one, one], policy(Amount(count=10)))
+    assert (len(made.steps), made.duplicates) == (1, (one,))
+
+
+def test_a_warning_beside_an_act_is_not_sent() -> None:
+    warning = decision(1, Action.WARN)
+    made = plan([decision(1), warning], policy(Amount(count=10)))
+    assert [step.decision.action for step in made.steps] == [Action.REMOVE]
+    assert made.duplicates == (warning,)
+
+
+def test_what_is_kept_is_no_second_decision() -> None:
+    made = plan([decision(1, Action.KEEP), decision(1)], policy(Amount(count=10)))
+    assert (len(made.steps), made.duplicates) == (1, ())
+
+
+def test_no_plan_has_two_steps_on_one_thing_whatever_is_allowed() -> None:
+    made = plan([decision(1), decision(1), decision(2)], policy(), allow=5)
+    assert names(step.decision for step in made.steps) == ["job-2", "job-1"]

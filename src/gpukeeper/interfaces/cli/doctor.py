@@ -65,6 +65,7 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
     from gpukeeper.model.errors import KeeperError, PolicyError
     from gpukeeper.platforms.docker import connect as docker
     from gpukeeper.platforms.kubernetes import connect as kubernetes
+    from gpukeeper.platforms.kubernetes.settings import settings_of
 
     silent: dict[str, str] = {}
     answers: dict[str, str] = {}
@@ -72,7 +73,7 @@ async def _asked(policy: Path | None) -> tuple[dict[str, str], dict[str, str], C
     covered: Collection[str] = PLATFORMS
     try:
         loaded = load_policy(policy).policy
-        context, covered = loaded.kubernetes.context, tuple(loaded.scope)
+        context, covered = settings_of(loaded).context, tuple(loaded.scope)
     except PolicyError:
         pass  # said above
     address = docker.find(os.environ)
@@ -130,13 +131,14 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.platforms.ray.asking import Asking, Dashboard
     from gpukeeper.platforms.ray.processes import raylet_of, read_all
+    from gpukeeper.platforms.ray.settings import settings_of
 
     loaded = load_policy(policy).policy
     here = read_all() if "ray" in loaded.scope else ()
     raylets = [raylet for one in here if (raylet := raylet_of(one)) is not None]
 
     async def asked() -> list[tuple[str, ...]]:
-        asking = Asking(loaded.ray.dashboard, os.environ)
+        asking = Asking(settings_of(loaded).dashboard, os.environ)
         await asking.find(raylets)
         return [_of_node(raylet.node_id[:8], await asking.dashboard(raylet)) for raylet in raylets]
 

@@ -28,6 +28,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import KeeperError, PlatformError
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.lease import Leadership
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.wiring import Session
 
 # Its own few requests: a client that was told to wait must not cost the lease, nor one that lists much.
@@ -163,7 +164,7 @@ async def operate_until_stopped(
     say: Callable[[str], None],
 ) -> None:
     """SIGTERM and SIGINT end it after the step under way; then the next one leads at once."""
-    settings = session.book.policy.kubernetes
+    settings = settings_of(session.book.policy)
     cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms)
     session.keeper = replace(session.keeper, evidence=CountedEvidence(session.evidence, metrics))

@@ -1,1 +1,1 @@
-"""One rule, one file: NAME, SAYS (one sentence), FOR (shapes), ACTS, and `ask(view, settings, now) -> Answer`."""
+"""One rule, one file: NAME, SAYS, FOR, ACTS and `ask(view, settings, now) -> Answer`; declared.py lists what else."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.rules.unused_image import size_words
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -15,6 +16,7 @@ NAME = "build_cache"
 SAYS = "A piece of build cache goes when no build used it for build_cache.unused; without that it is reported."
 FOR = (Shape.CACHE,)
 ACTS = True
+TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not build cache")
 _USED = Answer(NAME, Verdict.PROTECT, "a build uses it")

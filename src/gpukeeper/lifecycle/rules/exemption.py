@@ -15,6 +15,7 @@ NAME = "exemption"
 SAYS = "What an admin exempted is left alone by the rules the exemption names, until it expires."
 FOR = tuple(Shape)
 ACTS = False
+WHILE_REMOVED = True
 
 _NONE = Answer(NAME, Verdict.SILENT, "no exemption")
 

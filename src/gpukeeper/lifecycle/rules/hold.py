@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from types import ModuleType
 
+from gpukeeper.lifecycle.declared import Ask, not_holdable
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -15,13 +19,18 @@ NAME = "hold"
 SAYS = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."
 FOR = tuple(Shape)
 ACTS = False
+WHILE_REMOVED = True
 
 YEAR = timedelta(days=365)
-NOT_SUSPENDED = frozenset({"max_runtime"})  # a hold must not make work immortal
 _NONE = Answer(NAME, Verdict.SILENT, "nobody holds it")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, not_held=not_holdable(rules))
+
+
+def ask(view: View, settings: Settings, now: datetime, not_held: frozenset[str] = frozenset()) -> Answer:
+    """`not_held`: rules that a hold suspends only when an admin's names them."""
     mark = view.subject.marks.hold_until
     if mark is None and not view.memory.holds:
         return _NONE
@@ -29,7 +38,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     held = [hold for hold in view.memory.holds if hold.by != KEEP_ALIVE and end_of(hold, settings) > now]
     until = mark_until(view, settings)
     own = [Hold("its own mark", now, until)] if until is not None and until > now else []
-    suspends, spares = _suspended([*held, *own])
+    suspends, spares = _suspended([*held, *own], not_held)
     complaint = None
     if isinstance(mark, Unknown) and own:
         # It counts, but it neither hides nor shortens a hold that can be read.
@@ -63,16 +72,16 @@ def end_of(hold: Hold, settings: Settings) -> datetime:
     return min(hold.until, hold.at + settings.limits.hold) if hold.by != "its own mark" else hold.until
 
 
-def _suspended(held: list[Hold]) -> tuple[frozenset[str], frozenset[str]]:
+def _suspended(held: list[Hold], not_held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """What all holds together suspend, and what they spare. Only an admin's hold can name rules."""
     named = frozenset(rule for hold in held if hold.admin for rule in hold.suspends)
     if "*" in named:
         return EVERY_RULE, frozenset()
     if all(hold.admin and hold.suspends for hold in held):
         return named, frozenset()
-    if named >= NOT_SUSPENDED:
+    if named >= not_held:
         return EVERY_RULE, frozenset()
-    return EVERY_RULE, NOT_SUSPENDED
+    return EVERY_RULE, not_held
 
 
 def _kept_until(until: datetime, now: datetime) -> str:

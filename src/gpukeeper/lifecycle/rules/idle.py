@@ -18,6 +18,7 @@ SAYS = "GPUs unused over the whole window, and no other sign of use: warned twic
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
 ACTS = True
+YIELDS_TO = ("stop_hold", "keep_alive")
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)
@@ -64,7 +65,7 @@ def watched(view: View, settings: Settings, now: datetime) -> str:
     if isinstance(limits, Unknown) or isinstance(subject.devices, Unknown) or not isinstance(subject.started, datetime):
         return "unknown"
     if limits.idle is None and (limits.idle_when_large is None or not is_large(subject)):
-        return "no_idle_time"  # dev containers
+        return "no_idle_time"
     graced = (view.memory.first_start or subject.started) + limits.start_grace
     return "grace" if now < graced else "monitored"
 

@@ -6,21 +6,15 @@ measured use of the GPU after the first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from types import ModuleType
 
 from gpukeeper.lifecycle.activity import active_minutes
 from gpukeeper.lifecycle.caps import left_to_hold
-from gpukeeper.lifecycle.rules import (
-    exemption,
-    hold,
-    idle,
-    live_children,
-    never_started,
-    own_ttl,
-    restart_loop,
-    retention,
-    stop_hold,
-)
+from gpukeeper.lifecycle.declared import Ask, ask_of, yielding
+from gpukeeper.lifecycle.rules import exemption, hold
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -39,26 +33,30 @@ ACTS = False
 RENEWED_BY = timedelta(minutes=30)  # of measured GPU use after the last lease
 WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
 UNOWNED = "unknown"  # the class of what nobody is known to own
-# What it protects from, in their order, behind what may have suspended them. Never the maximum runtime.
-_OTHERS = (stop_hold, restart_loop, live_children, idle, never_started, own_ttl, retention)
+Others = tuple[tuple[str, Ask], ...]
 _ENDED = (State.CREATED, State.ENDED)
 _NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file asks for anything")
 _NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file is there; its lease begins when something would be due")
 _NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file is there, but nobody is known to own it")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, others=tuple((rule.NAME, ask_of(rule, rules)) for rule in yielding(rules, NAME)))
+
+
+def ask(view: View, settings: Settings, now: datetime, others: Others = ()) -> Answer:
+    """`others`: what it protects from, in their order, behind what may suspend them. Never the maximum runtime."""
     mark = view.subject.marks.keep_alive
     if mark is None and not view.memory.holds:
         return _NONE  # nearly everything, and quickly
     lease = running_lease(view, settings, now)
     if lease is not None:
-        return _protect(lease, view, settings, now)
+        return _protect(lease, view, settings, now, others)
     if mark is None or mark is False:
         return _NONE
     if view.subject.owner is None or settings.class_ == UNOWNED:
         return _NOBODYS
-    if not _would_be_due(view, settings, now):
+    if not _would_be_due(view, settings, now, others):
         return _NOT_YET
     begins = _begin(view, settings, now)
     if isinstance(begins, str):
@@ -75,13 +73,14 @@ def running_lease(view: View, settings: Settings, now: datetime) -> Hold | None:
     return next((h for h in view.memory.holds if h.by == KEEP_ALIVE and now < hold.end_of(h, settings)), None)
 
 
-def _protect(lease: Hold, view: View, settings: Settings, now: datetime) -> Answer:
+def _protect(lease: Hold, view: View, settings: Settings, now: datetime, others: Others) -> Answer:
     ends = hold.end_of(lease, settings)
     reason = f"a keep-alive file keeps it for {in_words(ends - now)} more"
     length = ends - lease.at
     sent = [w for w in view.memory.warnings if w.rule == NAME and w.limit == length and lease.at <= w.at <= now]
     stage = max((w.stage for w in sent), default=0)
-    if stage < len(WARNED_BEFORE) and now >= ends - WARNED_BEFORE[stage] and _would_be_due(view, settings, now):
+    near = stage < len(WARNED_BEFORE) and now >= ends - WARNED_BEFORE[stage]
+    if near and _would_be_due(view, settings, now, others):
         then = Action.REMOVE if view.subject.state in _ENDED else Action.STOP
         words = f"{reason}; then the usual limits count again. A new lease needs {in_words(RENEWED_BY)} of GPU use"
         at = ends - WARNED_BEFORE[stage]
@@ -89,12 +88,12 @@ def _protect(lease: Hold, view: View, settings: Settings, now: datetime) -> Answ
     return Answer(NAME, Verdict.PROTECT, reason, due=ends, suspends=EVERY_RULE)
 
 
-def _would_be_due(view: View, settings: Settings, now: datetime) -> bool:
+def _would_be_due(view: View, settings: Settings, now: datetime, others: Others) -> bool:
     suspended = exemption.ask(view, settings, now).suspends
-    for rule in _OTHERS:
-        if rule.NAME in suspended or "*" in suspended:
+    for name, other in others:
+        if name in suspended or "*" in suspended:
             continue
-        answer = rule.ask(view, settings, now)
+        answer = other(view, settings, now)
         if answer.verdict is Verdict.DUE:
             return True
         suspended |= answer.suspends

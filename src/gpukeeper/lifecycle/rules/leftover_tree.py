@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.rules.temporary_tree import by_evidence, not_free, unused
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -16,6 +17,7 @@ NAME = "leftover_tree"
 SAYS = "Trees of ended work go when they are proven to be over, closed, and unused for as long as their category says."
 FOR = (Shape.TREE,)
 ACTS = True
+TURN = Turn.TREES
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "a temporary tree, or none at all")
 _FOR_EVER = Kept(older_than=None)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from types import ModuleType
 
+from gpukeeper.lifecycle.declared import Ask, suspended_by
 from gpukeeper.lifecycle.finish import finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -17,12 +21,17 @@ SAYS = "Children that still run after their root finished are ended when at_fini
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
+YIELDS_TO = ("keep_alive",)
 
 SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves
 _NONE = Answer(NAME, Verdict.SILENT, "no living children")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, suspends=suspended_by(NAME, rules))
+
+
+def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     subject = view.subject
     if subject.state is not State.ENDED:
         return _NONE
@@ -30,7 +39,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _dead_ones(view, settings, now)
     if isinstance(subject.live_children, Unknown):
         why = f"whether its children still run is not known ({subject.live_children.why})"
-        return Answer(NAME, Verdict.UNKNOWN, why, suspends=frozenset({"own_ttl", "retention"}))
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends)
     ended = finish_of(view, now)
     condition = f"finished {in_words(now - ended)} ago, yet {subject.live_children} of its children run and hold GPUs"
     if settings.policy.at_finish is AtFinish.NONE:
@@ -40,7 +49,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     due = ended + SETTLE
     if now < due:
         # They are ended first. A removal announced meanwhile would name a later time than that.
-        return Answer(NAME, Verdict.WAIT, condition, due=due, suspends=frozenset({"own_ttl", "retention"}))
+        return Answer(NAME, Verdict.WAIT, condition, due=due, suspends=suspends)
     return Answer(NAME, Verdict.DUE, condition, Action.TRIM, due, ended)
 
 

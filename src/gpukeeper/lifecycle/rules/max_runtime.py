@@ -16,6 +16,7 @@ SAYS = "A workload that ran longer than its class and group allow is warned twic
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True
+HOLDABLE = False  # a hold must not make work immortal
 
 HOUR = timedelta(hours=1)
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")

@@ -15,6 +15,7 @@ SAYS = "What was created and not started within never_started (30m) is removed."
 FOR = (Shape.WORKLOAD,)
 IN = (State.CREATED,)
 ACTS = True
+YIELDS_TO = ("keep_alive",)
 
 _STARTED = Answer(NAME, Verdict.SILENT, "it was started")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps what was never started")

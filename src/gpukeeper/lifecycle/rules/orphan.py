@@ -14,6 +14,7 @@ NAME = "orphan"
 SAYS = "What a workload left running is ended when it is proven to be that workload's; foreign ones never."
 FOR = (Shape.ORPHAN,)
 ACTS = True
+COUNTED_ONCE = True  # all that one workload left began to be left at its end
 
 SETTLE = timedelta(minutes=1)
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an orphan")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from types import ModuleType
 
+from gpukeeper.lifecycle.declared import Ask, suspended_by
 from gpukeeper.lifecycle.finish import comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
@@ -17,15 +21,19 @@ SAYS = "A finished workload that names its own TTL goes when that is over, whate
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
+YIELDS_TO = ("stop_hold", "keep_alive", "live_children")
 
 MARGIN = timedelta(minutes=1)  # a TTL that the platform keeps itself is left to it; after this it is late
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 _NONE = Answer(NAME, Verdict.SILENT, "it names no TTL of its own")
 _IGNORED = Answer(NAME, Verdict.SILENT, "the policy does not count a workload's own TTL")
-_OUTRANKS = frozenset({"retention"})
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, suspends=suspended_by(NAME, rules))
+
+
+def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     if view.subject.state is not State.ENDED:
         return _NOT_ENDED
     ttl = view.subject.marks.ttl
@@ -35,9 +43,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _IGNORED
     if isinstance(ttl, Unknown):
         why = f"its TTL cannot be read ({ttl.why}); kept until somebody mends it"
-        return Answer(NAME, Verdict.UNKNOWN, why, suspends=_OUTRANKS, complaint=why)
+        return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, complaint=why)
     if isinstance(settings.retention, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, settings.retention.why, suspends=_OUTRANKS)
+        return Answer(NAME, Verdict.UNKNOWN, settings.retention.why, suspends=suspends)
     ended = finish_of(view, now)
     allowed = min(ttl, settings.retention.max)
     capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
@@ -49,6 +57,6 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         reason += "; the platform itself has not removed it" if now >= due else "; the platform removes it itself then"
     if now < due:
         again = comes_back(view)
-        return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due, suspends=_OUTRANKS)
-    answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=_OUTRANKS)
+        return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due, suspends=suspends)
+    answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=suspends)
     return remove_with_children(NAME, view, settings, now, answer)

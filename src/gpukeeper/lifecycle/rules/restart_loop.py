@@ -14,6 +14,7 @@ SAYS = "A root that was seen to end for good and runs again is reported, and rem
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True
+YIELDS_TO = ("keep_alive",)
 
 _RUNS = (State.RUNNING, State.PAUSED)
 _NO_LOOP = Answer(NAME, Verdict.SILENT, "it did not end for good before")

@@ -17,6 +17,7 @@ SAYS = "What ended is removed when its retention is over: by outcome, and by env
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
+YIELDS_TO = ("stop_hold", "keep_alive", "live_children", "own_ttl")
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 

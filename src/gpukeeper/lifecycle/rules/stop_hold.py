@@ -5,8 +5,12 @@ So does what was stopped at its maximum runtime: somebody worked with it until t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
+from types import ModuleType
 
+from gpukeeper.lifecycle.declared import Ask, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
 from gpukeeper.model.durations import in_words
@@ -18,13 +22,17 @@ SAYS = "What its owner or its maximum runtime stopped keeps its GPU for hold_aft
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = False
+YIELDS_TO = ("keep_alive",)
 
 _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")
 _OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
-_SUSPENDS = frozenset({"idle", "own_ttl", "retention"})
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, suspends=suspended_by(NAME, rules))
+
+
+def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] = frozenset()) -> Answer:
     stopped = view.memory.stopped
     if view.subject.state is not State.ENDED or stopped is None:
         return _NOT_STOPPED
@@ -32,9 +40,9 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if how is None:
         return _NOT_STOPPED
     if isinstance(settings.limits, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, settings.limits.why, suspends=_SUSPENDS)
+        return Answer(NAME, Verdict.UNKNOWN, settings.limits.why, suspends=suspends)
     until = stopped.at + settings.limits.hold_after_stop
     if now >= until or view.subject.devices == ():
         return _NOT_STOPPED
     reason = f"{how} {in_words(now - stopped.at)} ago; its GPU stays the owner's for {in_words(until - now)} more"
-    return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=_SUSPENDS)
+    return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=suspends)

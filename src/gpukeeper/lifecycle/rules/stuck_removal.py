@@ -15,6 +15,7 @@ SAYS = "A removal that is stuck is reported; what blocks it is taken off when th
 FOR = (Shape.WORKLOAD,)
 IN = (State.REMOVING,)
 ACTS = True
+WHILE_REMOVED = True
 
 _NOT_STUCK = Answer(NAME, Verdict.SILENT, "nothing blocks its removal")
 
@@ -28,7 +29,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, f"{condition}. Not proven ({blocked.proven.why}), so it stays")
     if not blocked.proven:
         return Answer(NAME, Verdict.REPORT, condition, since=blocked.since)
-    if blocked.by not in settings.policy.kubernetes.release:
+    if blocked.by not in settings.policy.release:
         words = f"{condition}. It is not expected to end by itself; kubernetes.release does not name {blocked.by}"
         return Answer(NAME, Verdict.REPORT, words, since=blocked.since)
     return Answer(NAME, Verdict.DUE, condition, Action.RELEASE, blocked.since, blocked.since)

@@ -1,6 +1,6 @@
 """Work that was stopped, lost its GPU to somebody else, and was then started again onto it.
 
-A container keeps the GPUs it was made with. After `hold_after_stop` its GPU is given to others, and a later start meets
+It keeps the GPUs it was made with. After `hold_after_stop` its GPU is given to others, and a later start meets
 them there. Its owner is warned once for each start, and the admin told; with gpu.stop_on_taken it is stopped then.
 """
 

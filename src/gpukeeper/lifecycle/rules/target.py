@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import ModuleType
 
+from gpukeeper.lifecycle.declared import Ask, asked_while_removed
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.identity import Ref
@@ -14,15 +17,18 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SAYS = "Only roots inside the policy's scope are acted on; what another actor manages or needs is left alone."
+SAYS = "Only roots inside the policy's scope are acted on; what something else manages or needs is left alone."
 FOR = tuple(Shape)
 ACTS = False
 
-_WHEN_REMOVED = frozenset({"exemption", "hold", "stuck_removal"})
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and nobody else's")
 
 
-def ask(view: View, settings: Settings, now: datetime) -> Answer:
+def asking(rules: Sequence[ModuleType]) -> Ask:
+    return partial(ask, while_removed=asked_while_removed(rules))
+
+
+def ask(view: View, settings: Settings, now: datetime, while_removed: frozenset[str] = frozenset()) -> Answer:
     subject = view.subject
     if not in_scope(settings.policy, subject.ref):
         return _leave("outside the policy's scope")
@@ -44,7 +50,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _leave(f"class {settings.class_name} is never touched")
     if subject.state is State.REMOVING:
         return Answer(
-            NAME, Verdict.PROTECT, "its removal is under way already", suspends=EVERY_RULE, spares=_WHEN_REMOVED
+            NAME, Verdict.PROTECT, "its removal is under way already", suspends=EVERY_RULE, spares=while_removed
         )
     if isinstance(subject.needed, Unknown):
         return _unknown(subject.needed.why)

@@ -6,6 +6,7 @@ import posixpath
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -17,6 +18,7 @@ NAME = "temporary_tree"
 SAYS = "Trees of the named patterns below a named root go when they are large, closed and unused for long enough."
 FOR = (Shape.TREE,)
 ACTS = True
+TURN = Turn.TREES
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
 _NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or its name is to be kept")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from gpukeeper.lifecycle.declared import Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words, size_in_words
@@ -15,6 +16,7 @@ NAME = "unused_image"
 SAYS = "An image that nothing refers to goes when it was seen unused for images.unused; without that it is reported."
 FOR = (Shape.IMAGE,)
 ACTS = True
+TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an image")
 _USED = Answer(NAME, Verdict.PROTECT, "a workload refers to it")

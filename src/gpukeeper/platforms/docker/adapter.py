@@ -12,7 +12,6 @@ import fnmatch
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
-from typing import TypedDict
 
 import msgspec
 
@@ -37,12 +36,12 @@ from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside
-from gpukeeper.platforms.docker import keepalive, translate
+from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import Acts
 from gpukeeper.platforms.docker.capture import Captures
 from gpukeeper.platforms.docker.connect import SLOW, Engine
@@ -67,12 +66,7 @@ RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries to hear the events a
 TELLING = timedelta(seconds=5)
 
 
-class DockerSettings(TypedDict):
-    """What a policy says about how to look."""
-
-    trusted_labels: Sequence[str]
-    keep_alive: str
-    cache: bool
+NO_POLICY = Policy()
 
 
 class DockerPlatform:
@@ -85,10 +79,8 @@ class DockerPlatform:
         place: str,
         clock: Clock,
         inventory: Inventory,
+        policy: Policy = NO_POLICY,
         *,
-        trusted_labels: Sequence[str] = (),
-        keep_alive: str = keepalive.FILE,
-        cache: bool = False,
         proc: str = "/proc",
     ) -> None:
         self._engine, self._place, self._clock, self._proc = engine, place, clock, proc
@@ -98,12 +90,12 @@ class DockerPlatform:
             inventory,
             local=engine.local,
             directory=Directory(clock),
-            trusted_labels=trusted_labels,
-            keep_alive=keep_alive,
+            trusted_labels=policy.owner_labels,
+            keep_alive=policy.keep_alive,
             proc=proc,
         )
         self._captures = Captures(engine, clock)
-        self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=cache)
+        self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
         self._acts = Acts(engine, self.records, self._holders)
         self._left_since: dict[str, datetime] = {}  # by container: when something was first seen left behind by it
 
@@ -120,10 +112,10 @@ class DockerPlatform:
         """On this machine, so that what its containers do can be measured here."""
         return self._engine.local
 
-    def follow(self, *, trusted_labels: Sequence[str], keep_alive: str, cache: bool) -> None:
-        """Of a policy that changed: a label that is no longer trusted is believed no longer."""
-        self._around.follow(trusted_labels, keep_alive)
-        self._leftovers.cache = cache
+    def follow(self, policy: Policy) -> None:
+        """A label that is no longer trusted is believed no longer."""
+        self._around.follow(policy.owner_labels, policy.keep_alive)
+        self._leftovers.cache = _wants_cache(policy)
 
     def at_once(self, kind: str) -> int:
         return 1
@@ -176,6 +168,9 @@ class DockerPlatform:
         except PlatformError as problem:
             return Unknown(str(problem))
         return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.look(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
@@ -410,3 +405,7 @@ class DockerPlatform:
 
 def _runs(container: Inspected | None) -> bool:
     return container is not None and (container.state.running or container.state.restarting)
+
+
+def _wants_cache(policy: Policy) -> bool:
+    return policy.build_cache.unused is not None

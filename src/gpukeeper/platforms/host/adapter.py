@@ -172,6 +172,9 @@ class HostPlatform:
             return await self._disks.look(ref)
         return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
 
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return Unknown("no process of this machine itself carries the id of a workload")
+
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
 

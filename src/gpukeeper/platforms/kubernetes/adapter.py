@@ -54,6 +54,7 @@ from gpukeeper.platforms.kubernetes.other_owners import ONE, Named, OtherOwners
 from gpukeeper.platforms.kubernetes.preconditions import cannot_remove
 from gpukeeper.platforms.kubernetes.removals import Removals
 from gpukeeper.platforms.kubernetes.server_clock import ServerClock
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.walk import Namespace, Walk, Wanted
 from gpukeeper.platforms.kubernetes.watch import Watches
 from gpukeeper.platforms.kubernetes.wire import Pod, Root, when
@@ -168,6 +169,9 @@ class KubernetesPlatform:
                 return await self._looks.look(kind, ref)
             except PlatformError as problem:
                 return Unknown(str(problem))
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return Unknown("the processes of a cluster are not on this machine")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         """A watch's report of a deletion, or else a list of the kind that does not contain the uid."""
@@ -383,7 +387,7 @@ class KubernetesPlatform:
                 await self._notes.write(kind, version, ref, reason, words, warning=warning)
 
     def _wanted(self, scope: PlaceScope) -> Wanted:
-        settings = self._policy.kubernetes
+        settings = settings_of(self._policy)
         return Wanted(
             scope.namespaces,
             settings.environments,

@@ -25,6 +25,7 @@ from gpukeeper.platforms.kubernetes.other_owners import OtherOwners, would_go_to
 from gpukeeper.platforms.kubernetes.owners import climb, descendants
 from gpukeeper.platforms.kubernetes.removals import Removals
 from gpukeeper.platforms.kubernetes.server_clock import ServerClock
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.tally import Tally
 from gpukeeper.platforms.kubernetes.tree import Climb, Descendants
 from gpukeeper.platforms.kubernetes.walk import Namespace
@@ -173,7 +174,7 @@ class Looks:
             read = self._namespaces[name] = (now, found)
         if isinstance(read[1], Unknown):
             return unreadable(name, read[1].why)
-        return facts_of(read[1].metadata, self._policy.kubernetes.environments, self._clock.at().now)
+        return facts_of(read[1].metadata, settings_of(self._policy).environments, self._clock.at().now)
 
 
 def part_of(above: Climb, ref: Ref) -> str | Unknown | None:

@@ -19,6 +19,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Kind, Leve
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, of_pod
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.namespaces import NamespaceFacts
+from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.platforms.kubernetes.tally import Tally, held, held_slices
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 
@@ -55,7 +56,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, policy: Policy) -> Reading:
-        return cls(policy.owner_labels, policy.foreign_ttl, policy.kubernetes.gitops)
+        return cls(policy.owner_labels, policy.foreign_ttl, settings_of(policy).gitops)
 
 
 class Owned(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import Counted, PlaceScope, Policy
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -51,6 +51,7 @@ from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
 from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.settings import Counted, settings_of
 from gpukeeper.platforms.ray.survey import Surveyed
 
 PAGE = 500
@@ -117,7 +118,7 @@ class RayPlatform:
 
     async def busy_here(self, root: str) -> str | Unknown | None:
         """What work of Ray runs on this machine itself and may need the temporary files below that root; None: none."""
-        if not _is_one_of(root, self._policy.ray.roots):
+        if not _is_one_of(root, settings_of(self._policy).roots):
             return None
         try:
             here = await self._look_around()
@@ -132,7 +133,7 @@ class RayPlatform:
         """Node by node, after one wait for all of them: how busy they are is measured over a while."""
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
-        settings = self._policy.ray
+        settings = settings_of(self._policy)
         here = await self._look_around()
         yield self._page((), here.found.unseen)
         self._idleness.begin(here.everyone, settings.window)
@@ -179,6 +180,9 @@ class RayPlatform:
         if isinstance(found, Unknown) or found.category is not Category.TEMPORARY:
             return found
         return self._beside(found, node, await self._load_of(node.name, node.uid))
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return Unknown("the processes of Ray carry the id of no workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
@@ -293,7 +297,7 @@ class RayPlatform:
         )
 
     async def _ask_who_speaks(self) -> dict[str, str]:
-        return await self._spoken_for(await self._look_around(), self._idleness.asking(self._policy.ray))
+        return await self._spoken_for(await self._look_around(), self._idleness.asking(settings_of(self._policy)))
 
     async def _ask_load(self, name: str, uid: str) -> Load:
         """What Ray and the processes of that node say now; processor time as of this pass."""
@@ -302,7 +306,7 @@ class RayPlatform:
         if node is None or node.uid != uid:
             gone = Unknown(f"{name} is not here any more")
             return Load(gone, gone)
-        settings = self._policy.ray
+        settings = settings_of(self._policy)
         self._idleness.begin(here.everyone, settings.window)
         await self._idleness.measure(settings.window)
         return await self._idleness.of(node, self._idleness.asking(settings), settings)
@@ -312,7 +316,7 @@ class RayPlatform:
         if node is None:
             listed = here.listed and ref.name not in here.found.asleep
             return Gone(ref, self._clock.now()) if listed else Unknown(f"{ref.name} does not run now")
-        asking = self._idleness.asking(self._policy.ray)
+        asking = self._idleness.asking(settings_of(self._policy))
         found = await self._survey(node, here, await self._spoken_for(here, asking))
         if isinstance(found, Unseen):
             return Unknown(found.why)
@@ -353,7 +357,7 @@ class RayPlatform:
         mine = [one for one in surveyed.subjects if one.ref.uid not in known]
         known.update(one.ref.uid for one in mine)
         named = translate.together(one for one in mine if one.category is Category.TEMPORARY)
-        self._together[node.name] = found[1] if self._policy.ray.above_counts is Counted.ALL else named
+        self._together[node.name] = found[1] if settings_of(self._policy).above_counts is Counted.ALL else named
         subjects = [self._beside(one, node, load) for one in mine]
         yield self._page([self._node(node, found, load, asking), *self._disks(node, surveyed)], surveyed.unseen)
         for start in range(0, len(subjects), PAGE):

@@ -25,6 +25,7 @@ from gpukeeper.platforms.ray.connect import (
 from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
 from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
 from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.settings import settings_of
 from gpukeeper.platforms.ray.survey import Wants
 from gpukeeper.platforms.ray.visit import Needed
 
@@ -65,7 +66,7 @@ class Discovery:
 
     async def look(self) -> Here:
         """OSError or TimeoutError when not even the processes can be listed."""
-        listed = await self._containers(self.policy.ray.workers)
+        listed = await self._containers(settings_of(self.policy).workers)
         inside: tuple[Inside, ...] = () if isinstance(listed, Unknown) else tuple(listed)
         here = await in_thread(lambda: self.find(inside), self._patience.processes)
         if isinstance(listed, Unknown):
@@ -74,7 +75,7 @@ class Discovery:
         return here
 
     def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> Wants:
-        settings = self.policy.ray
+        settings = settings_of(self.policy)
         return Wants(
             ray_roots=self._ray_roots(node),
             temporary=self._temporary(),
@@ -87,7 +88,7 @@ class Discovery:
     def find(self, inside: tuple[Inside, ...]) -> Here:
         """Blocks."""
         everyone = self._everyone()
-        paths = tuple(dict.fromkeys((DEFAULT_TMP, *self.policy.ray.roots)))
+        paths = tuple(dict.fromkeys((DEFAULT_TMP, *settings_of(self.policy).roots)))
         found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
         ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
         asked = self._containers is not no_containers
@@ -108,13 +109,13 @@ class Discovery:
 
     def _ray_roots(self, node: Node) -> tuple[RayRoot, ...]:
         folders = temporary_folders(self._environ) if node.is_machine else (DEFAULT_TMP,)
-        usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *self.policy.ray.roots))]
+        usual = [str(Path(folder, RAY)) for folder in dict.fromkeys((*folders, *settings_of(self.policy).roots))]
         told = self._told.setdefault(node.uid, {})
         for path, uids in nodes.told_roots(node).items():
             told[path] = told.get(path, frozenset()) | uids
         by_word = tuple(RayRoot(path, uids) for path, uids in told.items() if path not in usual)
         known = {*usual, *told}
-        named = (os.path.normpath(path) for path in self.policy.ray.roots)
+        named = (os.path.normpath(path) for path in settings_of(self.policy).roots)
         itself = tuple(RayRoot(path, maybe=True) for path in dict.fromkeys(named) if path not in known)
         return (*(RayRoot(path) for path in usual), *by_word, *itself)
 
@@ -123,7 +124,7 @@ class Discovery:
 
     def _needed(self) -> Needed:
         policy = self.policy
-        nodes = (*policy.ray.roots, *(one.root for one in self._temporary()))
+        nodes = (*settings_of(policy).roots, *(one.root for one in self._temporary()))
         trees = tuple(one.root for one in policy.temporary if one.platform == HOST)
         reports = policy.reports.roots
         captured = () if policy.capture.to is None else (policy.capture.to,)

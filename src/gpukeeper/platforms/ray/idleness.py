@@ -13,7 +13,6 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
-from gpukeeper.model.policy import RaySettings
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
@@ -22,6 +21,7 @@ from gpukeeper.platforms.ray.connect import Patience
 from gpukeeper.platforms.ray.cpu import Cpu
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
 from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
+from gpukeeper.platforms.ray.settings import RaySettings
 
 TITLE = "ray::"
 

@@ -28,7 +28,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.message import Delivered, Message, NotDelivered
-from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -85,6 +85,9 @@ class SimulatedPlatform:
     def tidies(self) -> bool:
         return self.precise
 
+    def follow(self, policy: Policy) -> None:
+        """What it shows does not depend on the policy."""
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         await self._call()
         world, faults = self._world, self._world.faults
@@ -136,6 +139,10 @@ class SimulatedPlatform:
         vague = self._vague()
         world.note("look", thing, vague=vague or "")
         return tell(thing, now, vague)
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        thing = self._world.things[self._place.key].get(uid)
+        return await self.look(Ref(self.name, self.place, "container" if thing is None else thing.ref.kind, uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)

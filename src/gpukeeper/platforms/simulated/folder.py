@@ -33,7 +33,7 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.diagnosis import Diagnosis
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.memory import Warned
-from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.subject import Gone, Marks, Outcome, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -72,6 +72,9 @@ class FolderPlatform:
     def at_once(self, kind: str) -> int:
         return 1
 
+    def follow(self, policy: Policy) -> None:
+        """What it shows does not depend on the policy."""
+
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         now = datetime.now(UTC)
         subjects, unseen = [], []
@@ -95,6 +98,9 @@ class FolderPlatform:
                 found = self._read(path, now)
                 return Gone(ref, now) if found is None else found
         return Gone(ref, now)
+
+    async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
+        return await self.look(Ref(self.name, self.place, "container", uid, uid))
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)

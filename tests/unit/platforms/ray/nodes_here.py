@@ -17,10 +17,11 @@ import msgspec
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.decision import Action, Decision, Step
-from gpukeeper.model.policy import PlaceScope, Policy, RaySettings, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.processes import Process, Raylet, raylet_of, read
+from gpukeeper.platforms.ray.settings import RaySettings
 
 SESSION = "session_2026-01-01_00-00-00_000000_7"
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -83,7 +84,9 @@ def platform(
         **{"roots": (str(scratch),), "cpu": 1e9, "window": timedelta(milliseconds=1)} | (settings or {})
     )
     temporary = tuple(Temporary(root=root, names=nodes.names, above=0, platform="ray") for root in nodes.roots)
-    made = Policy(**{"scope": {"ray": PlaceScope()}, "ray": nodes, "temporary": temporary} | (policy or {}))
+    made = Policy(
+        **{"scope": {"ray": PlaceScope()}, "platforms": {"ray": nodes}, "temporary": temporary} | (policy or {})
+    )
     how = {"scan": everything_seen, "everyone": here, "environ": {}} | how
     return RayPlatform("here", made, Ahead(ahead), **how)
 

@@ -16,11 +16,12 @@ from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import Taken
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
-from gpukeeper.model.policy import Capture, Counted, PlaceScope, Policy, RaySettings, Reports, Temporary
+from gpukeeper.model.policy import Capture, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.settings import Counted, RaySettings
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     Ahead,
@@ -212,7 +213,7 @@ def test_a_machine_without_ray_is_no_node(tmp_path: Path) -> None:
     settings = RaySettings(roots=(str(tmp_path),), window=timedelta(milliseconds=1))
     temporary = (Temporary(root=str(tmp_path), names=("tmp*",), platform="ray"),)
     tree(tmp_path, "tmpone")
-    policy = Policy(scope={"ray": PlaceScope()}, ray=settings, temporary=temporary)
+    policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
     ray = RayPlatform("here", policy, Ahead(), everyone=tuple, environ={"TMPDIR": str(tmp_path)})
     if Path("/tmp/ray").exists():
         pytest.skip("this machine has a Ray root of its own")
@@ -281,7 +282,7 @@ def test_a_changed_policy_counts_from_the_next_look_on(tmp_path: Path) -> None:
     ray = platform(tmp_path)
     assert "tmpone" in names(ray, tmp_path)
     nodes = RaySettings(roots=(str(tmp_path),), window=timedelta(milliseconds=1))
-    ray.follow(Policy(scope={"ray": PlaceScope()}, ray=nodes))
+    ray.follow(Policy(scope={"ray": PlaceScope()}, platforms={"ray": nodes}))
     assert names(ray, tmp_path) == set()
 
 
