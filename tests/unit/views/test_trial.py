@@ -179,7 +179,7 @@ def test_what_it_assumes_is_said() -> None:
     [
         ({"platform": "ray"}, "workloads are on docker and kubernetes"),
         ({"class_": "bacth"}, 'no class "bacth". Did you mean "batch"?'),
-        ({"group": "resercher", "owner": "bob"}, 'Did you mean "researcher"?'),
+        ({"group": "researchr", "owner": "bob"}, 'Did you mean "researcher"?'),
         ({"environment": "prod", "owner": "bob"}, 'no environment "prod"'),
         ({"platform": "kubernetes", "kind": "trainjobs"}, 'Did you mean "trainjob"?'),
         ({"kind": "job"}, "on docker every workload is a container"),
