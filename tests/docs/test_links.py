@@ -34,6 +34,14 @@ def test_decisions_are_numbered_without_gap_or_double() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+def test_the_index_lists_each_decision_once_with_its_title() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    titles = [page.read_text().splitlines()[0].removeprefix("# ") for page in decisions]
+    listed = INDEX.read_text().partition("## Decisions\n\n")[2].splitlines()
+    entries = zip(titles, decisions, strict=True)
+    assert listed == [f"{title.replace('. ', '. [', 1)}](decisions/{page.name})" for title, page in entries]
+
+
 @pytest.mark.parametrize("part", ["## Options", "## Choice", "## Consequences"])
 def test_every_decision_has_its_parts(part: str) -> None:
     without = [page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md") if part not in page.read_text()]
