@@ -1,8 +1,8 @@
 """Run `gpukeeper apply` on every idle node of a Ray cluster, by one short task pinned to each.
 
-For clusters whose nodes nothing but Ray reaches. gpukeeper must be installed on the nodes (in their image); where it
-is not in Ray's own environment, --gpukeeper says how it is called there. A task restarts the idle clock of its node, so
-run this seldom: once a night, not every five minutes. Nodes that Ray calls busy get no task at all.
+For clusters whose nodes only Ray can reach. gpukeeper must be installed on the nodes (in their image); if it is not in
+Ray's own environment, set its command with --gpukeeper. A task resets the idle timer of its node, so run this rarely:
+once a night, not every five minutes. Nodes that Ray reports as busy get no task.
 
     python sweep.py --policy ray-host.yaml [--address auto] [--node NODE_ID ...] [--plan] [--gpukeeper COMMAND]
 """
@@ -22,10 +22,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-DEADLINE = 600  # seconds, of one node
+DEADLINE = 600  # seconds per node
 
 
-@ray.remote(num_cpus=0, max_retries=0)  # it takes no place away from work, and is never done twice
+@ray.remote(num_cpus=0, max_retries=0)  # reserves no CPU, and is never retried
 def sweep(gpukeeper: list[str], verb: list[str], policy: str, job: str) -> dict[str, Any]:
     """Runs on the node itself."""
     with tempfile.NamedTemporaryFile("w", prefix="gpukeeper-", suffix=".yaml") as file:
@@ -33,14 +33,14 @@ def sweep(gpukeeper: list[str], verb: list[str], policy: str, job: str) -> dict[
         file.flush()
         program = gpukeeper or [sys.executable, "-m", "gpukeeper"]
         command = [*program, *verb, "--policy", file.name, "--platform", "ray", "--json"]
-        # This job's own task and driver are no work that could need the files.
+        # This job's own task and driver do not count as work on the node.
         environment = os.environ | {"GPUKEEPER_RAY_JOB": job}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE)
     return {"exit_code": done.returncode, "said": done.stderr.strip(), "report": done.stdout}
 
 
 def busy_nodes() -> dict[str, str]:
-    """By node id: what Ray says runs there. Asked before the first task of ours is."""
+    """By node id: what runs there according to Ray. Called before our first task is submitted."""
     from ray.util.state import list_actors, list_tasks
 
     job = ray.get_runtime_context().get_job_id()
@@ -78,7 +78,7 @@ def main() -> int:
 
     failed = 0
     while running:
-        # One node that hangs or dies must not hide what the others say.
+        # One node that hangs or dies must not hide the results of the others.
         (first, *_), _ = ray.wait(list(running), num_returns=1)
         name, address = running.pop(first)
         try:

@@ -167,3 +167,57 @@ def test_an_expired_exemption_is_reported_by_check_show_and_plan(fleet: Fleet) -
         assert ran.code == 0
         assert said in ran.err, words
     assert said in fleet.run("policy", "check", "--json").json()["warnings"][0]
+
+
+def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> None:
+    words = ("try", "--policy", policy, "--owner", "ann", "--running-for", "6h", "--idle-for", "20m")
+    ran = run(*words)
+    assert ran.exit_code == 0, ran.output
+    rows = [line.split("  ") for line in ran.stdout.splitlines()]
+    assert "class     docker (recognised by docker)" in ran.stdout
+    assert "owner     ann (group researcher)" in ran.stdout
+    assert "state     running for 6h, idle for 20m, 1 GPU" in ran.stdout
+    (head,) = [n for n, row in enumerate(rows) if row[0].startswith("WHEN")]
+    table = [" ".join(line.split()) for line in ran.stdout.splitlines()[head + 1 : head + 5]]
+    assert table[0].startswith("in 28m warn 1 idle idle for 48m, allowed 1h; will be stopped in 12m.")
+    assert table[2].startswith("in 40m stop idle idle for 1h, allowed 1h")
+    assert "Then it is gone." in ran.stdout
+    assert "  It stays idle from now on, by every signal." in ran.stdout
+    assert ran.stderr == f"Policy: {policy} (shared-host, mode plan).\n"
+    answer = json.loads(run(*words, "--json").stdout)
+    assert answer["schema"] == "gpukeeper/policy-try/v1"
+    assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]
+    assert (answer["class"], answer["groups"], answer["end"]) == ("docker", ["researcher"], "Then it is gone.")
+
+
+def test_try_says_why_it_has_its_class(policy: Path) -> None:
+    policy.write_text(GOOD + 'match: [{class: serving, image: "triton:*"}]\n')
+    tried = ("try", "--policy", policy, "--owner", "ann")
+    assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout
+    assert "class     docker (recognised by docker; no entry of match fits)" in run(*tried).stdout
+    assert "class     managed (as --class says)" in run(*tried, "--class", "managed").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--state", "paused"), '--state "paused" is none of: running, ended, created'),
+        (("--outcome", "won"), '--outcome "won" is none of: succeeded, failed, stopped'),
+        (("--idle-for", "soon"), "--idle-for: "),
+        (("--label", "=x"), '--label "=x" has no key'),
+        (("--platform", "slurm"), "workloads are on docker and kubernetes"),
+        (("--class", "managd"), 'Did you mean "managed"?'),
+        (("--state", "running", "--outcome", "failed"), "describe ended work; this one is running"),
+    ],
+)
+def test_try_refuses_what_cannot_be(fleet: Fleet, words: tuple[str, ...], said: str) -> None:
+    ran = fleet.run("policy", "try", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_try_asks_no_platform_and_needs_no_ledger(fleet: Fleet) -> None:
+    ran = fleet.run("policy", "try", "--outcome", "failed", GPUKEEPER_FLEET="folder:/nonexistent")
+    assert ran.code == 0, ran.err
+    assert "failed 0s ago, 1 GPU" in ran.out
+    assert not fleet.state.exists()

@@ -55,6 +55,7 @@ VERBS = {
     "accept --device simulated --ranks 3 --check gemm,exact": (),
     "policy show": ("classes.devcontainer.hold_after_stop",),
     "policy show classes.managed": ("classes.managed.idle_when_large",),
+    "policy try --owner ann": ("example",),
     "policy show --owner ann": ("hold_after_stop",),
     "doctor": (),
     "demo --once --days 1": (),

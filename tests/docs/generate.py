@@ -40,15 +40,15 @@ _OPENING = """\
 
 Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
-A rule is asked about one thing and gives one answer: nothing to say, wait until, due, protected, not known, or report
-only. The rules are asked in the order below. An answer may suspend rules after it. The first rule that is due and
-not suspended decides; if none is, the thing is kept, and the decision names the answer that says most about why.
+A rule evaluates one object and returns one answer: silent (does not apply), wait, due, protect, unknown, or report.
+The rules are evaluated in the order below. An answer can suspend rules after it. The first rule that is due and not
+suspended decides. If there is none, the object is kept, and the decision shows the most relevant answer.
 `gpukeeper explain WORKLOAD` shows the answer of every rule.
 
-A rule never acts on a fact that is not known. Which settings it reads is in [the policy reference](policy.md); why
-precedence is data is in [ADR 11](../decisions/0011-precedence-as-data.md).
+A rule never acts on an unknown fact. The settings are in [the policy reference](policy.md); why precedence is data is
+explained in [ADR 11](../decisions/0011-precedence-as-data.md).
 
-| | rule | asked about | in one sentence |
+| | rule | applies to | summary |
 |---|---|---|---|
 """
 _CHECKS_OPENING = """\
@@ -56,23 +56,23 @@ _CHECKS_OPENING = """\
 
 Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
-`gpukeeper accept` runs these, in this order, as many as fit into the time (`--within`): each once, then deeper
-servings, those first that tell most per minute. What was left out is named in the report. `gpukeeper check show NAME`
-says the same as this page. See also [What a verdict means](../explanation/what-a-verdict-means.md) and the
-[figures of each GPU model](gpu-models.md).
+`gpukeeper accept` runs these checks in this order, as many as fit into the time (`--within`): each once, then longer
+variants, the most informative per minute first. The report lists what was skipped. `gpukeeper check show NAME` prints
+the same information. See also [What a verdict means](../explanation/what-a-verdict-means.md) and the
+[reference values of each GPU model](gpu-models.md).
 
 | check | what | runs on | quick |
 |---|---|---|---|
 """
 _MODELS_OPENING = """\
-# Figures of GPU models
+# Reference values of GPU models
 
 Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
-A measurement below its floor fails, below `warn` it warns, above its ceiling nobody believes it. A row counts for one
-method only (`*` stands for anything); measured by another one, a GPU has no floor and the finding says so. What nobody
-measured by this method may only warn. Where lower is better (latency) floor and ceiling change places.
-`--reference FILE` adds rows of your own. Each heading is the pattern of names that its rows are about.
+A measurement below its floor is a FAIL, below `warn` a WARN, above its ceiling implausible (INCONCLUSIVE). A row
+applies to one method only (`*` is a wildcard); for another method there is no floor, and the finding says so. Rows
+without a measurement by this method can only warn. If lower is better (latency), floor and ceiling are swapped.
+`--reference FILE` adds rows. Each heading is a pattern of GPU names.
 
 """
 _MODELS_HEAD = """\
@@ -80,8 +80,8 @@ _MODELS_HEAD = """\
 |---|---|---|---|---|---|---|---|---|---|
 """
 _RUNS_ON = {
-    How.LOOK: "nothing: driver and kernel are asked",
-    How.EACH: "each GPU, all at once",
+    How.LOOK: "no GPU: reads driver and kernel",
+    How.EACH: "each GPU, all at the same time",
     How.TOGETHER: "all GPUs together",
 }
 _CLI_OPENING = """\
@@ -89,28 +89,32 @@ _CLI_OPENING = """\
 
 Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
-A verb looks or changes, never both; `plan` is the dry run of `apply`. Results are on stdout, talk is on stderr.
-A WORKLOAD is `platform/place/[namespace/kind/]name`, and any unique ending will do. `--json` prints one document,
-described in [JSON documents](json.md). With `gpukeeper VERB --help` every verb explains itself.
+A command either reads or changes, never both; `plan` is the dry run of `apply`. Results are printed on stdout,
+messages on stderr. A WORKLOAD is `platform/place/[namespace/kind/]name`, or any unique ending of it. `--json` prints
+one document, described in [JSON documents](json.md). `gpukeeper COMMAND --help` prints the help of a command.
 Tables fit the width of the terminal; in a pipe each row is one line. `NO_COLOR`, `FORCE_COLOR` and other variables:
 [environment variables](environment.md).
 
+`gpukeeper --install-completion` installs completion for the current shell: commands, flags, workloads, checks,
+acceptance runs, policy sections, rules. It reads what the ledger or the daemon already knows and queries no platform;
+`--show-completion` prints the script instead.
+
 """
-# Beyond those that every verb has: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+# In addition to the common ones: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 _EXIT_CODES = {
     "accept": {
         4: "a check failed",
         5: "inconclusive: not everything could be tested",
-        11: "another run tests this machine",
+        11: "another run is testing this machine",
     },
-    "accept compare": {4: "something is worse beyond the noise, with `--exit-code`"},
+    "accept compare": {4: "something got worse by more than the noise, with `--exit-code`"},
     "accept merge": {4: "a node failed", 5: "a node is inconclusive or missing"},
-    "apply": {3: "some was deferred, failed or could not be seen", 11: "lease held", 12: "breaker open"},
+    "apply": {3: "some steps were deferred, failed or could not be read", 11: "lease held", 12: "breaker open"},
     "doctor": {1: "it found a problem"},
-    "operator": {11: "another one, or `serve`, uses this ledger"},
-    "plan": {3: "not all was seen, with `--exit-code`", 4: "something is due, with `--exit-code`"},
-    "serve": {11: "another daemon serves here"},
-    "stop-all": {3: "some were not stopped, or could not be seen"},
+    "operator": {11: "another operator or daemon uses this ledger"},
+    "plan": {3: "not everything could be read, with `--exit-code`", 4: "something is due, with `--exit-code`"},
+    "serve": {11: "another daemon is running"},
+    "stop-all": {3: "some workloads were not stopped, or could not be read"},
 }
 
 
@@ -175,7 +179,7 @@ def cli_page() -> str:
     rows = [
         f"| [`gpukeeper {name}`](#gpukeeper-{name.replace(' ', '-')}) | {verb.help} |" for name, verb in found.items()
     ]
-    head = "| verb | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"
+    head = "| command | description |\n|---|---|\n" + "\n".join(rows) + "\n"
     return _CLI_OPENING + head + "".join(_verb_section(name, verb) for name, verb in found.items())
 
 
@@ -225,7 +229,7 @@ def _exit_codes(name: str, flags: list[Any]) -> str:
     if any("--policy" in flag.opts for flag in flags):
         special[10] = "invalid policy"
     told = "; ".join(f"{code}: {why}" for code, why in sorted(special.items()))
-    return "[Exit codes](exit-codes.md): " + (f"{told}; else the common ones." if told else "the common ones.")
+    return "[Exit codes](exit-codes.md): " + (f"{told}; otherwise the common ones." if told else "the common ones.")
 
 
 def _asked_about(rule: ModuleType) -> str:

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -48,10 +49,11 @@ preset: shared-host
 mode: plan
 scope: {docker: {}}
 """
-# What changes from run to run: the time of the snapshot, and the seconds of the current minute.
+# What depends on the second at which it runs: the time of the snapshot, and ages counted in whole minutes.
 _CLOCK = {
-    re.compile(rf"(?<=idle for )({IDLE_MINUTES - 1}|{IDLE_MINUTES}|{IDLE_MINUTES + 1})m(\d+s)?"): f"{IDLE_MINUTES}m",
-    re.compile(r"(?<=nothing for )2[345]m(\d+s)?"): "24m",
+    re.compile(r"(?<=idle for )\d+m(\d+s)?"): f"{IDLE_MINUTES}m",
+    re.compile(r"(?<=nothing for )\d+m(\d+s)?"): "24m",
+    re.compile(r"(?<=was in use )(\d+m ago|just now)"): "just now",
     re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"): "2026-01-01 12:00:00 UTC",
 }
 _FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
@@ -73,7 +75,8 @@ def picture() -> str:
         for number, command in enumerate(COMMANDS):
             console.print("\n" if number else "", end="")
             console.print(Text.assemble(("$ ", "bold green"), ("gpukeeper " + " ".join(command), "bold")))
-            console.print(Text.from_ansi(_output(Path(folder), command).rstrip()))
+            for line in Text.from_ansi(_output(Path(folder), command).rstrip()).split("\n"):
+                console.print(_wrapped(line))
     svg = console.export_svg(title="gpukeeper on a simulated GPU server", theme=_THEME)
     return _FONT.sub("\n", svg).rstrip() + "\n"  # no fonts from the network
 
@@ -120,7 +123,7 @@ def _output(folder: Path, command: tuple[str, ...]) -> str:
     environ = {
         "PATH": os.environ.get("PATH", ""),
         "TERM": "xterm-256color",
-        "COLUMNS": str(COLUMNS),
+        "COLUMNS": "1000",  # ages are fixed first, then lines are wrapped: see `_wrapped`
         "HOME": str(folder),
         "GPUKEEPER_FLEET": f"folder:{folder / PLACE}",
         "GPUKEEPER_STATE": str(folder / "state"),
@@ -137,6 +140,14 @@ def _output(folder: Path, command: tuple[str, ...]) -> str:
     for changing, fixed in _CLOCK.items():
         printed = changing.sub(fixed, printed)
     return printed
+
+
+def _wrapped(line: Text) -> Text:
+    """The last column of a row wrapped to the width of the picture, as on a terminal of that width."""
+    column = line.plain.rfind("  ") + 2
+    first, *rest = textwrap.wrap(line.plain[column:], COLUMNS - column, break_on_hyphens=False) or [""]
+    folded = line[: column + len(first)]
+    return Text("\n").join([folded, *(Text(" " * column + one) for one in rest)])
 
 
 def _read(terminal: int) -> bytes:

@@ -20,6 +20,7 @@ DESIGNED = (
 # There since, and not in that list.
 ADDED = (
     "tidy",
+    "policy try",
     "top",
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify")),
     *(f"accept {verb}" for verb in ("list", "show", "compare", "merge")),

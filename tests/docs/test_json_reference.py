@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "policy-check": ("policy", "check"),
     "policy-show": ("policy", "show"),
     "policy-sentence": ("policy", "sentence"),
+    "policy-try": ("policy", "try"),
     "doctor": ("doctor",),
     "demo": ("demo", "--days", "1", "--once"),
     "acceptance": ("accept", "--device", "simulated", "--check", "gemm"),

@@ -51,7 +51,7 @@ def _wanted(node: ast.AST) -> Iterator[ast.expr]:
             yield key
         case ast.Call(func=ast.Attribute(value=mapping, attr="get"), args=[key, *_]) if _is_mapping(mapping):
             yield key
-        case ast.Compare(left=key, ops=[ast.In() | ast.NotIn()], comparators=[mapping]) if _is_mapping(mapping):
+        case ast.Compare(left=key, comparators=[mapping]) if _is_mapping(mapping):
             yield key
         case ast.Call(func=ast.Name(), args=[mapping, key, *_]) if _is_mapping(mapping) and _is_word(key):
             yield key

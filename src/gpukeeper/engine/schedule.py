@@ -6,6 +6,7 @@ time. So "02:30 every day" happens exactly once a day, also on the days on which
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from cronsim import CronSim
@@ -45,9 +46,18 @@ def may_act_now(schedule: Schedule, last: datetime | None, now: datetime) -> boo
         return True
     if last is None:
         return False
-    # Compared in UTC: Python compares two times of one zone by their wall clocks, which is wrong in a repeated hour.
-    for moment in CronSim(schedule.at, (last - CHANGE).astimezone(LOCAL)):
-        at = moment.astimezone(UTC)
-        if at > last:
-            return at <= now
-    return False
+    at = next((moment for moment in _moments(schedule.at, last) if moment > last), None)
+    return at is not None and at <= now
+
+
+def next_moment(schedule: Schedule, at: datetime) -> datetime:
+    """The first time from then on at which anything is done. Cron words that never fit again: then, as if none were."""
+    if schedule.at is None:
+        return at
+    return next((moment for moment in _moments(schedule.at, at) if moment >= at), at)
+
+
+def _moments(words: str, at: datetime) -> Iterator[datetime]:
+    """From some time before. In UTC: Python compares two times of one zone by their wall clocks, which is wrong in a
+    repeated hour."""
+    return (moment.astimezone(UTC) for moment in CronSim(words, (at - CHANGE).astimezone(LOCAL)))

@@ -26,7 +26,7 @@ STEPS = 100  # more than all rules together have stages, and people have holds
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """What would be done, and when, if nothing changes."""
+    """What would be done, and when, if nothing changes. KEEP: from then on it is reported, and nothing is done."""
 
     at: datetime
     action: Action
@@ -69,13 +69,16 @@ def course(
     opens: Opens = at_any_time,
     after_stop: State = State.ENDED,
     steps: int = STEPS,
+    reports: bool = False,
 ) -> Iterator[Ahead]:
     """Everything that comes until it is gone, or until the rules have no time to name.
 
     `measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
-    anything is done. `after_stop`: in what state a stop leaves it.
+    anything is done. `after_stop`: in what state a stop leaves it. `reports`: also what is only reported, once by each
+    rule.
     """
     at = earliest = now
+    reported: set[str] = set()
     for _ in range(steps):
         view = measure(view, at)
         decision = decide(view, book, at)
@@ -83,6 +86,9 @@ def course(
             if decision.begins is not None:
                 memory = msgspec.structs.replace(view.memory, holds=(*view.memory.holds, decision.begins))
                 view = msgspec.structs.replace(view, memory=memory)
+            if reports and decision.verdict is Verdict.REPORT and decision.rule not in reported:
+                reported.add(decision.rule)
+                yield Ahead(at, Action.KEEP, decision.rule, decision.reason)
             later = _next_time(view, book, at)
             if later is None or later - now > FAR:
                 return

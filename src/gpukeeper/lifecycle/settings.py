@@ -61,7 +61,7 @@ def _matched_on(matches: tuple[Match, ...]) -> tuple[tuple[str, ...], tuple[str,
 def class_of(policy: Policy, subject: Subject) -> str | Unknown:
     """The first match of the policy, else what the platform recognised."""
     for match in policy.match:
-        if _fits(match, subject):
+        if fits(match, subject):
             return match.class_
         if isinstance(subject.owner, Unknown) and _may_fit(match, subject):
             return Unknown(f"its owner is not known ({subject.owner.why}), and class {match.class_} is given by owner")
@@ -70,7 +70,7 @@ def class_of(policy: Policy, subject: Subject) -> str | Unknown:
 
 def _may_fit(match: Match, subject: Subject) -> bool:
     """It fits but for the owner, whom nobody could learn."""
-    return match.owner is not None and _fits(msgspec.structs.replace(match, owner=None), subject)
+    return match.owner is not None and fits(msgspec.structs.replace(match, owner=None), subject)
 
 
 def limits_for(policy: Policy, class_name: str, owner: str | None) -> ClassSettings:
@@ -146,7 +146,7 @@ def _retention(policy: Policy, environment: str | Unknown | None) -> Retention |
     return policy.environments.get(environment, policy.retention)
 
 
-def _fits(match: Match, subject: Subject) -> bool:
+def fits(match: Match, subject: Subject) -> bool:
     ref = subject.ref
     owner = subject.owner if isinstance(subject.owner, str) else None
     asked = (

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import Check, Serving, Wish
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.compare import Comparison
@@ -41,6 +41,27 @@ class MergedView(msgspec.Struct, frozen=True):
     fleet: Fleet
 
 
+class CheckFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check proves, what it cannot, and the sizes it comes in."""
+
+    name: str
+    title: str
+    proves: str
+    cannot: str
+    how: str
+    least_gpus: int
+    slices: bool
+    servings: tuple[Serving, ...]
+
+
+class ChecksView(msgspec.Struct, frozen=True):
+    checks: tuple[CheckFacts, ...]
+
+
+class CheckView(msgspec.Struct, frozen=True):
+    check: CheckFacts
+
+
 class GpuVerdict(msgspec.Struct, frozen=True):
     """`busy`: share of the time; None: not measured."""
 
@@ -60,6 +81,19 @@ class NodeVerdict(msgspec.Struct, frozen=True):
     gpus: int | None
     run: str
     reason: str
+
+
+def check_facts(check: Check) -> CheckFacts:
+    return CheckFacts(
+        name=check.name,
+        title=check.title,
+        proves=check.proves,
+        cannot=check.cannot,
+        how=check.how.value,
+        least_gpus=check.least_gpus,
+        slices=check.slices,
+        servings=tuple(check.servings),
+    )
 
 
 def provisional(machine: Machine, wish: Wish) -> Report:

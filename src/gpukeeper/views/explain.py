@@ -22,7 +22,7 @@ LABELS_MAX, LABEL_MAX = 40, 120  # how many are shown, and how many letters of e
 _PENDING = (Verdict.DUE, Verdict.WAIT, Verdict.REPORT)
 
 
-class AboutIt(msgspec.Struct, frozen=True):
+class OwnFinding(msgspec.Struct, frozen=True):
     """A finding about the workload that is explained."""
 
     kind: str
@@ -38,7 +38,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     signals: tuple[Measured, ...]
     ahead: tuple[Ahead, ...]
     would_change_it: tuple[str, ...]
-    findings: tuple[AboutIt, ...]
+    findings: tuple[OwnFinding, ...]
     diagnosis: Diagnosis | Unknown | None
     whole: bool
 
@@ -53,7 +53,7 @@ def explain_view(found: Explained) -> ExplainView:
         signals=found.signals,
         ahead=found.ahead,
         would_change_it=found.remedies,
-        findings=tuple(AboutIt(one.kind, one.words) for one in found.findings),
+        findings=tuple(OwnFinding(one.kind, one.words) for one in found.findings),
         diagnosis=found.diagnosis or found.undiagnosed,
         whole=found.whole,
     )

@@ -44,6 +44,8 @@ class GpuLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     place: str
     how: How
+    device: str = ""  # empty: not known which
+    count: int = 1  # of devices, where they are not known one by one
     holder: str = ""  # its path, or the processes
     owner: str | Unknown | None = None
     class_: str | Unknown = ""
@@ -68,18 +70,22 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> Counter[How]:
         """Devices by how they are held; one with several holders counts once."""
-        return Counter({(one.place, one.name): one.how for one in reversed(self.gpus)}.values())
+        devices = {(one.place, one.device or one.key): one for one in reversed(self.gpus)}
+        found: Counter[How] = Counter()
+        for one in devices.values():
+            found[one.how] += one.count
+        return found
 
 
 def top_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime, paused: str | None = None) -> TopView:
-    views = {view.subject.ref.key: view for view in found.views}
+    claims = claims_of(found, book, narrow, now)
+    holders = {one.holder.key for one in claims if one.holder is not None}
     devices = {(one.ref.place, one.ref.uid): one for view in found.views if (one := view.subject).shape is Shape.DEVICE}
     comes = {
-        key: _coming(view, book, now, found.offers.get((view.subject.ref.platform, view.subject.ref.place), ()))
-        for key, view in views.items()
-        if view.subject.shape is not Shape.DEVICE and view.subject.devices != ()
+        ref.key: _coming(view, book, now, found.offers.get((ref.platform, ref.place), ()))
+        for view in found.views
+        if (ref := view.subject.ref).key in holders
     }
-    claims = claims_of(found, book, narrow, now)
     return TopView(
         at=now,
         mode=book.policy.mode,
@@ -114,6 +120,7 @@ def _line(claim: Claim, device: Subject | None, comes: Mapping[str, Coming], now
         name=claim.name,
         place=claim.place,
         how=claim.how,
+        device=claim.device,
         holder=claim.by if claim.holder is None else claim.holder.path,
         owner=claim.owner,
         class_=coming.class_,
@@ -139,6 +146,10 @@ def _use(claim: Claim, device: Subject | None) -> float | Unknown | None:
 def _mib(device: Subject | None, label: str) -> int | Unknown:
     words = "" if device is None else device.labels.get(label, "")
     return int(words) if words.isascii() and words.isdecimal() else NOT_MEASURED
+
+
+def with_notes(view: TopView, notes: Sequence[str]) -> TopView:
+    return msgspec.structs.replace(view, notes=(*view.notes, *notes))
 
 
 def with_told(view: TopView, told: Outlooks) -> TopView:
@@ -167,6 +178,7 @@ def _told(decision: Decision, now: datetime) -> GpuLine:
         name="? GPUs" if isinstance(count, Unknown) else f"{count} GPU{'' if count == 1 else 's'}",
         place=ref.place,
         how=How.RUNNING,
+        count=1 if isinstance(count, Unknown) else count,
         holder=ref.path,
         owner=decision.owner,
         use=NOT_MEASURED,

@@ -158,7 +158,7 @@ def test_every_section_of_a_policy_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("retentoin", "retention"), ("classes.manged", "classes.managed"), ("clases", "classes")]
+    ("wrong", "near"), [("retentoin", "retention"), ("classes.managd", "classes.managed"), ("classesx", "classes")]
 )
 def test_an_unknown_section_is_answered_with_the_nearest_and_with_all(wrong: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.engine.schedule import LOCAL, may_act_now
+from gpukeeper.engine.schedule import LOCAL, may_act_now, next_moment
 from gpukeeper.model.policy import Schedule
 
 # As POSIX writes them, so that no database of zones is needed: where, and when their clocks change in 2026.
@@ -107,3 +107,21 @@ def test_local_times_and_instants_are_each_others_inverse(words: str, minutes: i
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)
     with zone(words):
         assert at.astimezone(LOCAL).astimezone(UTC) == at
+
+
+@pytest.mark.parametrize("words", ZONES)
+def test_the_next_moment_is_the_first_at_which_a_pass_may_act(words: str) -> None:
+    schedule = Schedule(at="30 2 * * *")
+    with zone(words):
+        for day in ZONES[words]:
+            for hour in range(0, 48, 5):
+                at = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(hours=hour)
+                found = next_moment(schedule, at)
+                assert found >= at
+                assert may_act_now(schedule, at - timedelta(microseconds=1), found)
+                assert not may_act_now(schedule, at - timedelta(microseconds=1), found - timedelta(microseconds=1))
+
+
+def test_without_cron_words_the_next_moment_is_now() -> None:
+    at = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+    assert next_moment(Schedule(), at) == at

@@ -19,6 +19,7 @@ FRESH = Age(timedelta(seconds=2))
 TRAIN = GpuLine(
     key="docker/node-3/c0ffee",
     name="host/node-3/gpu-0",
+    device="GPU-0",
     place="node-3",
     how=How.RUNNING,
     holder="docker/node-3/train-7b",
@@ -34,6 +35,7 @@ TRAIN = GpuLine(
 UNMEASURED = GpuLine(
     key="docker/node-3/beef",
     name="host/node-3/gpu-1",
+    device="GPU-1",
     place="node-3",
     how=How.RUNNING,
     holder="docker/node-3/eval",
@@ -43,7 +45,13 @@ UNMEASURED = GpuLine(
     reason="kept: GPU use was not measured yet",
 )
 FREE = GpuLine(
-    key="", name="host/node-3/gpu-2", place="node-3", how=How.FREE, memory_used_mib=4, memory_total_mib=81_920
+    key="",
+    name="host/node-3/gpu-2",
+    device="GPU-2",
+    place="node-3",
+    how=How.FREE,
+    memory_used_mib=4,
+    memory_total_mib=81_920,
 )
 VIEW = TopView(at=NOW, mode=Mode.ENFORCE, gpus=(TRAIN, UNMEASURED, FREE))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Wish
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report, Tally
 from gpukeeper.acceptance.reports.merge import merge
@@ -15,6 +16,7 @@ from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.acceptance import (
     acceptance_document,
+    check_facts,
     coverage_lines,
     finding_lines,
     gpu_verdicts,
@@ -98,3 +100,10 @@ def test_a_node_that_should_have_a_report_is_no_pass() -> None:
     rows = list(node_verdicts(merge([report(run="run-1")], ["node-3", "node-9"])))
     assert [(one.node, one.gpus, one.run) for one in rows] == [("node-3", 2, "run-1"), ("node-9", None, "")]
     assert rows[1].verdict is Grade.INCONCLUSIVE
+
+
+def test_a_check_says_what_it_proves_and_what_it_cannot() -> None:
+    for one in CHECKS:
+        facts = check_facts(one)
+        assert (facts.name, facts.proves, facts.cannot) == (one.name, one.proves, one.cannot)
+        assert facts.servings == tuple(one.servings)

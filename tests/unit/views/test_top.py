@@ -15,7 +15,7 @@ from gpukeeper.model.memory import Memory
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, Step, TopView, ordered, top_view, with_told
+from gpukeeper.views.top import GpuLine, Step, TopView, ordered, top_view, with_notes, with_told
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, decision, idle_view, quiet, subject, warned
 from tests.unit.lifecycle.test_claims import device, named, opened
 
@@ -120,7 +120,9 @@ def test_a_workload_that_only_the_daemon_sees_is_shown_without_its_devices() -> 
     runs = decision(1, Action.WARN, rule="idle", then=Action.STOP, announced=NOW + HOUR, running=True, gpus=2)
     waits = decision(2, Action.KEEP, verdict=Verdict.WAIT, rule="idle", due=NOW + DAY, running=True, gpus=1)
     ended = decision(3, running=False, gpus=1)
-    first, second = with_told(shown(), told(runs, waits, ended)).gpus
+    view = with_told(shown(), told(runs, waits, ended))
+    first, second = view.gpus
+    assert view.counts == {How.RUNNING: 3}
     assert (first.name, first.holder, isinstance(first.use, Unknown)) == ("2 GPUs", "docker/node-3/job-1", True)
     assert first.steps == (Step("warn", None, "idle"), Step("stop", NOW + HOUR, "idle"))
     assert second.steps == (Step("", NOW + DAY, "idle"),), "which action, its rule does not say yet"
@@ -138,3 +140,9 @@ def test_the_order_puts_what_is_not_known_last() -> None:
     orders = {by: "".join(one.name for one in ordered(lines, by)) for by in ("gpu", "use", "memory", "owner", "next")}
     assert orders == {"gpu": "abc", "use": "cba", "memory": "cab", "owner": "cba", "next": "cba"}
     assert [one.name for one in ordered(lines, "gpu", reverse=True)] == ["c", "b", "a"]
+
+
+def test_what_a_session_says_comes_after_what_was_not_seen() -> None:
+    view = shown(device(0), unseen=[UnseenAt("host", "node-3", "slices", "silent")])
+    assert with_notes(view, ["docker: no socket"]).notes[-1] == "docker: no socket"
+    assert len(with_notes(view, ["docker: no socket"]).notes) == 2

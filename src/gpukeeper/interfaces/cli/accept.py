@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gpukeeper.interfaces.cli import accept_reports
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 app = typer.Typer(
@@ -46,9 +47,18 @@ def accept(
         int | None, typer.Option("--ranks", metavar="N", help="With cpu or simulated: how many stand in for GPUs.")
     ] = None,
     check: Annotated[
-        list[str] | None, typer.Option("--check", metavar="CHECK,…", help="Only these checks: gpukeeper check list.")
+        list[str] | None,
+        typer.Option(
+            "--check",
+            metavar="CHECK,…",
+            help="Only these checks: gpukeeper check list.",
+            autocompletion=completion.checks,
+        ),
     ] = None,
-    skip: Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK,…", help="Without these checks.")] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="CHECK,…", help="Without these checks.", autocompletion=completion.checks),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="CHECK.PARAM=VALUE", help="Another figure for a check: gpukeeper check show."),

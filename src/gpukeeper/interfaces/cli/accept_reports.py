@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ From: TypeAlias = Annotated[
     typer.Option("--report-dir", metavar="DIR", help="Where the reports are. Default: those of this ledger."),
 ]
 Run: TypeAlias = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run of `accept list`, a unique beginning of it, or a path.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run of `accept list`, a unique beginning of it, or a path.",
+        autocompletion=completion.runs,
+    ),
 ]
 
 
@@ -74,8 +80,10 @@ def show(
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A run, or a path to its report.", autocompletion=completion.runs)
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.", autocompletion=completion.runs)],
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="4 when a figure is worse beyond the noise, a verdict is, or a GPU is gone."),

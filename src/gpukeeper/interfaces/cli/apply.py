@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
-from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpukeeper.engine.ports import Platform
     from gpukeeper.engine.reclaim import PassReport
+    from gpukeeper.interfaces.terminal.interrupts import Progress
     from gpukeeper.lifecycle.narrow import Narrow
     from gpukeeper.model.decision import Plan
     from gpukeeper.model.event import GpuChecked
@@ -41,6 +41,7 @@ def apply(
     """Reclaim what is due now. Asks on a terminal. Exit 3: some was deferred, failed, or another pass was at work at
     some places; 11: at all of them; 12: the breaker refuses."""
     from gpukeeper.interfaces.cli.plan import check_textfile
+    from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
     from gpukeeper.interfaces.terminal.session import blind, opened, own_only
 
     with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:

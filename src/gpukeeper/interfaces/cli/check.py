@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ def list_(json: o.Json = False) -> None:
     """Every check in the order of running: how it runs, and how long each size of it takes."""
     from gpukeeper.acceptance.catalog import CHECKS
     from gpukeeper.interfaces.terminal import show
+    from gpukeeper.views.acceptance import ChecksView, check_facts
 
     if json:
-        show.as_json("check-list", {"checks": [_facts(one) for one in CHECKS]})
+        show.as_json("check-list", ChecksView(tuple(check_facts(one) for one in CHECKS)))
         return
     rows = [(one.name, _how(one), *(_seconds(one, depth) for depth in range(len(DEPTHS))), one.title) for one in CHECKS]
     show.table(rows, head=("check", "runs on", *DEPTHS, "what it is"))
@@ -32,20 +34,22 @@ def list_(json: o.Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.")], json: o.Json = False
+    name: Annotated[str, typer.Argument(metavar="CHECK", help="As in `check list`.", autocompletion=completion.checks)],
+    json: o.Json = False,
 ) -> None:
     """What a check proves, what it cannot, its sizes, and every figure that --set can change."""
     from gpukeeper.acceptance import catalog
     from gpukeeper.config.problems import did_you_mean
     from gpukeeper.interfaces.terminal import show as shown
     from gpukeeper.model.errors import UsageError
+    from gpukeeper.views.acceptance import CheckView, check_facts
 
     check = catalog.find(name)
     if check is None:
         names = [one.name for one in catalog.CHECKS]
         raise UsageError(f'there is no check "{name}". {did_you_mean(name, names)} All of them: gpukeeper check list')
     if json:
-        shown.as_json("check-show", {"check": _facts(check)})
+        shown.as_json("check-show", CheckView(check_facts(check)))
         return
     typer.echo(f"{check.name}: {check.title}\n")
     shown.table([("proves", check.proves), ("cannot", check.cannot), ("runs", _how(check))])
@@ -95,16 +99,3 @@ def _defaults(check: Check) -> dict[str, tuple[object, ...]]:
 
 def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else "none" if value is None else str(value)
-
-
-def _facts(check: Check) -> dict[str, object]:
-    return {
-        "name": check.name,
-        "title": check.title,
-        "proves": check.proves,
-        "cannot": check.cannot,
-        "how": check.how.value,
-        "least_gpus": check.least_gpus,
-        "slices": check.slices,
-        "servings": check.servings,
-    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpukeeper.interfaces.cli import ledger_status
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -21,8 +22,16 @@ if TYPE_CHECKING:
 MOST_ASKED = 1000  # lines that a daemon gives at once
 app = typer.Typer(no_args_is_help=True, help="Read the record of everything gpukeeper saw, decided and did.")
 
-Type = Annotated[list[str] | None, typer.Option("--type", help="Only lines of this type; may be repeated.")]
-About = Annotated[str | None, typer.Option("--workload", help="Only about this workload (an ending of its path).")]
+Type = Annotated[
+    list[str] | None,
+    typer.Option("--type", help="Only lines of this type; may be repeated.", autocompletion=completion.line_types),
+]
+About = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", help="Only about this workload (an ending of its path).", autocompletion=completion.workloads
+    ),
+]
 Whose = Annotated[str | None, typer.Option("--owner", help="Only about this person's work.")]
 Search = Annotated[
     str | None, typer.Option("--search", help="Only with this text in any of its words.", metavar="TEXT")

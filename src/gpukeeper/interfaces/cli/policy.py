@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpukeeper.interfaces.cli import policy_try
+from gpukeeper.interfaces.terminal import completion
+
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
     from gpukeeper.config.show import OwnerView, Row
@@ -52,7 +55,10 @@ def show(
     section: Annotated[
         str | None,
         typer.Argument(
-            metavar="SECTION", help="Only this part: retention, classes.managed, match[0], …", show_default=False
+            metavar="SECTION",
+            help="Only this part: retention, classes.managed, match[0], …",
+            show_default=False,
+            autocompletion=completion.sections,
         ),
     ] = None,
     owner: Annotated[str | None, typer.Option(help="What applies to this user, after groups.")] = None,
@@ -101,6 +107,9 @@ def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
         _print_json("policy-sentence", _head(loaded))
         return
     typer.echo(in_words(loaded.policy))
+
+
+app.command("try")(policy_try.try_)
 
 
 def _show_owner(loaded: Loaded, view: OwnerView, section: str | None, as_json: bool) -> None:

@@ -166,10 +166,10 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.cli import outlook
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.top import top_view, with_told
+    from gpukeeper.views.top import top_view, with_notes, with_told
 
     notes: list[str] = []
-    with opened(policy, write=False, only=platform, tell=notes.append) as session:
+    with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
 
         async def look() -> TopView:
             found = await observe_fleet(session.keeper, session.book)
@@ -178,7 +178,7 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
 
         def gather() -> TopView:
             view, told = asyncio.run(look()), outlook.told(policy, platform, narrow)
-            return view if told is None else with_told(view, told)
+            return with_notes(view, notes) if told is None else with_told(view, told)
 
         yield gather
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ def hold(
     for_: Annotated[str | None, typer.Option("--for", help="How long: 2h, 1d. Default: as long as allowed.")] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; shown to everybody who asks.")] = "",
     suspends: Annotated[
-        list[str] | None, typer.Option("--suspends", help="Admins: the rules it suspends; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--suspends", help="Admins: the rules it suspends; may be repeated.", autocompletion=completion.rules
+        ),
     ] = None,
     policy: o.PolicyFile = None,
     json: o.Json = False,

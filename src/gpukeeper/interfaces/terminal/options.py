@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
+from gpukeeper.interfaces.terminal import completion
+
 if TYPE_CHECKING:
     from gpukeeper.lifecycle.narrow import Narrow
 
@@ -19,7 +21,12 @@ PolicyFile: TypeAlias = Annotated[
     typer.Option("--policy", help="Policy file. Default: the site's, else the built-in one.", metavar="FILE"),
 ]
 OnPlatform: TypeAlias = Annotated[
-    str | None, typer.Option("--platform", help="Only this platform or place: docker, docker/node-3.")
+    str | None,
+    typer.Option(
+        "--platform",
+        help="Only this platform or place: docker, docker/node-3.",
+        autocompletion=completion.platforms,
+    ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, with its schema's name.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Only results, no talk.")]
@@ -34,7 +41,10 @@ Owner: TypeAlias = Annotated[
 Class: TypeAlias = Annotated[
     str | None, typer.Option("--class", help="Only this class, as the policy assigns it; patterns allowed.")
 ]
-OutcomeIs: TypeAlias = Annotated[str | None, typer.Option("--outcome", help="Only succeeded, failed or stopped ones.")]
+OutcomeIs: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--outcome", help="Only succeeded, failed or stopped ones.", autocompletion=completion.outcomes),
+]
 OlderThan: TypeAlias = Annotated[
     str | None, typer.Option("--older-than", help="Only what ended (or started) longer ago: 30m, 1h, 2d.")
 ]
@@ -50,7 +60,12 @@ Textfile: TypeAlias = Annotated[
     typer.Option("--textfile", help="Also write metrics, for a node_exporter: a file ending in .prom.", metavar="FILE"),
 ]
 Workload: TypeAlias = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="platform/place/[namespace/kind/]name; any unique ending will do.")
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="platform/place/[namespace/kind/]name; any unique ending will do.",
+        autocompletion=completion.workloads,
+    ),
 ]
 
 

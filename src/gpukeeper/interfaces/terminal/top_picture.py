@@ -58,8 +58,9 @@ def picture(view: TopView | None, display: Display, age: Age, width: int, height
     head.append(_heading(width, display.sort))
     foot = [*_notes(view, age, width), _keys(display)]
     room = max(1, height - len(head) - len(foot))
-    blocks = [_block(one, view, now, width) for one in ordered(view.gpus, display.sort, reverse=display.reverse)]
-    shown, left = _fitting(blocks[display.first :], room)
+    listed = ordered(view.gpus, display.sort, reverse=display.reverse)[display.first :]
+    shown, number = _fitting([_block(one, view, now, width) for one in listed[:room]], room)
+    left = len(listed) - number
     if not view.gpus:
         shown = [Text("No GPU is known here.", style="dim")]
     shown += (Text() for _ in range(room - len(shown)))  # the keys stay at the bottom
@@ -126,13 +127,13 @@ def _notes(view: TopView, age: Age, width: int) -> list[Text]:
 
 
 def _fitting(blocks: Sequence[list[Text]], room: int) -> tuple[list[Text], int]:
-    """Lines of the blocks that fit, and how many do not."""
+    """Lines of the blocks that fit, and how many blocks these are."""
     lines: list[Text] = []
     for number, block in enumerate(blocks):
         if lines and len(lines) + len(block) > room:
-            return lines, len(blocks) - number
+            return lines, number
         lines += block[:room]
-    return lines, 0
+    return lines, len(blocks)
 
 
 def _block(line: GpuLine, view: TopView, now: datetime, width: int) -> list[Text]:

@@ -145,7 +145,13 @@ def class_of(container: Inspected, facts: Facts) -> str | Unknown:
         return Unknown(f"its owner is not known ({facts.owned.owner.why})")
     if facts.owned.owner is None or facts.owned.only_claimed:
         return "unknown"  # before all others: a label that anybody can set must not win time for nobody's work
+    host = container.host_config
     own = own_labels(container.labels, facts.image_labels)
+    return class_by_labels(own, published=bool(host.port_bindings or host.publish_all_ports))
+
+
+def class_by_labels(own: Mapping[str, str], *, published: bool) -> str:
+    """Of what has an owner and a GPU. `own`: without the labels of its image. `published`: it serves a port."""
     if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
         return "devcontainer"
     if own.get("ds01.interface") == "api" or own.get("ds01.container_type") == "api":
@@ -154,8 +160,7 @@ def class_of(container: Inspected, facts: Facts) -> str | Unknown:
         return "managed"
     if COMPOSE_LABEL in own:
         return "compose"
-    host = container.host_config
-    return "serving" if host.port_bindings or host.publish_all_ports else "docker"
+    return "serving" if published else "docker"
 
 
 def own_labels(labels: Mapping[str, str], inherited: Mapping[str, str] | Unknown) -> dict[str, str]:

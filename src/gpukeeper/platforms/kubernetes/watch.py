@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Stirred
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Watched
 from gpukeeper.platforms.kubernetes.other_owners import LIST, Named
 from gpukeeper.platforms.kubernetes.walk import Namespace, Wanted
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner
@@ -133,7 +133,7 @@ class Watches:
         while True:
             began = time.monotonic()
             try:
-                async with aclosing(self._cluster.watch(path, version, kind.stirred)) as events:
+                async with aclosing(self._cluster.watch(path, version, kind.watched_as)) as events:
                     async for event in events:
                         version = event.version
                         if event.type != "BOOKMARK" and wanted.wants(event.object.metadata.namespace):
@@ -148,7 +148,7 @@ class Watches:
             if short:
                 await self._pause(short - 1)
 
-    def _hint(self, kind: Kind, what: str, seen: Stirred, known: dict[str, int]) -> Ref | None:
+    def _hint(self, kind: Kind, what: str, seen: Watched, known: dict[str, int]) -> Ref | None:
         meta = seen.metadata
         if what == "DELETED":
             known.pop(meta.uid, None)
@@ -173,7 +173,7 @@ class Watches:
         return Ref("kubernetes", self._place, kind.name, owner.name, owner.uid, meta.namespace)
 
 
-def _matters(seen: Stirred, known: dict[str, int]) -> bool:
+def _matters(seen: Watched, known: dict[str, int]) -> bool:
     """Counts of pods and heartbeats come by the thousand; ends, marks and removals are what rules go by."""
     meta, status = seen.metadata, seen.status
     ends = tuple(c.type for c in status.conditions or () if c.type in ENDS and c.status == "True")

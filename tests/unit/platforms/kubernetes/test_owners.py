@@ -134,8 +134,8 @@ def test_an_owner_without_a_uid_proves_nothing() -> None:
     [
         ("sparkoperator.k8s.io/v1beta2", "SparkApplication"),
         ("v1", "Node"),  # a mirror pod
-        ("batch.volcano.sh/v1alpha1", "Job"),  # the name of a kind that we know, of another group
-        ("batch.volcano.sh/v1alpha1", "CronJob"),  # no generator of ours
+        ("batch.example.com/v1", "Job"),  # the name of a kind that we know, of another group
+        ("batch.example.com/v1", "CronJob"),  # no generator of ours
     ],
 )
 def test_an_owner_of_a_kind_that_we_do_not_know_makes_the_root_unknown(version: str, kind: str) -> None:

@@ -93,11 +93,11 @@ class Runtime(msgspec.Struct, frozen=True):
     namespaced: bool
 
 
-class _StirredSpec(Wire, frozen=True):
+class _WatchedSpec(Wire, frozen=True):
     suspend: bool | None = None
 
 
-class StirredStatus(Wire, frozen=True):
+class WatchedStatus(Wire, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
     @property
@@ -106,12 +106,12 @@ class StirredStatus(Wire, frozen=True):
         return ""
 
 
-class Stirred(Wire, frozen=True, gc=True):
+class Watched(Wire, frozen=True, gc=True):
     """What tells a watch whether a change may matter to a rule."""
 
     metadata: Meta = Meta()
-    spec: _StirredSpec = _StirredSpec()
-    status: StirredStatus = StirredStatus()
+    spec: _WatchedSpec = _WatchedSpec()
+    status: WatchedStatus = WatchedStatus()
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -122,7 +122,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     versions: tuple[str, ...]  # that we can read, the best first
     called: str = ""  # how people write it, where another group has a kind of the same name
     root: type[Root] = Root  # what is read of one; a kind with fields of its own has a type of its own
-    stirred: type[Stirred] = Stirred  # what a watch reads of one
+    watched_as: type[Watched] = Watched  # what a watch reads of one
 
     # What it is
     children: tuple[Kind, ...] = ()  # the kinds it makes

@@ -8,7 +8,7 @@ from datetime import datetime
 from gpukeeper.model.decision import Refused
 from gpukeeper.model.subject import Outcome
 from gpukeeper.platforms.kubernetes.kinds.ending import GOES_ON, Ending, first_usable, latest
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Stirred, StirredStatus
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Watched, WatchedStatus
 from gpukeeper.platforms.kubernetes.wire import Condition, Pod, Root, Terminated
 
 OVER_PHASES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
@@ -18,7 +18,7 @@ GATE = "gpukeeper.io/restored"
 OF_ITS_NODE = ("nodeName", "ephemeralContainers", "priority", "preemptionPolicy", "overhead")  # given anew, or refused
 
 
-class _Status(StirredStatus, frozen=True):
+class _Status(WatchedStatus, frozen=True):
     phase: str = ""
 
     @property
@@ -26,7 +26,7 @@ class _Status(StirredStatus, frozen=True):
         return self.phase
 
 
-class _StirredPod(Stirred, frozen=True, gc=True):
+class _WatchedPod(Watched, frozen=True, gc=True):
     status: _Status = _Status()
 
 
@@ -49,7 +49,7 @@ POD = _Pod(
     kind="Pod",
     plural="pods",
     versions=("v1",),
-    stirred=_StirredPod,
+    watched_as=_WatchedPod,
     in_bulk=True,
     in_runs=True,
     evicted=True,

@@ -20,9 +20,9 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Json,
     Kind,
     Lever,
-    Stirred,
-    StirredStatus,
     SuspendPart,
+    Watched,
+    WatchedStatus,
     pod_specs,
 )
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
@@ -45,7 +45,7 @@ CONTROLLER = Controller(
 _MANAGER = "ray.io/kuberay-operator"
 
 
-class _Status(StirredStatus, frozen=True):
+class _Status(WatchedStatus, frozen=True):
     job_deployment_status: str = ""
 
     @property
@@ -53,7 +53,7 @@ class _Status(StirredStatus, frozen=True):
         return self.job_deployment_status
 
 
-class _StirredRayJob(Stirred, frozen=True, gc=True):
+class _WatchedRayJob(Watched, frozen=True, gc=True):
     status: _Status = _Status()
 
 
@@ -180,7 +180,7 @@ RAYJOB = _RayJob(
     plural="rayjobs",
     group="ray.io",
     versions=("v1",),
-    stirred=_StirredRayJob,
+    watched_as=_WatchedRayJob,
     children=(RAYCLUSTER, JOB),
     controller=CONTROLLER,
     finalizers=(

@@ -1,0 +1,171 @@
+"""The workload that is described to `policy try`. What cannot be is refused; its platform's own functions give it the
+class and the kind that a real one would have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.config.problems import did_you_mean
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.identity import Ref, Seen
+from gpukeeper.model.policy import WITHOUT_GPU, Policy
+from gpukeeper.model.subject import Marks, Outcome, State, Subject
+from gpukeeper.platforms.docker.translate import CONTAINER, class_by_labels
+from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
+from gpukeeper.platforms.kubernetes.kinds.kind import Lever
+from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.translate import class_of as class_in_cluster
+from gpukeeper.platforms.kubernetes.wire import Meta
+from gpukeeper.views.trial import INCARNATION, Given
+
+DOCKER, KUBERNETES = "docker", "kubernetes"
+WITH_WORKLOADS = (DOCKER, KUBERNETES)  # on the others there are trees and devices only
+STATES = (State.RUNNING, State.ENDED, State.CREATED)
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload as somebody describes it. None: not said."""
+
+    platform: str = DOCKER
+    place: str | None = None
+    namespace: str | None = None
+    kind: str | None = None
+    name: str = "example"
+    class_: str | None = None
+    image: str | None = None
+    labels: Mapping[str, str] = {}
+    owner: str | None = None
+    group: str | None = None
+    environment: str | None = None
+    gpus: int = 1
+    state: State = State.RUNNING
+    outcome: Outcome | None = None
+    running_for: timedelta = timedelta()
+    idle_for: timedelta = timedelta()
+    ended_since: timedelta = timedelta()
+    ttl: timedelta | None = None
+    hold: timedelta | None = None
+    busy: bool = False
+    demand: bool = False
+
+
+def given(one: Described, policy: Policy, now: datetime) -> tuple[Given, Policy]:
+    """The workload, and the policy as it applies to it: with its owner in the group that was named, and without `match`
+    where the class was. Raises UsageError for what contradicts itself or does not exist."""
+    _check(one, policy)
+    policy = _with_member(policy, one)
+    if one.class_ is not None:
+        policy = msgspec.structs.replace(policy, match=())
+    subject = _subject(one, policy, now)
+    return Given(
+        subject=subject,
+        idle_for=one.idle_for,
+        busy=one.busy,
+        demand=one.demand,
+        hold=one.hold,
+        after_stop=State.SUSPENDED if one.platform == KUBERNETES else State.ENDED,
+    ), policy
+
+
+def _check(one: Described, policy: Policy) -> None:
+    if one.platform not in WITH_WORKLOADS:
+        raise UsageError(
+            f'--platform "{one.platform}": workloads are on {" and ".join(WITH_WORKLOADS)}. '
+            "On other platforms gpukeeper acts on trees of files only."
+        )
+    if one.class_ is not None and one.class_ not in policy.classes:
+        raise UsageError(f'the policy has no class "{one.class_}". {did_you_mean(one.class_, list(policy.classes))}')
+    if one.group is not None and one.group not in policy.groups:
+        known = did_you_mean(one.group, list(policy.groups)) if policy.groups else "It has no groups."
+        raise UsageError(f'the policy has no group "{one.group}". {known}')
+    if one.environment is not None and one.environment not in policy.environments:
+        names = list(policy.environments)
+        known = did_you_mean(one.environment, names) if names else "It has no environments."
+        raise UsageError(f'the policy has no environment "{one.environment}". {known}')
+    if one.platform == KUBERNETES and (one.kind or "job").lower() not in BY_NAME:
+        raise UsageError(f'--kind "{one.kind}": {did_you_mean(str(one.kind), list(BY_NAME))}')
+    if one.platform == DOCKER and one.kind not in (None, CONTAINER):
+        raise UsageError(f'--kind "{one.kind}": on docker every workload is a {CONTAINER}.')
+    if one.platform == DOCKER and one.namespace is not None:
+        raise UsageError("--namespace: docker has no namespaces.")
+    _check_times(one)
+
+
+def _check_times(one: Described) -> None:
+    """What is said of a state must be said of that state."""
+    nothing = timedelta()
+    if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.busy):
+        raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
+    if one.state is not State.ENDED and (one.ended_since or one.outcome is not None):
+        raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
+    if one.idle_for > one.running_for > nothing:
+        raise UsageError(
+            f"it cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
+        )
+    if one.busy and one.idle_for:
+        raise UsageError("--busy and --idle-for contradict each other. Choose one.")
+    if one.hold is not None and one.owner is None:
+        raise UsageError("--hold needs --owner: the person who holds it.")
+    if one.group is not None and one.owner is None:
+        raise UsageError("--group needs --owner: the member of that group.")
+
+
+def _with_member(policy: Policy, one: Described) -> Policy:
+    if one.group is None or one.owner is None or one.owner in policy.groups[one.group].members:
+        return policy
+    group = policy.groups[one.group]
+    joined = msgspec.structs.replace(group, members=(*group.members, one.owner))
+    return msgspec.structs.replace(policy, groups={**policy.groups, one.group: joined})
+
+
+def _subject(one: Described, policy: Policy, now: datetime) -> Subject:
+    ref, ran = _ref(one, policy), max(one.running_for, one.idle_for)
+    started = {State.RUNNING: now - ran, State.ENDED: now - one.ended_since, State.CREATED: None}[one.state]
+    outcome = one.outcome or Outcome.SUCCEEDED
+    labels = {**one.labels, **({"image": one.image} if one.image else {})}
+    return Subject(
+        seen=Seen(ref, INCARNATION, "", now),
+        state=one.state,
+        owner=one.owner,
+        class_=one.class_ or _recognised(one, ref),
+        environment=one.environment,
+        created=started or now,
+        started=started,
+        ended=now - one.ended_since if one.state is State.ENDED else None,
+        outcome=outcome if one.state is State.ENDED else None,
+        devices=tuple(f"GPU-{number}" for number in range(one.gpus)),
+        goes_when_stopped=ref.platform == KUBERNETES and BY_NAME[ref.kind].lever is Lever.NONE,
+        marks=Marks(ttl=one.ttl),
+        labels=labels,
+    )
+
+
+def _ref(one: Described, policy: Policy) -> Ref:
+    """Somewhere that the policy covers, where that was not said."""
+    scope = policy.scope.get(one.platform)
+    place = one.place or _covered(scope.places if scope is not None else ())
+    if one.platform == DOCKER:
+        return Ref(DOCKER, place, CONTAINER, one.name, "example")
+    namespace = one.namespace or _covered(scope.namespaces if scope is not None else ())
+    return Ref(KUBERNETES, place, (one.kind or "job").lower(), one.name, "example", namespace)
+
+
+def _covered(patterns: tuple[str, ...]) -> str:
+    """A name that fits the first pattern; `*` fits any."""
+    first = patterns[0] if patterns else "*"
+    return "example" if first == "*" else first.replace("*", "1").replace("?", "1")
+
+
+def _recognised(one: Described, ref: Ref) -> str:
+    """The class that its platform gives it, by the platform's own function."""
+    if ref.platform == KUBERNETES:
+        meta = Meta(name=ref.name, namespace=ref.namespace, labels=dict(one.labels))
+        held = Tally(devices=[f"{ref.name}/{number}" for number in range(one.gpus)])
+        return class_in_cluster(BY_NAME[ref.kind], meta, None, held)
+    if not one.gpus:
+        return WITHOUT_GPU
+    return "unknown" if one.owner is None else class_by_labels(one.labels, published=False)

@@ -1,0 +1,215 @@
+"""`gpukeeper policy try`: a hypothetical workload against a policy, and what would happen to it when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpukeeper.interfaces.terminal import completion
+from gpukeeper.interfaces.terminal import options as o
+
+if TYPE_CHECKING:
+    from gpukeeper.config.load import Loaded
+    from gpukeeper.interfaces.cli.hypothetical import Described
+    from gpukeeper.lifecycle.forecast import Ahead
+    from gpukeeper.model.subject import Outcome, State
+    from gpukeeper.views.trial import TrialView
+
+Span = str | None
+
+
+def try_(
+    policy: o.PolicyFile = None,
+    platform: Annotated[
+        str,
+        typer.Option(
+            "--platform",
+            help="Its platform, or platform and place: docker, docker/node-3, kubernetes.",
+            autocompletion=completion.platforms,
+        ),
+    ] = "docker",
+    class_: Annotated[
+        str | None, typer.Option("--class", help="Its class. Default: by match, else as its platform recognises it.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Its name.")] = "example",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="A label of it, key=value; may be repeated.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Its image.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="On Kubernetes: job, trainjob, pod, … Default: job.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="On Kubernetes: its namespace.")] = None,
+    environment: Annotated[
+        str | None, typer.Option("--environment", help="Its environment, one of `environments`.")
+    ] = None,
+    owner: Annotated[str | None, typer.Option("--owner", help="Its owner. Default: none is known.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="The owner is in this group, too.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=1024, help="How many GPUs it holds.")] = 1,
+    state: Annotated[
+        str | None, typer.Option("--state", help="running, ended or created. Default: running, or as other flags say.")
+    ] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            "--outcome",
+            help="How it ended: succeeded (the default), failed or stopped.",
+            autocompletion=completion.outcomes,
+        ),
+    ] = None,
+    running_for: Annotated[Span, typer.Option("--running-for", help="It has been running for 2h, 3d, …")] = None,
+    idle_for: Annotated[
+        Span, typer.Option("--idle-for", help="It has been idle for 20m, … Default: from now on.")
+    ] = None,
+    busy: Annotated[bool, typer.Option("--busy", help="It uses its GPUs all the time.")] = False,
+    ended_since: Annotated[Span, typer.Option("--ended-since", help="It ended 2h, 3d, … ago.")] = None,
+    ttl: Annotated[Span, typer.Option("--ttl", help="Its own time to live after its end.")] = None,
+    hold: Annotated[Span, typer.Option("--hold", help="Its owner holds it for this long, from now on.")] = None,
+    demand: Annotated[bool, typer.Option("--demand", help="GPUs are scarce: see `demand` in the policy.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Try a policy on a hypothetical workload: its class, and when it would be warned, stopped and removed."""
+    from gpukeeper.config.load import load_policy
+    from gpukeeper.interfaces.cli.hypothetical import Described, given
+    from gpukeeper.interfaces.terminal.session import span
+    from gpukeeper.views.trial import trial
+
+    where, _, place = platform.partition("/")
+    described = Described(
+        platform=where,
+        place=place or None,
+        namespace=namespace,
+        kind=kind,
+        name=name,
+        class_=class_,
+        image=image,
+        labels=_labels(label or ()),
+        owner=owner,
+        group=group,
+        environment=environment,
+        gpus=gpus,
+        state=_state(state, ended=ended_since is not None or outcome is not None),
+        outcome=_outcome(outcome),
+        running_for=span(running_for, "--running-for") or timedelta(),
+        idle_for=span(idle_for, "--idle-for") or timedelta(),
+        ended_since=span(ended_since, "--ended-since") or timedelta(),
+        ttl=span(ttl, "--ttl"),
+        hold=span(hold, "--hold"),
+        busy=busy,
+        demand=demand,
+    )
+    loaded = load_policy(policy)
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    assumed, applied = given(described, loaded.policy, now)
+    found = trial(applied, assumed, now)
+    if json:
+        _print_json(loaded, described, found)
+    else:
+        _print(loaded, described, found)
+
+
+def _labels(written: Iterable[str]) -> dict[str, str]:
+    from gpukeeper.model.errors import UsageError
+
+    wrong = [one for one in written if not one.partition("=")[0]]
+    if wrong:
+        raise UsageError(f'--label "{wrong[0]}" has no key. Write it like team=vision, or team.')
+    return {key: value for key, _, value in (one.partition("=") for one in written)}
+
+
+def _state(written: str | None, *, ended: bool) -> State:
+    from gpukeeper.interfaces.cli.hypothetical import STATES
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.model.subject import State
+
+    if written is None:
+        return State.ENDED if ended else State.RUNNING
+    if written not in STATES:
+        raise UsageError(f'--state "{written}" is none of: {", ".join(STATES)}')
+    return State(written)
+
+
+def _outcome(written: str | None) -> Outcome | None:
+    from gpukeeper.model.errors import UsageError
+    from gpukeeper.model.subject import Outcome
+
+    if written is not None and written not in tuple(Outcome):
+        raise UsageError(f'--outcome "{written}" is none of: {", ".join(Outcome)}')
+    return None if written is None else Outcome(written)
+
+
+def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
+    from gpukeeper.interfaces.terminal import show
+
+    head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
+    body = {
+        "policy": head,
+        "at": found.at,
+        "workload": found.subject,
+        "class": found.class_,
+        "class_because": _because(loaded, described, found),
+        "groups": found.groups,
+        "decision": found.now,
+        "timeline": found.timeline,
+        "end": found.end,
+        "assumes": found.assumes,
+    }
+    show.as_json("policy-try", body)
+
+
+def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
+    from gpukeeper.interfaces.terminal import show
+    from gpukeeper.interfaces.terminal.session import say
+
+    show.table(_facts(loaded, described, found))
+    typer.echo("")
+    rows = [(_when(one.at, found.at), _what(one), one.rule, one.reason) for one in found.timeline]
+    show.table(rows, head=("when", "what", "rule", "because"))
+    show.text(("\n" if rows else "") + found.end)
+    show.text("\nAssumes:")
+    for words in found.assumes:
+        show.text(f"  {words}")
+    say(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
+
+
+def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple[str, str]]:
+    from gpukeeper.model.durations import in_words
+
+    subject, now = found.subject, found.at
+    ran = f" for {in_words(now - subject.started)}" if isinstance(subject.started, datetime) else ""
+    state = f"{subject.outcome} {in_words(described.ended_since)} ago" if subject.outcome else f"{subject.state}{ran}"
+    idle = ", in use" if described.busy else f", idle for {in_words(described.idle_for)}" if described.idle_for else ""
+    groups = f" (group {', '.join(found.groups)})" if found.groups else ""
+    return [
+        ("workload", subject.ref.path),
+        ("class", f"{found.class_} ({_because(loaded, described, found)})"),
+        ("owner", f"{described.owner or 'none known'}{groups}"),
+        ("state", f"{state}{idle}, {described.gpus} GPU{'' if described.gpus == 1 else 's'}"),
+        ("now", f"{found.now.action}: {found.now.reason}"),
+    ]
+
+
+def _because(loaded: Loaded, described: Described, found: TrialView) -> str:
+    """Why it has its class."""
+    if described.class_ is not None:
+        return "as --class says"
+    if found.match is not None:
+        return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
+    listed = "; no entry of match fits" if loaded.policy.match else ""
+    return f"recognised by {described.platform}{listed}"
+
+
+def _what(one: Ahead) -> str:
+    """A second warning says that it is the second; what is kept from then on is reported."""
+    if one.action.value == "keep":
+        return "report"
+    return f"{one.action} {one.stage}" if one.stage else str(one.action)
+
+
+def _when(at: datetime, now: datetime) -> str:
+    from gpukeeper.model.durations import in_words
+
+    return f"in {in_words(at - now)}" if at > now else "now"

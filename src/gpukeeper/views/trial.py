@@ -1,0 +1,174 @@
+"""A hypothetical workload against a policy, and the timeline of what would happen to it. Behind `policy try`.
+
+The rules themselves decide, over simulated time; what the world is assumed to do meanwhile is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpukeeper.engine.schedule import next_moment
+from gpukeeper.lifecycle.decide import decide
+from gpukeeper.lifecycle.explain import idle_window
+from gpukeeper.lifecycle.forecast import MINUTE, Ahead, course
+from gpukeeper.lifecycle.holds import NotAllowed, may_hold
+from gpukeeper.lifecycle.settings import Rulebook, fits
+from gpukeeper.model.decision import ACTING, Action, Decision, View
+from gpukeeper.model.durations import in_words
+from gpukeeper.model.errors import UsageError
+from gpukeeper.model.memory import Memory, Stopped
+from gpukeeper.model.policy import Mode, Policy
+from gpukeeper.model.series import Series, Signal
+from gpukeeper.model.subject import Outcome, State, Subject
+
+INCARNATION = "run-1"
+STEPS = 5000  # one that is in use is asked again after every idle time
+BUSY = 100.0
+MARGIN = timedelta(hours=2)
+_SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
+
+    subject: Subject
+    idle_for: timedelta = timedelta()
+    busy: bool = False  # it uses its GPUs all the time
+    demand: bool = False
+    hold: timedelta | None = None
+    after_stop: State = State.ENDED
+
+
+class TrialView(msgspec.Struct, frozen=True, kw_only=True):
+    """`match`: the entry of the policy's match list that gives its class. None: none fits. `now`: what is decided about
+    it at once. `timeline`: what follows. `end`: how it ends, in a sentence."""
+
+    at: datetime
+    subject: Subject
+    class_: str
+    match: int | None
+    groups: tuple[str, ...]
+    now: Decision
+    timeline: tuple[Ahead, ...]
+    end: str
+    assumes: tuple[str, ...]
+
+
+def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
+    """Raises UsageError for a hold that would not be granted."""
+    book, subject = Rulebook(policy), given.subject
+
+    def opens(at: datetime) -> datetime:
+        return next_moment(policy.schedule, at)
+
+    def measure(view: View, at: datetime) -> View:
+        return _measured(view, given, book, now, at)
+
+    view = measure(_view(given, book, now), now)
+    every = tuple(Action)
+    found = tuple(
+        course(
+            view,
+            book,
+            now,
+            every,
+            measure=measure,
+            opens=opens,
+            after_stop=given.after_stop,
+            steps=STEPS,
+            reports=True,
+        )
+    )
+    decision = decide(view, book, now)
+    return TrialView(
+        at=now,
+        subject=subject,
+        class_=decision.class_,
+        match=next((number for number, one in enumerate(policy.match) if fits(one, subject)), None),
+        groups=tuple(name for name, group in policy.groups.items() if subject.owner in group.members),
+        now=decision,
+        timeline=found,
+        end=_end(found, subject, decision),
+        assumes=tuple(_assumed(policy, given, found)),
+    )
+
+
+def _view(given: Given, book: Rulebook, now: datetime) -> View:
+    subject = given.subject
+    started = subject.started if isinstance(subject.started, datetime) else None
+    memory = Memory(first_start=started, started=started, state=str(subject.state), incarnation=INCARNATION)
+    if isinstance(subject.ended, datetime):
+        # What was stopped and not by gpukeeper was stopped by a person.
+        by_hand = Stopped("somebody", "", subject.ended, INCARNATION) if subject.outcome is Outcome.STOPPED else None
+        memory = msgspec.structs.replace(memory, first_seen_ended=subject.ended, ended=subject.ended, stopped=by_hand)
+    view = View(subject, (), memory, given.demand)
+    if given.hold is None:
+        return view
+    assert isinstance(subject.owner, str), "whoever holds it is its owner"
+    granted = may_hold(view, book, subject.owner, given.hold, now)
+    if isinstance(granted, NotAllowed):
+        raise UsageError(f"--hold: {granted.why}")
+    return msgspec.structs.replace(view, memory=msgspec.structs.replace(memory, holds=(granted,)))
+
+
+def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datetime) -> View:
+    """As a daemon would have measured it by then: in use until it became idle, and not since."""
+    subject = view.subject
+    if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
+        return view
+    reach = 2 * (idle_window(view, book) or MARGIN) + MARGIN
+    start = max(subject.started, at - reach).replace(second=0, microsecond=0)
+    minutes = (at - start) // MINUTE + 1
+    idle_since = at + MINUTE if given.busy else now - given.idle_for
+    # The minute in which it became idle counts as idle: the time that was described is the time that counts.
+    used = tuple(BUSY if start + (n + 1) * MINUTE <= idle_since else 0.0 for n in range(minutes))
+    devices = subject.devices if isinstance(subject.devices, tuple) else ()
+    series = (
+        *(Series(Signal.GPU, device, start, used) for device in devices),
+        *(Series(signal, "", start, (0.0,) * minutes) for signal in _SIGNALS),
+    )
+    return msgspec.structs.replace(view, series=series)
+
+
+def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
+    last = found[-1] if found else None
+    if last is None:
+        return f"Nothing happens to it: {decision.reason}."
+    if last.action is Action.REMOVE:
+        return "Then it is gone."
+    if last.action is Action.STOP and subject.goes_when_stopped:
+        return "A stop removes it: then it is gone."
+    if last.action is Action.STOP:
+        return "Then it stays stopped."
+    return "Nothing more happens to it."
+
+
+def _assumed(policy: Policy, given: Given, found: tuple[Ahead, ...]) -> Iterator[str]:
+    if given.subject.state is State.RUNNING and given.subject.devices:
+        yield "It uses its GPUs all the time." if given.busy else "It stays idle from now on, by every signal."
+    yield "It is not held, stopped or restarted meanwhile."
+    if given.demand:
+        yield "GPUs stay scarce, so that idle times are shorter (demand)."
+    if all(step.action is Action.KEEP for step in found):
+        return
+    if any(step.action is Action.WARN for step in found):
+        yield "Every warning is delivered; otherwise there is more time (warnings.undelivered)."
+    if any(step.action in ACTING for step in found):
+        count = f"{_amount(policy.budget.per_pass.count, policy.budget.per_pass.share)} a pass"
+        hourly = f"{_amount(policy.budget.per_hour.count, policy.budget.per_hour.share)} an hour"
+        yield f"The budget ({count}, {hourly}) leaves room for it, and the breaker is closed."
+    every = in_words(policy.schedule.every)
+    if policy.schedule.at is None:
+        yield f"A pass runs every {every}; each line comes with the first pass after its time."
+    else:
+        yield f"Passes act only at {policy.schedule.at} (schedule.at, local time); the timeline has these times."
+    if policy.mode is Mode.PLAN:
+        yield "The mode is plan: nothing of this is done unattended. It shows what mode enforce would do."
+
+
+def _amount(count: int | None, share: float | None) -> str:
+    words = [str(count)] if count is not None else []
+    return " or ".join([*words, *([f"{share:.0%}"] if share is not None else [])]) or "no limit"
