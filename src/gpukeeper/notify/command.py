@@ -16,7 +16,7 @@ from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model.message import Delivered, Message, NotDelivered
 from gpukeeper.notify.terminals import plain
 
-PASSED_ON = ("HOME", "LANG", "LC_ALL", "TZ")
+PASSED_ON = ("HOME", "LANG")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMPLAINT_MAX = 4096  # bytes of stderr that are read
 COMPLAINT_SHOWN = 200  # characters
