@@ -76,7 +76,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "ray.io/v1": {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"},
     "kwok.x-k8s.io/v1alpha1": {"Logs": "logs", "Stage": "stages"},
 }
-CATCH_UP_S = 60
+CATCH_UP_S = 60  # for the cache of the API server
 PLURALS = {plural: group for group, kinds in GROUPS.items() for plural in kinds.values()}
 PATCHES = {
     "merge": "application/merge-patch+json",
@@ -144,8 +144,8 @@ class Api:
         """The answer's JSON; a refusal fails the test in the server's own words."""
         answer = self.call(method, path, body, **more)
         ends = time.monotonic() + CATCH_UP_S
-        while method == "GET" and answer.status == 504 and time.monotonic() < ends:
-            time.sleep(1)  # "Too large resource version": its cache lags behind etcd, and it says when to retry
+        while answer.status == 504 and b"Too large resource version" in answer.raw and time.monotonic() < ends:
+            time.sleep(1)  # its cache lags behind etcd
             answer = self.call(method, path, body, **more)
         if not answer.ok:
             raise Refused(f"{method} {path}: {answer.status} {_message(answer)}", answer.status)
