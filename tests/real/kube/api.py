@@ -76,7 +76,9 @@ GROUPS: dict[str, dict[str, str]] = {
     "ray.io/v1": {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"},
     "kwok.x-k8s.io/v1alpha1": {"Logs": "logs", "Stage": "stages"},
 }
-CATCH_UP_S = 60
+CATCH_UP_S = 60  # for the cache of the API server
+GONE = "gone"
+PATIENCE_S = 150  # a scheduler that lost the API server needs up to half a minute to list again, then backs off
 PLURALS = {plural: group for group, kinds in GROUPS.items() for plural in kinds.values()}
 PATCHES = {
     "merge": "application/merge-patch+json",
@@ -99,6 +101,10 @@ class Answer:
     @property
     def ok(self) -> bool:
         return self.status < 400
+
+
+class EngineLate(AssertionError):
+    """Kubernetes itself did not get there in time: a Job that does not end, a pod that no node takes."""
 
 
 class Refused(AssertionError):
@@ -144,8 +150,8 @@ class Api:
         """The answer's JSON; a refusal fails the test in the server's own words."""
         answer = self.call(method, path, body, **more)
         ends = time.monotonic() + CATCH_UP_S
-        while method == "GET" and answer.status == 504 and time.monotonic() < ends:
-            time.sleep(1)  # "Too large resource version": its cache lags behind etcd, and it says when to retry
+        while answer.status == 504 and b"Too large resource version" in answer.raw and time.monotonic() < ends:
+            time.sleep(1)  # its cache lags behind etcd
             answer = self.call(method, path, body, **more)
         if not answer.ok:
             raise Refused(f"{method} {path}: {answer.status} {_message(answer)}", answer.status)
@@ -227,7 +233,7 @@ class Api:
         namespace: str | None,
         name: str,
         predicate: Callable[[Object | None], Any],
-        timeout: float = 60,
+        timeout: float = PATIENCE_S,
         *,
         words: str = "",
     ) -> Any:
@@ -237,24 +243,25 @@ class Api:
             seen = self.get(what, namespace, name)
             if predicate(seen):
                 return seen
-            assert time.monotonic() < ends, (
-                f"not within {timeout:.0f} s: {words or 'as awaited'}: {what} {namespace}/{name}; last seen: "
-                f"{json.dumps(seen and seen.get('status'), indent=1)}"
-            )
+            if time.monotonic() > ends:
+                raise (AssertionError if words == GONE else EngineLate)(
+                    f"not within {timeout:.0f} s: {words or 'as awaited'}: {what} {namespace}/{name}; last seen: "
+                    f"{json.dumps(seen and seen.get('status'), indent=1)}"
+                )
             time.sleep(0.05)
 
-    def wait_gone(self, what: str, namespace: str | None, name: str, timeout: float = 60) -> None:
-        self.wait_for(what, namespace, name, lambda seen: seen is None, timeout, words="gone")
+    def wait_gone(self, what: str, namespace: str | None, name: str, timeout: float = PATIENCE_S) -> None:
+        self.wait_for(what, namespace, name, lambda seen: seen is None, timeout, words=GONE)
 
     def wait_condition(
-        self, what: str, namespace: str | None, name: str, kind: str, status: str = "True", timeout: float = 60
+        self, what: str, namespace: str | None, name: str, kind: str, status: str = "True", timeout: float = PATIENCE_S
     ) -> Any:
         return self.wait_for(
             what, namespace, name, lambda seen: condition(seen, kind) == status, timeout, words=f"{kind}={status}"
         )
 
     def wait_pods(
-        self, namespace: str, count: int, *, phase: str = "Running", labels: str = "", timeout: float = 60
+        self, namespace: str, count: int, *, phase: str = "Running", labels: str = "", timeout: float = PATIENCE_S
     ) -> Objects:
         """Until exactly so many pods are in this phase and not being deleted; those."""
         ends = time.monotonic() + timeout
@@ -267,10 +274,11 @@ class Api:
             ]
             if len(there) == count:
                 return there
-            assert time.monotonic() < ends, (
-                f"not within {timeout:.0f} s: {count} pods {phase} in {namespace}; there are "
-                f"{[(pod['metadata']['name'], pod['status'].get('phase')) for pod in every]}"
-            )
+            if time.monotonic() > ends:
+                raise EngineLate(
+                    f"not within {timeout:.0f} s: {count} pods {phase} in {namespace}; there are "
+                    f"{[(pod['metadata']['name'], pod['status'].get('phase')) for pod in every]}"
+                )
             time.sleep(0.05)
 
 

@@ -292,7 +292,7 @@ class ControlPlane(Cluster):
                 self._apply_file(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", file)
                 self._crds[name] = release
         for name in new:
-            self.api.wait_condition("customresourcedefinitions", None, name, "Established", timeout=60)
+            self.api.wait_condition("customresourcedefinitions", None, name, "Established")
         if new:
             # The garbage collector looks for new kinds every half minute only, and at its start.
             self._restart_beside("kube-controller-manager")

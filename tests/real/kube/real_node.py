@@ -59,7 +59,7 @@ def start_real_node(plane: ControlPlane, gpus: int = 4) -> RealNode:
     address = _make_bridge(plane)
     _start_containerd(node)
     _start_kubelet(node, address)
-    plane.api.wait_condition("nodes", None, NAME, "Ready", timeout=60)
+    plane.api.wait_condition("nodes", None, NAME, "Ready")
     taint = {"spec": {"taints": [{"key": "bed/real", "value": "true", "effect": "NoSchedule"}]}}
     plane.until(
         lambda: not (plane.api.get("nodes", None, NAME) or {})["spec"].get("taints"), "it is not tainted as new"

@@ -30,7 +30,7 @@ V1_REPLICAS = {  # of the training operator's kinds: where their replicas stand,
 
 def finish(plane: ControlPlane, namespace: str, count: int = 1, exit_code: int = 0) -> None:
     """So many pods run; they end."""
-    for pod in plane.api.wait_pods(namespace, count, timeout=40):
+    for pod in plane.api.wait_pods(namespace, count):
         plane.finish_pod(namespace, pod["metadata"]["name"], exit_code)
 
 
@@ -72,7 +72,7 @@ def ray_job(name: str, *, workers: int = 1, **spec: Any) -> Object:
 
 def end_ray_job(api: Api, namespace: str, name: str, *, failed: bool = False) -> None:
     """As KubeRay writes it once the dashboard says so, which nobody answers for here. The RayCluster is real."""
-    api.wait_for("rayjobs", namespace, name, lambda one: one and one.get("status", {}).get("rayClusterName"), 40)
+    api.wait_for("rayjobs", namespace, name, lambda one: one and one.get("status", {}).get("rayClusterName"))
     status = {
         "jobDeploymentStatus": "Failed" if failed else "Complete",
         "jobStatus": "FAILED" if failed else "SUCCEEDED",

@@ -424,13 +424,13 @@ def one_of_each(plane: ControlPlane, namespace: str) -> None:
     ):
         plane.api.create(made, namespace)
     api = plane.api
-    api.wait_condition("jobs", namespace, "ended", "Complete", timeout=60)
-    api.wait_condition("jobs", namespace, "failed", "Failed", timeout=60)
-    api.wait_condition("jobsets", namespace, "ended", "Completed", timeout=60)
-    api.wait_for("pods", namespace, "zombie-master-0", lambda pod: pod and pod["status"].get("podIP"), 60)
+    api.wait_condition("jobs", namespace, "ended", "Complete")
+    api.wait_condition("jobs", namespace, "failed", "Failed")
+    api.wait_condition("jobsets", namespace, "ended", "Completed")
+    api.wait_for("pods", namespace, "zombie-master-0", lambda pod: pod and pod["status"].get("podIP"))
     plane.finish_pod(namespace, "zombie-master-0")
-    api.wait_condition("pytorchjobs", namespace, "zombie", "Succeeded", timeout=60)
-    api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"), 60)
+    api.wait_condition("pytorchjobs", namespace, "zombie", "Succeeded")
+    api.wait_for("rayjobs", namespace, "runs", lambda job: job and job.get("status", {}).get("rayClusterName"))
 
 
 def differences(bench: Bench) -> dict[str, dict[str, Any]]:

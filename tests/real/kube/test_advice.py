@@ -55,7 +55,7 @@ def test_the_loop_of_v23_ends_by_removing_the_trainjob_and_not_by_its_runtime(
     assert SNAPSHOT in cause.remedy
     assert "A TTL on the TrainJob comes too late" in cause.remedy
 
-    api.wait_for("configmaps", namespace, SNAPSHOT, lambda one: one is not None, 60)
+    api.wait_for("configmaps", namespace, SNAPSHOT, lambda one: one is not None)
     runtime = api.get("trainingruntimes", namespace, "torch")
     assert runtime is not None
     api.patch(
@@ -63,7 +63,7 @@ def test_the_loop_of_v23_ends_by_removing_the_trainjob_and_not_by_its_runtime(
     )
     first = api.get("jobsets", namespace, RUN)
     uid = None if first is None else first["metadata"]["uid"]
-    anew = api.wait_for("jobsets", namespace, RUN, lambda one: one and one["metadata"]["uid"] != uid, 60)
+    anew = api.wait_for("jobsets", namespace, RUN, lambda one: one and one["metadata"]["uid"] != uid)
     assert anew["spec"]["ttlSecondsAfterFinished"] == 8, "correcting the runtime does not help this one"
 
     api.delete("trainjobs", namespace, RUN, propagation="Background")

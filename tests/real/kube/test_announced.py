@@ -33,7 +33,7 @@ def leader(plane: ControlPlane, namespace: str, ahead: timedelta, user: str = "a
 
 def running_job(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job(RUN), namespace)
-    plane.api.wait_pods(namespace, 1, timeout=60)
+    plane.api.wait_pods(namespace, 1)
 
 
 def warn(bench: Bench) -> WarningSent:
@@ -48,9 +48,9 @@ def annotations(api: Api, plural: str, namespace: str) -> dict[str, str]:
 def zombie(plane: ControlPlane, namespace: str) -> None:
     """A PyTorchJob that is over, with two workers that are not."""
     plane.api.create(objects.pytorch_job(RUN, workers=2), namespace)
-    plane.api.wait_pods(namespace, 3, timeout=60)
+    plane.api.wait_pods(namespace, 3)
     plane.finish_pod(namespace, f"{RUN}-master-0")
-    plane.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded", timeout=60)
+    plane.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
 
 
 def test_a_new_leader_without_the_ledger_keeps_to_the_announced_time(plane: ControlPlane, namespace: str) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def finish_all(plane: ControlPlane, namespace: str, count: int, exit_code: int = 0) -> list[str]:
-    names = [pod["metadata"]["name"] for pod in plane.api.wait_pods(namespace, count, timeout=40)]
+    names = [pod["metadata"]["name"] for pod in plane.api.wait_pods(namespace, count)]
     for name in names:
         plane.finish_pod(namespace, name, exit_code)
     return names
@@ -211,7 +211,7 @@ def test_workers_outlive_their_pytorch_job_until_the_policy_says_so(
 ) -> None:
     api = training_operator.api
     api.create(objects.pytorch_job("train", workers=2), namespace)
-    api.wait_pods(namespace, 3, timeout=40)
+    api.wait_pods(namespace, 3)
     training_operator.finish_pod(namespace, "train-master-0")
     api.wait_condition("pytorchjobs", namespace, "train", "Succeeded")
     api.wait_pods(namespace, 2)
@@ -225,12 +225,12 @@ def test_workers_outlive_their_pytorch_job_until_the_policy_says_so(
 def test_a_suspended_ray_cluster_gives_its_pods_back(kuberay: ControlPlane, namespace: str) -> None:
     api = kuberay.api
     api.create(objects.ray_cluster("ray", workers=2), namespace)
-    api.wait_pods(namespace, 3, timeout=40)
+    api.wait_pods(namespace, 3)
     api.patch("rayclusters", namespace, "ray", {"spec": {"suspend": True}})
-    api.wait_for("rayclusters", namespace, "ray", lambda seen: seen and seen["status"].get("state") == "suspended", 40)
+    api.wait_for("rayclusters", namespace, "ray", lambda seen: seen and seen["status"].get("state") == "suspended")
     assert api.list("pods", namespace) == []
     api.patch("rayclusters", namespace, "ray", {"spec": {"suspend": False}})
-    api.wait_pods(namespace, 3, timeout=40)
+    api.wait_pods(namespace, 3)
 
 
 # A real node.
@@ -239,7 +239,7 @@ def test_a_suspended_ray_cluster_gives_its_pods_back(kuberay: ControlPlane, name
 def test_a_pod_of_the_real_node_is_a_process(real_node: RealNode, api: Api, namespace: str) -> None:
     command = ["sh", "-c", "echo hi; trap 'echo bye; exit 0' TERM; while :; do sleep 0.1; done"]
     api.create(objects.pod("talks", command=command, **real_node.placement), namespace)
-    (pod,) = api.wait_pods(namespace, 1, timeout=60)
+    (pod,) = api.wait_pods(namespace, 1)
     assert pod["spec"]["nodeName"] == real_node.name
     real_node.plane.until(lambda: api.log(namespace, "talks") == "hi\n", "it said hi")
     pids = real_node.pids(pod["metadata"]["uid"])
@@ -251,10 +251,10 @@ def test_a_pod_of_the_real_node_is_a_process(real_node: RealNode, api: Api, name
 
 def test_a_job_of_the_real_node_completes_with_its_log(real_node: RealNode, api: Api, namespace: str) -> None:
     api.create(objects.job("says", command=["sh", "-c", "echo hi"], **real_node.placement), namespace)
-    api.wait_condition("jobs", namespace, "says", "Complete", timeout=60)
+    api.wait_condition("jobs", namespace, "says", "Complete")
     (pod,) = api.list("pods", namespace)
     assert api.log(namespace, pod["metadata"]["name"]) == "hi\n"
     api.create(objects.job("fails", command=["sh", "-c", "echo no; exit 7"], **real_node.placement), namespace)
-    api.wait_condition("jobs", namespace, "fails", "Failed", timeout=60)
+    api.wait_condition("jobs", namespace, "fails", "Failed")
     (pod,) = api.list("pods", namespace, labels="job-name=fails")
     assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7

@@ -214,7 +214,7 @@ def test_a_copy_that_another_cluster_dispatched(plane: ControlPlane, namespace: 
 def test_a_job_goes_with_its_pods_by_a_delete_that_says_so(plane: ControlPlane, namespace: str) -> None:
     """Default propagation orphans (ttlc, kc, kco): Job delete leaves no pod."""
     plane.api.create(objects.job("train", parallelism=3, annotations={"bed/exit-code": "0"}), namespace)
-    plane.api.wait_condition("jobs", namespace, "train", "Complete", timeout=40)
+    plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert len(plane.api.list("pods", namespace)) == 3
     with proxy(plane) as one:
         bench = Bench(between(plane, one), namespace)
@@ -233,7 +233,7 @@ def test_the_jobset_of_a_trainjob(trainer_v23: ControlPlane, namespace: str) -> 
     plane = trainer_v23
     plane.api.create(objects.training_runtime("torch", annotations={"bed/exit-code": "1"}), namespace)
     plane.api.create(objects.train_job("run", "torch"), namespace)
-    plane.api.wait_condition("trainjobs", namespace, "run", "Failed", timeout=60)
+    plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
     child = plane.api.get("jobsets", namespace, "run")
     assert child is not None
     with proxy(plane) as one:
@@ -260,9 +260,9 @@ def test_a_child_whose_removal_failed_and_was_forgotten(trainer_v23: ControlPlan
     plane = trainer_v23
     plane.api.create(objects.training_runtime("torch"), namespace)
     plane.api.create(objects.train_job("run", "torch", activeDeadlineSeconds=15), namespace)
-    plane.api.wait_pods(namespace, 1, timeout=40)
+    plane.api.wait_pods(namespace, 1)
     with unreachable_webhook(plane.api, namespace, "jobset.x-k8s.io", "jobsets"):
-        plane.api.wait_condition("trainjobs", namespace, "run", "Failed", timeout=40)
+        plane.api.wait_condition("trainjobs", namespace, "run", "Failed")
         time.sleep(2)
     bench = Bench(plane.kubeconfig(), namespace, at_finish="Running", classes=AT_ONCE)
     if plane.api.list("jobsets", namespace) == []:
@@ -281,9 +281,9 @@ def test_workers_that_a_success_hides(training_operator: ControlPlane, namespace
     """Success hides workers (tr#1982): Succeeded, worker Running, counters clean → zombie."""
     plane = training_operator
     plane.api.create(objects.pytorch_job("run", workers=1), namespace)
-    plane.api.wait_pods(namespace, 2, timeout=60)
+    plane.api.wait_pods(namespace, 2)
     plane.finish_pod(namespace, "run-master-0")
-    seen = plane.api.wait_condition("pytorchjobs", namespace, "run", "Succeeded", timeout=40)
+    seen = plane.api.wait_condition("pytorchjobs", namespace, "run", "Succeeded")
     seen = plane.api.wait_for(
         "pytorchjobs",
         namespace,
@@ -469,11 +469,11 @@ def test_a_job_that_succeeded_after_failures(plane: ControlPlane, namespace: str
     made = objects.job("train", parallelism=3, backoff=6)
     del made["spec"]["completions"]  # one that succeeds is enough
     plane.api.create(made, namespace)
-    first, second, third = plane.api.wait_pods(namespace, 3, timeout=40)
+    first, second, third = plane.api.wait_pods(namespace, 3)
     plane.finish_pod(namespace, third["metadata"]["name"])
     for one in (first, second):
         plane.finish_pod(namespace, one["metadata"]["name"], exit_code=1)
-    done = plane.api.wait_condition("jobs", namespace, "train", "Complete", timeout=40)
+    done = plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert done["status"]["failed"] == 2
     bench = Bench(plane.kubeconfig(), namespace)  # succeeded 1h, failed 2h
     bench.later(minutes=61)

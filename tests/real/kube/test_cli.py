@@ -92,7 +92,7 @@ def ended(api: Api, namespace: str, *made: Object) -> None:
     for one in made:
         api.create(one, namespace)
     for one in made:
-        api.wait_for("jobs", namespace, one["metadata"]["name"], _is_over, 40)
+        api.wait_for("jobs", namespace, one["metadata"]["name"], _is_over)
 
 
 def _is_over(job: Mapping[str, Any] | None) -> bool:
@@ -102,7 +102,7 @@ def _is_over(job: Mapping[str, Any] | None) -> bool:
 def trained(api: Api, namespace: str, name: str) -> None:
     api.create(objects.training_runtime("torch", annotations=SUCCEEDS), namespace)
     api.create(objects.train_job(name, "torch"), namespace)
-    api.wait_condition("trainjobs", namespace, name, "Complete", timeout=60)
+    api.wait_condition("trainjobs", namespace, name, "Complete")
 
 
 @pytest.mark.usefixtures("jobset", "trainer_v23", "kwok_node")
@@ -132,7 +132,7 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
     going = shell.run("restore", "trainjob/run-7")
     assert going.code == DONE
     assert "was restored and runs again" in going.out + going.err
-    api.wait_condition("trainjobs", namespace, "run-7", "Complete", timeout=60)
+    api.wait_condition("trainjobs", namespace, "run-7", "Complete")
 
 
 def none_are_left(api: Api, namespace: str, what: str) -> None:
@@ -510,7 +510,7 @@ def test_explain_with_rights_in_one_namespace_does_not_send_people_to_all(
 ) -> None:
     plane.need("jobset")
     api.create(objects.jobset("run", annotations=SUCCEEDS), namespace)
-    api.wait_for("jobsets", namespace, "run", lambda one: condition(one, "Completed") == "True", 60)
+    api.wait_for("jobsets", namespace, "run", lambda one: condition(one, "Completed") == "True")
     reader = plane.kubeconfig(plane.new_user(ALL, namespace=namespace))
     found = shell.run("explain", shell.path("jobset", "run"), kubeconfig=reader)
     assert found.code == DONE, found.err

@@ -77,7 +77,7 @@ class Crowd:
         self._keep("pods", inside, api.create(unplaced("keep-pending"), inside))
         self._keep("jobs", self.elsewhere, api.create(objects.job("keep-away", annotations=SUCCEEDS), self.elsewhere))
         for name, where in (("keep-held", inside), ("keep-young", inside), ("keep-away", self.elsewhere)):
-            api.wait_condition("jobs", where, name, "Complete", timeout=60)
+            api.wait_condition("jobs", where, name, "Complete")
         self.plane.until(lambda: self._phase("keep-running-pod") == "Running", "what runs runs", 60)
         runs = {"labels": "batch.kubernetes.io/job-name=keep-running", "timeout": 60}
         (pod,) = api.wait_pods(inside, 1, **runs)  # type: ignore[arg-type]

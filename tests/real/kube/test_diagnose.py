@@ -169,7 +169,7 @@ def failing(api: Api, namespace: str) -> Object:
     ends = {"bed/exit-code": "1", "bed/finish-after": "1s"}
     api.create(objects.training_runtime("torch", annotations=ends), namespace)
     api.create(objects.train_job("run-7", "torch"), namespace)
-    failed: Object = api.wait_condition("trainjobs", namespace, "run-7", "Failed", timeout=60)
+    failed: Object = api.wait_condition("trainjobs", namespace, "run-7", "Failed")
     return failed
 
 
@@ -226,7 +226,7 @@ def test_the_foreground_loop_of_v23_is_proven_and_ends_without_its_finalizer(
     with suppress(Refused):  # the collector may have won by now
         api.patch("trainjobs", place, "run-7", {"metadata": {"finalizers": None}})
     api.wait_gone("trainjobs", place, "run-7")
-    api.wait_gone("jobsets", place, "run-7", timeout=40)
+    api.wait_gone("jobsets", place, "run-7")
 
 
 @pytest.mark.usefixtures("kwok_node", "trainer_v21")
@@ -236,11 +236,11 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
     """C7.1"""
     api.create(objects.training_runtime("torch", ttl=2), namespace)
     api.create(objects.train_job("run-7", "torch"), namespace)
-    (pod,) = api.wait_pods(namespace, 1, timeout=40)
+    (pod,) = api.wait_pods(namespace, 1)
     first = api.get("jobsets", namespace, "run-7")
     assert first is not None
     plane.finish_pod(namespace, pod["metadata"]["name"])
-    one = api.wait_condition("trainjobs", namespace, "run-7", "Complete", timeout=40)
+    one = api.wait_condition("trainjobs", namespace, "run-7", "Complete")
     second = api.wait_for(
         "jobsets",
         namespace,
@@ -249,7 +249,7 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
         timeout=60,
         words="made anew",
     )
-    (worker,) = api.wait_pods(namespace, 1, timeout=40)
+    (worker,) = api.wait_pods(namespace, 1)
     stand_in(TRAINER, TRAINER_IMAGE.format("v2.1.0"))
     asked = Asked(plane)
     now = time_of(second["metadata"]["creationTimestamp"]) + timedelta(minutes=1)

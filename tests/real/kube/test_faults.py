@@ -95,7 +95,7 @@ class World:
             ended_pod(self.api, self.namespace, name)
         for name in ("job-0", "job-1"):
             self.api.create(objects.job(name, parallelism=0, gpus=0), self.namespace)
-            self.api.wait_condition("jobs", self.namespace, name, "Complete", timeout=60)
+            self.api.wait_condition("jobs", self.namespace, name, "Complete")
         self.keep(ended_pod(self.api, self.namespace, "held", annotations={HOLD: far}))
         label = {"kueue.x-k8s.io/multikueue-origin": "manager"}
         self.keep(ended_pod(self.api, self.namespace, "foreign", labels=label))

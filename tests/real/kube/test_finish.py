@@ -45,8 +45,8 @@ Make = Callable[..., Object]
 
 def ended_at(plane: ControlPlane, what: str, namespace: str, good: str, bad: str) -> None:
     """Both runs are over, by their controller's own word."""
-    plane.api.wait_condition(what, namespace, GOOD, good, timeout=40)
-    plane.api.wait_condition(what, namespace, BAD, bad, timeout=40)
+    plane.api.wait_condition(what, namespace, GOOD, good)
+    plane.api.wait_condition(what, namespace, BAD, bad)
 
 
 def of_good(plane: ControlPlane, namespace: str, *holders: str) -> set[str]:
@@ -118,7 +118,7 @@ def test_finished_rayjobs_go_with_their_clusters(kuberay: ControlPlane, namespac
     api = kuberay.api
     for name in (GOOD, BAD):
         api.create(ray_job(name), namespace)
-    api.wait_pods(namespace, 4, labels="ray.io/cluster", timeout=60)  # not those that submit
+    api.wait_pods(namespace, 4, labels="ray.io/cluster")  # not those that submit
     end_ray_job(api, namespace, GOOD)
     end_ray_job(api, namespace, BAD, failed=True)
     bench = Bench(kuberay.kubeconfig(), namespace)
@@ -154,7 +154,7 @@ def test_a_failed_trainjob_goes_after_an_hour_in_every_namespace_in_scope(
         api.create(objects.training_runtime("torch", annotations=FAILS), place)
         api.create(objects.train_job(BAD, "torch"), place)
     for place in (first, second, outside):
-        api.wait_condition("trainjobs", place, BAD, "Failed", timeout=60)
+        api.wait_condition("trainjobs", place, BAD, "Failed")
     shipped = load_text(policy_of_the_cron_job()).policy.retention
     assert shipped.failed == timedelta(minutes=60)
     bench = Bench(trainer_v23.kubeconfig(), first, second, retention={"failed": "60m"})
@@ -189,7 +189,7 @@ def test_kubeflow_system_is_a_namespace_like_others(trainer_v23: ControlPlane, k
     api.create(objects.train_job(GOOD, "torch"), kubeflow_system)
     ours = labelled(objects.job("ours", annotations=SUCCEEDS), {"app.kubernetes.io/name": "gpukeeper"})
     api.create(ours, kubeflow_system)
-    api.wait_condition("trainjobs", kubeflow_system, GOOD, "Complete", timeout=40)
+    api.wait_condition("trainjobs", kubeflow_system, GOOD, "Complete")
     api.wait_condition("jobs", kubeflow_system, "ours", "Complete")
     bench = Bench(trainer_v23.kubeconfig(), kubeflow_system)
     bench.later(days=3)
@@ -203,7 +203,7 @@ def test_what_a_trainjob_owns_is_neither_target_nor_subject(trainer_v23: Control
     api = trainer_v23.api
     api.create(objects.training_runtime("torch", annotations=SUCCEEDS), namespace)
     api.create(objects.train_job("run", "torch"), namespace)
-    api.wait_condition("trainjobs", namespace, "run", "Complete", timeout=40)
+    api.wait_condition("trainjobs", namespace, "run", "Complete")
     assert condition(api.get("jobsets", namespace, "run"), "Completed") == "True"
     before = {what: uid(api, what, namespace, *api.names(what, namespace)) for what in CHAIN}
     bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "manual", "failed": "manual"})
@@ -390,7 +390,7 @@ def test_a_job_that_succeeded_after_a_failure_succeeded(plane: ControlPlane, nam
     plane.api.create(objects.job("train", backoff=3), namespace)
     finish(plane, namespace, exit_code=1)
     finish(plane, namespace)
-    plane.api.wait_condition("jobs", namespace, "train", "Complete", timeout=40)
+    plane.api.wait_condition("jobs", namespace, "train", "Complete")
     assert (plane.api.get("jobs", namespace, "train") or {})["status"]["failed"] == 1
     bench = Bench(plane.kubeconfig(), namespace)
     bench.later(minutes=61)

@@ -88,9 +88,9 @@ class Shell:
         if action == "remove":  # a hold never suspends the maximum runtime
             self.api.create(marked(objects.job(HELD, **pods), **held), self.namespace)
             for name in (DUE, HELD):
-                self.api.wait_condition("jobs", self.namespace, name, "Complete", timeout=60)
+                self.api.wait_condition("jobs", self.namespace, name, "Complete")
             return
-        (pod,) = self.api.wait_pods(self.namespace, 1, phase="Pending", timeout=60)
+        (pod,) = self.api.wait_pods(self.namespace, 1, phase="Pending")
         container = {"name": "main", "image": objects.IMAGE, "imageID": "", "ready": True, "restartCount": 0}
         runs = {**container, "state": {"running": {"startedAt": text(datetime.now(UTC) - timedelta(hours=1))}}}
         status = {"phase": "Running", "containerStatuses": [runs]}

@@ -71,7 +71,7 @@ def running(plane: ControlPlane, namespace: str, kind: str) -> str:
 
 def wait_running(plane: ControlPlane, namespace: str, kind: str, pods: int) -> None:
     """KubeRay adds a pod that submits the job, sooner or later."""
-    plane.api.wait_pods(namespace, pods, labels="ray.io/cluster" if kind == "rayjob" else "", timeout=60)
+    plane.api.wait_pods(namespace, pods, labels="ray.io/cluster" if kind == "rayjob" else "")
 
 
 # Stop and restore.

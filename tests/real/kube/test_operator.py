@@ -150,13 +150,13 @@ def two(make: Make) -> tuple[Operator, Operator]:
 def test_a_leader_that_is_killed_is_followed_when_its_lease_ran_out(make: Make, api: Api, namespace: str) -> None:
     leader, other = two(make)
     first = finished(api, namespace, "first")
-    api.wait_gone("jobs", namespace, "first", 20)
+    api.wait_gone("jobs", namespace, "first")
     until(lambda: leader.reclaimed() == [first], "the leader wrote that down", SLOW)
     leader.program.kill()
     second = finished(api, namespace, "second")
     took = until(lambda: other.leads, "the other leads", DURATION + RETRY + SLOW)
     assert took > DURATION / 2
-    api.wait_gone("jobs", namespace, "second", 20)
+    api.wait_gone("jobs", namespace, "second")
     until(lambda: other.reclaimed() == [second], "its ledger says so", SLOW)
     assert leader.reclaimed() == [first]
     assert api.get("leases", namespace, LEASE)["spec"]["leaseTransitions"] == 1  # type: ignore[index]
@@ -166,7 +166,7 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_ran_out(make: Make, 
 def test_a_leader_that_is_stopped_hands_over_at_once(make: Make, api: Api, namespace: str) -> None:
     leader, other = two(make)
     finished(api, namespace, "first")
-    api.wait_gone("jobs", namespace, "first", 20)
+    api.wait_gone("jobs", namespace, "first")
     child = leader.program._child
     assert child is not None
     child.terminate()
@@ -174,7 +174,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(make: Make, api: Api, names
     took = until(lambda: other.leads, "the other leads", RETRY + SLOW)
     assert took < DURATION / 2
     finished(api, namespace, "second")
-    api.wait_gone("jobs", namespace, "second", 20)
+    api.wait_gone("jobs", namespace, "second")
 
 
 @pytest.mark.usefixtures("kwok_node")
@@ -193,7 +193,7 @@ def test_two_never_act_on_the_same_thing(make: Make, api: Api, namespace: str) -
         frozen.program.resume()
         until(lambda frozen=frozen: frozen.metric("gpukeeper_leader") == 0, "it knows that it does not lead", SLOW)
     for name in names:
-        api.wait_gone("jobs", namespace, name, 30)
+        api.wait_gone("jobs", namespace, name)
     until(lambda: len(one.reclaimed()) + len(other.reclaimed()) >= len(uids), "all is written down", SLOW)
     assert sorted(one.reclaimed() + other.reclaimed()) == sorted(uids)
 
@@ -226,7 +226,7 @@ def test_a_changed_policy_is_picked_up_and_a_broken_one_stops_acting(make: Make,
     finished(api, namespace, "first")
     until(lambda: one.metric("gpukeeper_overdue") == 1, "it sees what is due", 20)
     one.set_policy(policy(namespace))
-    api.wait_gone("jobs", namespace, "first", 20)
+    api.wait_gone("jobs", namespace, "first")
     one.set_policy("mode: enforced\n")
     until(lambda: one.ask("/readyz")[0] == 503, "it is not ready", 20)
     assert "the policy cannot be used" in one.ask("/readyz")[1]
@@ -234,7 +234,7 @@ def test_a_changed_policy_is_picked_up_and_a_broken_one_stops_acting(make: Make,
     until(lambda: one.metric("gpukeeper_overdue") == 1, "it sees what is due", 20)
     assert api.get("jobs", namespace, "second") is not None
     one.set_policy(policy(namespace))
-    api.wait_gone("jobs", namespace, "second", 20)
+    api.wait_gone("jobs", namespace, "second")
 
 
 def test_who_cannot_reach_the_lease_does_not_act(
@@ -298,7 +298,7 @@ def test_the_rights_of_the_examples_are_enough_to_reclaim(
     one = make("one", account("operator.yaml", "rbac-observe.yaml", "rbac-reclaim.yaml"))
     until(lambda: one.leads, "it leads", SLOW)
     finished(api, namespace, "first")
-    api.wait_gone("jobs", namespace, "first", 30)
+    api.wait_gone("jobs", namespace, "first")
     done = 'gpukeeper_reclaimed_total{action="remove",kind="job",rule="retention"}'
     until(lambda: one.metric(done) == 1, "it is counted", SLOW)
     until(lambda: one.metric("gpukeeper_unseen") == 0, "a look at everything saw everything", SLOW)
@@ -326,7 +326,7 @@ def test_roles_of_one_namespace_are_enough_for_it(
     one = make("one", account("namespaced.yaml"))
     until(lambda: one.leads, "it leads", SLOW)
     finished(api, namespace, "first")
-    api.wait_gone("jobs", namespace, "first", 30)
+    api.wait_gone("jobs", namespace, "first")
     until(lambda: one.metric("gpukeeper_unseen") == 0, "a look at everything saw everything", SLOW)
 
 

@@ -71,7 +71,7 @@ def bench_of(plane: ControlPlane, user: str, *namespaces: str, **more: Any) -> B
 
 def finished_job(plane: ControlPlane, namespace: str) -> None:
     plane.api.create(objects.job("train", annotations={"bed/exit-code": "0"}), namespace)
-    plane.api.wait_condition("jobs", namespace, "train", "Complete", timeout=40)
+    plane.api.wait_condition("jobs", namespace, "train", "Complete")
 
 
 def unseen(bench: Bench) -> dict[str, str]:

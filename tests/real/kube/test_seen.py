@@ -56,7 +56,7 @@ def test_1_v21_makes_the_jobset_of_a_complete_trainjob_anew(trainer_v21: Control
     api = trainer_v21.api
     train(trainer_v21, namespace, ttl=2)
     finish(trainer_v21, namespace)
-    api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=40)
+    api.wait_condition("trainjobs", namespace, RUN, "Complete")
     first = uid(api, "jobsets", namespace, RUN)
     another(trainer_v21, namespace, first)
     (pod,) = api.wait_pods(namespace, 1)
@@ -79,7 +79,7 @@ def test_2_v23_leaves_a_complete_trainjob_for_ever(trainer_v23: ControlPlane, na
     api = trainer_v23.api
     train(trainer_v23, namespace, ttl=1)
     finish(trainer_v23, namespace)
-    api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=40)
+    api.wait_condition("trainjobs", namespace, RUN, "Complete")
     trainer_v23.until(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "only the TrainJob is left", 40)
     stays_so(lambda: left(api, namespace, *CHAIN) == {"trainjobs": {RUN}}, "it went by itself: not so any more")
 
@@ -96,7 +96,7 @@ def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: Cont
     for _ in range(2):
         before = uid(api, "jobsets", namespace, RUN)
         finish(trainer_v23, namespace, exit_code=1)
-        api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+        api.wait_condition("trainjobs", namespace, RUN, "Failed")
         before = uid(api, "jobsets", namespace, RUN)
         another(trainer_v23, namespace, before)
         api.wait_for("trainjobs", namespace, RUN, lambda one: not is_true(one, "Failed"), 20, words="Failed is lost")
@@ -105,7 +105,7 @@ def test_3_v23_forgets_that_a_trainjob_failed_and_trains_again(trainer_v23: Cont
     bench = Bench(trainer_v23.kubeconfig(), namespace, retention={"succeeded": "0s", "failed": "0s"})
     assert passes(bench) == [], "it runs, so nothing is due"
     finish(trainer_v23, namespace, exit_code=1)
-    api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+    api.wait_condition("trainjobs", namespace, RUN, "Failed")
     assert reclaimed(passes(bench)) == {"trainjob/run": Action.REMOVE}
     ends_well(trainer_v23, namespace, *CHAIN)
 
@@ -116,7 +116,7 @@ def removed_in_the_foreground(plane: ControlPlane, namespace: str) -> Object | N
     api, collector = plane.api, plane.programs["kube-controller-manager"]
     train(plane, namespace)
     finish(plane, namespace, exit_code=1)
-    api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+    api.wait_condition("trainjobs", namespace, RUN, "Failed")
     before = uid(api, "jobsets", namespace, RUN)
     collector.pause()
     api.delete("trainjobs", namespace, RUN, propagation="Foreground")
@@ -163,7 +163,7 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
 ) -> None:
     api = training_operator.api
     api.create(objects.pytorch_job(RUN, workers=2), namespace)
-    api.wait_pods(namespace, 3, timeout=40)
+    api.wait_pods(namespace, 3)
     training_operator.finish_pod(namespace, f"{RUN}-master-0")
     api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
     api.wait_for(
@@ -189,7 +189,7 @@ def test_5_workers_outlive_a_pytorchjob_and_its_status_hides_them(
 def test_6_a_ray_cluster_gives_its_gpus_back_by_suspension_and_returns(kuberay: ControlPlane, namespace: str) -> None:
     api = kuberay.api
     api.create(objects.ray_cluster("ray", workers=2), namespace)
-    api.wait_pods(namespace, 3, timeout=60)
+    api.wait_pods(namespace, 3)
     stays_so(lambda: len(api.list("pods", namespace)) == 3, "an idle cluster ended by itself", 1)
 
     bench = Bench(kuberay.kubeconfig(), namespace)
@@ -200,4 +200,4 @@ def test_6_a_ray_cluster_gives_its_gpus_back_by_suspension_and_returns(kuberay: 
     assert seen is not None
     assert seen["spec"]["suspend"] is True
     assert bench.ask("root", "restore", "raycluster/ray").done
-    api.wait_pods(namespace, 3, timeout=60)
+    api.wait_pods(namespace, 3)

@@ -58,7 +58,7 @@ def applied(made: Object) -> Object:
 def complete(plane: ControlPlane, namespace: str, made: Object) -> Object:
     plane.api.create(objects.training_runtime("torch", annotations=SUCCEEDS), namespace)
     plane.api.create(made, namespace)
-    ended: Object = plane.api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=60)
+    ended: Object = plane.api.wait_condition("trainjobs", namespace, RUN, "Complete")
     return ended
 
 
@@ -118,7 +118,7 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
         assert words.endswith(f"write spec.runPolicy.{TTL}")
         assert found[f"{kind.lower()}/{kind.lower()}"].marks.ttl is None
 
-    ended = api.wait_condition("pytorchjobs", namespace, "pytorchjob", "Succeeded", timeout=60)
+    ended = api.wait_condition("pytorchjobs", namespace, "pytorchjob", "Succeeded")
     cause = one_of(Asked(training_operator).about(ended, datetime.now(UTC)), f"spec.{TTL}: 600 was applied")
     assert cause.words.endswith(f"write spec.runPolicy.{TTL}")
     api.patch("pytorchjobs", namespace, "pytorchjob", {"spec": {"runPolicy": {TTL: 7200}}})

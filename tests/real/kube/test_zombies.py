@@ -37,7 +37,7 @@ RUN = "run"
 def zombie(plane: ControlPlane, namespace: str) -> None:
     """A PyTorchJob that is over, with two workers that are not."""
     plane.api.create(objects.pytorch_job(RUN, workers=2), namespace)
-    plane.api.wait_pods(namespace, 3, timeout=40)
+    plane.api.wait_pods(namespace, 3)
     plane.finish_pod(namespace, f"{RUN}-master-0")
     plane.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
 
@@ -109,7 +109,7 @@ def test_gpus_of_workers_that_end_slowly_are_added_up(training_operator: Control
     """Most pods need more than a second to end. Whose work it was, and what it gave back, is known all the same."""
     slow = {"bed/end-after": "3s"}
     training_operator.api.create(objects.pytorch_job(RUN, workers=2, annotations=slow), namespace)
-    training_operator.api.wait_pods(namespace, 3, timeout=40)
+    training_operator.api.wait_pods(namespace, 3)
     training_operator.finish_pod(namespace, f"{RUN}-master-0")
     training_operator.api.wait_condition("pytorchjobs", namespace, RUN, "Succeeded")
     bench = Bench(training_operator.kubeconfig(), namespace)
@@ -131,8 +131,8 @@ def test_the_jobset_that_v21_made_anew_is_trimmed_and_the_trainjob_stays(
     api.create(objects.training_runtime("torch", ttl=2), namespace)
     api.create(objects.train_job(RUN, "torch"), namespace)
     finish(trainer_v21, namespace)
-    api.wait_condition("trainjobs", namespace, RUN, "Complete", timeout=40)
-    api.wait_pods(namespace, 1, timeout=40)
+    api.wait_condition("trainjobs", namespace, RUN, "Complete")
+    api.wait_pods(namespace, 1)
     root = uid(api, "trainjobs", namespace, RUN)
     bench = Bench(trainer_v21.kubeconfig(), namespace, at_finish="Running")
     bench.later(minutes=6)
@@ -148,9 +148,9 @@ def test_the_jobset_that_v21_made_anew_is_trimmed_and_the_trainjob_stays(
 def fails_and_returns(plane: ControlPlane, namespace: str, bench: Bench) -> None:
     """One turn of v2.3.0's loop, with a pass while it is over and one while it runs again."""
     finish(plane, namespace, exit_code=1)
-    plane.api.wait_condition("trainjobs", namespace, RUN, "Failed", timeout=40)
+    plane.api.wait_condition("trainjobs", namespace, RUN, "Failed")
     bench.again()
-    plane.api.wait_pods(namespace, 1, timeout=40)
+    plane.api.wait_pods(namespace, 1)
     plane.api.wait_for("trainjobs", namespace, RUN, lambda one: not is_true(one, "Failed"), 20, words="Failed is lost")
 
 
@@ -158,7 +158,7 @@ def test_a_trainjob_that_fails_and_runs_again_is_a_loop(trainer_v23: ControlPlan
     api = trainer_v23.api
     api.create(objects.training_runtime("torch", ttl=3), namespace)
     api.create(objects.train_job(RUN, "torch"), namespace)
-    api.wait_pods(namespace, 1, timeout=40)
+    api.wait_pods(namespace, 1)
     bench = Bench(trainer_v23.kubeconfig(), namespace, loops=2)
     bench.again()
     fails_and_returns(trainer_v23, namespace, bench)
@@ -181,7 +181,7 @@ def test_a_held_loop_is_left(trainer_v23: ControlPlane, namespace: str) -> None:
     api = trainer_v23.api
     api.create(objects.training_runtime("torch", ttl=2), namespace)
     api.create(objects.train_job(RUN, "torch"), namespace)
-    api.wait_pods(namespace, 1, timeout=40)
+    api.wait_pods(namespace, 1)
     bench = Bench(trainer_v23.kubeconfig(), namespace, loops=1)
     bench.again()
     fails_and_returns(trainer_v23, namespace, bench)
@@ -197,7 +197,7 @@ def test_a_held_loop_is_left(trainer_v23: ControlPlane, namespace: str) -> None:
 def test_the_cluster_of_a_finished_rayjob_is_suspended(kuberay: ControlPlane, namespace: str) -> None:
     api = kuberay.api
     api.create(ray_job(RUN, workers=2), namespace)
-    api.wait_pods(namespace, 3, labels="ray.io/cluster", timeout=60)  # not the one that submits
+    api.wait_pods(namespace, 3, labels="ray.io/cluster")  # not the one that submits
     end_ray_job(api, namespace, RUN)
     bench = Bench(kuberay.kubeconfig(), namespace, at_finish="Running")
     bench.later(minutes=6)
@@ -219,7 +219,7 @@ def test_a_borrowed_cluster_is_never_touched_for_its_borrower(
     api = kuberay.api
     lent = labelled(objects.ray_cluster("lent", workers=2), {"ray.io/cluster": "lent"})
     api.create(lent, namespace)
-    api.wait_pods(namespace, 3, timeout=60)
+    api.wait_pods(namespace, 3)
     api.create(ray_job(RUN, clusterSelector={"ray.io/cluster": "lent"}), namespace)
     end_ray_job(api, namespace, RUN)
     before = uid(api, "rayclusters", namespace, "lent")

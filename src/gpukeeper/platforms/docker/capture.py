@@ -16,7 +16,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import archive
 from gpukeeper.platforms.docker.connect import MOST, SLOW, Engine, part
-from gpukeeper.platforms.docker.errors import NOT_FOUND, EngineError, EngineSilent
+from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.losses import losses, packages
 from gpukeeper.platforms.docker.wire import Change, Inspected
 
@@ -79,7 +79,8 @@ class Captures:
         try:
             stream = await self._end_of_log(container.id)
         except EngineError as error:
-            if not _is_dead(container) and (error.status == NOT_FOUND or "logging driver" not in error.words):
+            refused = _is_dead(container) and error.status == CONFLICT
+            if not refused and (error.status == NOT_FOUND or "logging driver" not in error.words):
                 raise
             return f"The engine keeps no log of it: {error.words}\n".encode()  # none exists, so none can be lost
         return stream if container.config.tty else archive.demultiplexed(stream)
@@ -117,7 +118,7 @@ class Captures:
         try:
             inside = await self._look_inside(container.id, anew=True)
         except EngineError as error:
-            if not _is_dead(container):
+            if not _is_dead(container) or error.status == NOT_FOUND:
                 raise
             return {archive.CHANGES: f"The engine does not list them: {error.words}\n".encode()}
         signs = {0: "changed", 1: "added", 2: "deleted"}

@@ -211,9 +211,19 @@ def test_a_log_refused_for_a_container_that_is_not_dead_keeps_it() -> None:
     assert isinstance(take(fake, ("logs",)), Unknown)
 
 
-def test_a_dead_container_whose_engine_does_not_answer_is_kept() -> None:
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {LOGS: (500, '{"message": "input/output error"}'), DIFF: (200, "null")},
+        {LOGS: (404, "page not found"), DIFF: (200, "null")},
+        {LOGS: REFUSED, DIFF: (404, "page not found")},
+        {LOGS: REFUSED, DIFF: (200, "not json")},
+    ],
+    ids=["log unreadable", "no page of logs", "no page of changes", "changes unreadable"],
+)
+def test_any_other_failure_keeps_a_dead_container(answers: dict[str, tuple[int, str]]) -> None:
     fake = FakeEngine(told(state=ended(Status="dead", Dead=True)))
-    fake.answers |= {LOGS: (200, "it"), DIFF: (200, "not json")}
+    fake.answers |= answers
     assert isinstance(take(fake, ("logs",)), Unknown)
 
 
