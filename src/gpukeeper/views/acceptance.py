@@ -117,7 +117,7 @@ def provisional(machine: Machine, wish: Wish) -> Report:
 def machine_words(machine: Machine, wish: Wish) -> str:
     """ "node-3: 8 × NVIDIA H200; driver 570.1, torch 2.11.0"."""
     if isinstance(machine.gpus, Unknown):
-        return f"{machine.node}: its GPUs could not be learned ({machine.gpus.why})"
+        return f"{machine.node}: the GPUs could not be read ({machine.gpus.why})"
     names: dict[str, int] = {}
     for gpu in machine.gpus:
         name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"
@@ -173,7 +173,7 @@ def node_verdicts(fleet: Fleet) -> Iterator[NodeVerdict]:
     for one in fleet.nodes:
         yield NodeVerdict(one.verdict, one.node, one.gpus, one.run, one.reason)
     for name in fleet.missing:
-        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node was given")
+        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node")
 
 
 def fleet_notes(fleet: Fleet) -> Iterator[str]:
@@ -189,11 +189,11 @@ def fleet_notes(fleet: Fleet) -> Iterator[str]:
 
 
 def coverage_lines(coverage: Iterable[NotTested], *, verbose: bool) -> list[str]:
-    """What was left out: those for the same reason together."""
+    """What was skipped, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in coverage:
         if not verbose and (one.within or one.why == NOT_ASKED_FOR):
-            continue  # told by the next steps, or known to who asked
+            continue  # listed in the next steps, or deselected by the user
         name = f"{one.check} ({one.what})" if one.what else one.check
         by_reason.setdefault(one.why, []).append(name)
     return [f"not tested: {', '.join(dict.fromkeys(names))}: {why}" for why, names in by_reason.items()]

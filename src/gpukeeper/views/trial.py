@@ -107,7 +107,7 @@ def _view(given: Given, book: Rulebook, now: datetime) -> View:
     view = View(subject, (), memory, given.demand)
     if given.hold is None:
         return view
-    assert isinstance(subject.owner, str), "whoever holds it is its owner"
+    assert isinstance(subject.owner, str), "the holder is the owner"
     granted = may_hold(view, book, subject.owner, given.hold, now)
     if isinstance(granted, NotAllowed):
         raise UsageError(f"--hold: {granted.why}")
@@ -136,37 +136,41 @@ def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datet
 def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
     last = found[-1] if found else None
     if last is None:
-        return f"Nothing happens to it: {decision.reason}."
+        return f"No action: {decision.reason}."
     if last.action is Action.REMOVE:
-        return "Then it is gone."
+        return "The workload is then removed."
     if last.action is Action.STOP and subject.goes_when_stopped:
-        return "A stop removes it: then it is gone."
+        return "Stopping removes the workload."
     if last.action is Action.STOP:
-        return "Then it stays stopped."
-    return "Nothing more happens to it."
+        return "The workload then stays stopped."
+    return "No further actions."
 
 
 def _assumed(policy: Policy, given: Given, found: tuple[Ahead, ...]) -> Iterator[str]:
     if given.subject.state is State.RUNNING and given.subject.devices:
-        yield "It uses its GPUs all the time." if given.busy else "It stays idle from now on, by every signal."
-    yield "It is not held, stopped or restarted meanwhile."
+        yield (
+            "The GPUs are in use all the time."
+            if given.busy
+            else "The workload stays idle from now on, by every signal."
+        )
+    yield "The workload is not held, stopped or restarted."
     if given.demand:
-        yield "GPUs stay scarce, so that idle times are shorter (demand)."
+        yield "GPUs stay scarce, so idle times are shorter (demand)."
     if all(step.action is Action.KEEP for step in found):
         return
     if any(step.action is Action.WARN for step in found):
-        yield "Every warning is delivered; otherwise there is more time (warnings.undelivered)."
+        yield "Every warning is delivered; otherwise the stop comes later (warnings.undelivered)."
     if any(step.action in ACTING for step in found):
         count = f"{_amount(policy.budget.per_pass.count, policy.budget.per_pass.share)} a pass"
         hourly = f"{_amount(policy.budget.per_hour.count, policy.budget.per_hour.share)} an hour"
-        yield f"The budget ({count}, {hourly}) leaves room for it, and the breaker is closed."
+        yield f"The budget ({count}, {hourly}) is not used up, and the breaker is closed."
     every = in_words(policy.schedule.every)
     if policy.schedule.at is None:
-        yield f"A pass runs every {every}; each line comes with the first pass after its time."
+        yield f"A pass runs every {every}; an action is taken in the first pass after its time."
     else:
-        yield f"Passes act only at {policy.schedule.at} (schedule.at, local time); the timeline has these times."
+        yield f"Passes act only at {policy.schedule.at} (schedule.at, local time); the timeline shows these times."
     if policy.mode is Mode.PLAN:
-        yield "The mode is plan: nothing of this is done unattended. It shows what mode enforce would do."
+        yield "The mode is plan: no action is taken unattended. The timeline shows what mode enforce would do."
 
 
 def _amount(count: int | None, share: float | None) -> str:

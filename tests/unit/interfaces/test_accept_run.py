@@ -89,7 +89,7 @@ def test_reports_that_are_together_too_large_go_but_not_the_newest(
     store.write(now)
     assert _pruned(Asked(Flags()), now) == []
     assert [entry.run for entry in store.list()] == ["now"]
-    assert "Removed the 1 oldest reports" in capsys.readouterr().err
+    assert "Deleted the 1 oldest reports" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_is_said_and_the_verdict_stays(tmp_path: Path) -> None:
@@ -123,7 +123,9 @@ def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     finally:
         ledger.close()
     assert len(problems) == 1
-    assert problems[0].startswith("The run is not in the ledger, so later ones cannot be compared with it: ")
+    assert problems[0].startswith(
+        "The run could not be recorded in the ledger, so later runs cannot be compared with it: "
+    )
 
 
 def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_old_reports_that_cannot_be_looked_at_are_said(tmp_path: Path, monkeypat
     monkeypatch.setenv("GPUKEEPER_STATE", str(tmp_path))
     (tmp_path / "reports").write_text("")
     (problem,) = _pruned(Asked(Flags()), report())
-    assert problem.startswith("Old reports were not removed: ")
+    assert problem.startswith("Old reports could not be deleted: ")
 
 
 def test_of_the_older_kits_files_none_is_left_of_another_run(tmp_path: Path) -> None:
@@ -158,5 +160,5 @@ def test_a_file_of_somebody_else_is_neither_replaced_nor_deleted(tmp_path: Path,
     (tmp_path / name).write_bytes(content)
     _, problems = _written(Asked(Flags(), folder=tmp_path, legacy=True), report(), {})
     assert (tmp_path / name).read_bytes() == content
-    assert problems == [f"In {tmp_path} these are no files of an acceptance run, and were left as they are: {name}."]
+    assert problems == [f"Not written, because existing files in {tmp_path} are not from an acceptance run: {name}."]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(f".{name}")]

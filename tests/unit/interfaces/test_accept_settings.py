@@ -76,11 +76,11 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
         ("epochs=3", "write it like training.epochs=3"),
         ("trainings.epochs=3", 'Did you mean "training"?'),
         ("training.epoch=3", 'Did you mean "epochs"?'),
-        ("training.epochs=many", '"many" is no number'),
-        ("training.epochs=-1", "negative"),
-        ("training.epochs=nan", "no number that can be used"),
+        ("training.epochs=many", '"many" is not a number'),
+        ("training.epochs=-1", "is not a finite number of 0 or more"),
+        ("training.epochs=nan", "is not a finite number of 0 or more"),
         ("training.twice=2", "neither true nor false"),
-        ("environment.x=1", "It has nothing to set"),
+        ("environment.x=1", "It has no parameters"),
     ],
 )
 def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, said: str) -> None:
@@ -126,12 +126,12 @@ def test_all_that_would_prove_nothing_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("name", ["environment", "health"])
 def test_what_always_runs_cannot_be_left_out(name: str) -> None:
-    assert f"--skip {name}: it always runs" in refused(skip=[name, "stress"])
+    assert f"--skip {name}: always runs" in refused(skip=[name, "stress"])
 
 
 def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
     """It was built in memory, to ask the checks what they would run."""
-    assert "--expect 1025 is no number of GPUs" in refused(expect=1025, set_=["training.epochs=3"])
+    assert "--expect 1025 is not a valid number of GPUs" in refused(expect=1025, set_=["training.epochs=3"])
     assert wish(expect=1024, set_=["training.epochs=3"]).expected == 1024
 
 
@@ -141,21 +141,21 @@ def test_every_problem_is_told_at_once() -> None:
         '"gemm"',
         '"exact"',
         '"soon" is not a duration',
-        "Write cuda for GPUs",
+        "Use cuda for GPUs",
         "--ranks 99",
-        "contradict",
-        'no "x"',
+        "cannot be combined",
+        'no parameter "x"',
     ):
         assert words in told
     assert len(told.splitlines()) == 8
 
 
 def test_what_is_asked_for_and_left_out_at_once_is_refused() -> None:
-    assert "both asked for" in refused(check=["gemm"], skip=["gemm"])
+    assert "both selected" in refused(check=["gemm"], skip=["gemm"])
 
 
 def test_ranks_are_for_stand_ins_only() -> None:
-    assert "one rank for each" in refused(ranks=2)
+    assert "one rank per GPU" in refused(ranks=2)
     assert wish(ranks=2, device="cpu").device == "cpu"
 
 

@@ -15,15 +15,15 @@ def test_nothing_set_asks_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"QUICK": "1"}, Told(said=["QUICK=1 is the default here"])),
-        ({"QUICK": "0"}, Told(within=LONGER, said=["QUICK=0 is --within 5m"])),
-        ({"VERBOSE": "yes"}, Told(verbose=True, said=["VERBOSE=1 is --verbose"])),
+        ({"QUICK": "1"}, Told(said=["QUICK=1 is the default"])),
+        ({"QUICK": "0"}, Told(within=LONGER, said=["QUICK=0 means --within 5m"])),
+        ({"VERBOSE": "yes"}, Told(verbose=True, said=["VERBOSE=1 means --verbose"])),
         ({"VERBOSE": "0"}, Told()),
-        ({"REPORT_DIR": "/r"}, Told(report_dir="/r", said=["REPORT_DIR is --report-dir /r"])),
-        ({"GPUS_PER_NODE": "8"}, Told(expect=8, said=["GPUS_PER_NODE=8 is --expect 8"])),
+        ({"REPORT_DIR": "/r"}, Told(report_dir="/r", said=["REPORT_DIR means --report-dir /r"])),
+        ({"GPUS_PER_NODE": "8"}, Told(expect=8, said=["GPUS_PER_NODE=8 means --expect 8"])),
         (
             {"GPUKEEPER_EXPECT": "4", "GPUS_PER_NODE": "8"},
-            Told(expect=4, said=["GPUKEEPER_EXPECT=4 is --expect 4"]),
+            Told(expect=4, said=["GPUKEEPER_EXPECT=4 means --expect 4"]),
         ),
         ({"GPUKEEPER_PYTHON": "/p"}, Told(python="/p")),
     ],
@@ -39,7 +39,7 @@ def test_epochs_and_steps_are_settings_of_checks() -> None:
     assert len(told.said) == 3
     alone = read_variables({"STEPS": "10"})
     assert alone.settings == []
-    assert alone.said == ["STEPS=10 counts only with TRAIN_SMOKE=1, as it did before"]
+    assert alone.said == ["STEPS=10 is ignored without TRAIN_SMOKE=1"]
 
 
 def test_one_epoch_is_refused() -> None:
@@ -80,5 +80,5 @@ def test_ranks_that_are_all_here_are_started_by_us() -> None:
 
 def test_a_job_of_one_rank_changes_nothing_and_is_said() -> None:
     told = read_variables({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "BACKEND": "nccl"})
-    assert told.said[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job of one node; its ranks are started here"
-    assert "nccl is used on GPUs" in told.said[1]
+    assert told.said[0] == "RANK, WORLD_SIZE, MASTER_ADDR: a job with one node; gpukeeper starts the ranks itself"
+    assert "GPUs use nccl" in told.said[1]

@@ -16,13 +16,13 @@ def test_one_user_cannot_take_all_connections_and_nobody_takes_those_of_admins()
     for uid in (ANN, ANN, ANN):
         assert crowd.why_not(uid) is None
         crowd.enter(uid)
-    assert crowd.why_not(ANN) == "too many requests of uid 1001 at once"
+    assert crowd.why_not(ANN) == "too many concurrent requests of uid 1001"
     crowd.enter(BOB)
-    assert crowd.why_not(EVE) == "too many requests at once"
+    assert crowd.why_not(EVE) == "too many concurrent requests"
     for _ in range(2):
         assert crowd.why_not(ADMIN) is None
         crowd.enter(ADMIN)
-    assert crowd.why_not(ADMIN) == "too many requests of admins at once"
+    assert crowd.why_not(ADMIN) == "too many concurrent requests of admins"
     crowd.leave(ANN)
     assert crowd.why_not(EVE) is None
 

@@ -63,7 +63,7 @@ def test_what_is_not_here_is_said_and_nothing_can_be_changed() -> None:
     async def story(port: int) -> None:
         head, body = await ask(port, b"GET /secrets HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404 ")
-        assert body == b"there are /healthz, /readyz\n"
+        assert body == b"not found; available: /healthz, /readyz\n"
         head, _ = await ask(port, b"POST /healthz HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 405 ")
         head, body = await ask(port, b"HEAD /healthz HTTP/1.1\r\n\r\n")
@@ -119,7 +119,7 @@ def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
     async def twice() -> None:
         port = a_port()
         async with listening(Where(port), {}):
-            with pytest.raises(UsageError, match=f"port {port} cannot be listened on.*--health"):
+            with pytest.raises(UsageError, match=f"cannot listen on port {port}: .*--health"):
                 async with listening(Where(port), {}):
                     pass
 
@@ -151,7 +151,7 @@ def test_it_listens_only_on_the_address_it_was_given() -> None:
 
 def test_an_address_that_is_not_ours_is_the_users_to_mend() -> None:
     async def story() -> None:
-        with pytest.raises(UsageError, match=r"port 9101 of 192\.0\.2\.1 cannot be listened on.*--metrics"):
+        with pytest.raises(UsageError, match=r"cannot listen on port 9101 of 192\.0\.2\.1: .*--metrics"):
             async with listening(Where(9101, "192.0.2.1", "--metrics"), {}):
                 pass
 

@@ -89,23 +89,25 @@ def test_a_wide_terminal_has_one_line_for_each_gpu() -> None:
 
 def test_the_header_says_how_old_the_data_is_and_that_gathering_hangs() -> None:
     late = Age(timedelta(minutes=3), timedelta(seconds=95), late=True)
-    assert lines(age=late)[0].startswith("gpukeeper top  3m old, gathering for 1m35s")
+    assert lines(age=late)[0].startswith("gpukeeper top  3m old, refreshing for 1m35s")
     assert (
-        lines(None, age=Age(None, timedelta(seconds=12), late=True))[0] == "gpukeeper top  no data, gathering for 12s"
+        lines(None, age=Age(None, timedelta(seconds=12), late=True))[0] == "gpukeeper top  no data, refreshing for 12s"
     )
-    assert lines(None, age=Age())[1] == "Gathering: nothing is known yet."
+    assert lines(None, age=Age())[1] == "Reading data …"
 
 
 def test_plan_mode_and_a_pause_are_in_the_header() -> None:
     view = TopView(at=NOW, mode=Mode.PLAN, gpus=(), paused="ann")
     found = lines(view)
     assert found[0] == "gpukeeper top  2s old  mode plan  paused"
-    assert "No GPU is known here." in found
+    assert "No GPUs found." in found
 
 
 def test_a_note_and_how_many_more_there_are() -> None:
-    view = TopView(at=NOW, mode=Mode.ENFORCE, gpus=(FREE,), notes=("host/n: not seen: GPUs (silent)", "another"))
-    assert lines(view)[-2] == "host/n: not seen: GPUs (silent) (+1: gpukeeper observe)"
+    view = TopView(
+        at=NOW, mode=Mode.ENFORCE, gpus=(FREE,), notes=("host/n: GPUs could not be read (silent)", "another")
+    )
+    assert lines(view)[-2] == "host/n: GPUs could not be read (silent) (+1: gpukeeper observe)"
     assert lines(view, age=FRESH._replace(problem="the ledger is locked"))[-2].startswith("the ledger is locked (+2")
 
 

@@ -71,7 +71,7 @@ def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Pat
     assert "cannot be read" in said[1]
     file.write_text("scope: {docker: {}}\nmode: enforce\n")
     assert now(book) is Mode.ENFORCE
-    assert (said[2], book.problem) == ("the policy can be used again: mode enforce", None)
+    assert (said[2], book.problem) == ("the policy is valid again: mode enforce", None)
 
 
 def now(book: PolicyNow) -> Mode:
@@ -113,7 +113,7 @@ def test_a_file_that_others_may_change_is_noticed_although_it_did_not_change(fil
     first = read_policy(file)
     file.parent.chmod(0o777)
     try:
-        with pytest.raises(PolicyError, match="others can change"):
+        with pytest.raises(PolicyError, match="other users can change"):
             read_policy(file, first)
     finally:
         file.parent.chmod(0o700)
@@ -166,7 +166,7 @@ def test_what_is_unseen_is_said_when_it_begins_and_when_it_ends(capsys: pytest.C
         tell(one)
     assert len(said) == 2
     assert "jobs" in said[0]
-    assert said[1] == "kubernetes/lab: everything is seen again"
+    assert said[1] == "kubernetes/lab: everything can be read again"
     assert capsys.readouterr().out == ""
 
 

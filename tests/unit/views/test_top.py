@@ -81,7 +81,7 @@ def test_one_persons_gpus_and_what_was_not_seen() -> None:
     views = (device(0), named("eval", "GPU-0"), named("train", "GPU-1", owner="bob"))
     view = shown(*views, narrow=Narrow(owner="bob"), unseen=[UnseenAt("host", "node-3", "GPUs", "silent")])
     assert [one.holder for one in view.gpus] == ["docker/node-3/train"]
-    assert view.notes[0] == "host/node-3: not seen: GPUs (silent)"
+    assert view.notes[0] == "host/node-3: GPUs could not be read (silent)"
 
 
 def test_a_gpu_with_two_holders_counts_once() -> None:

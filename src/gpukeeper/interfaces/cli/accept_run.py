@@ -69,7 +69,7 @@ def run(asked: Asked) -> int:
 
     understood = understand(asked, os.environ)
     for one in understood.told.said:
-        say(f"understood: {one}")
+        say(f"from the environment: {one}")
     echo = words.to_stderr if asked.json else words.to_stdout
     narrator = words.Narrator(understood.wish, echo, verbose=asked.verbose)
     ledger = open_ledger(ledger_path(), write=True)
@@ -176,7 +176,7 @@ def _until_stopped(stop: asyncio.Event) -> Iterator[None]:
 
     def ask() -> None:
         stop.set()
-        say("Interrupted: ending what runs, then the report of what was seen. Again: end at once.")
+        say("Interrupted: stopping the checks, then writing the report. Press Ctrl-C again to exit at once.")
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
 
@@ -200,12 +200,13 @@ def _must_be_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"Reports cannot be written to {folder}: {error.strerror}. Nothing was run. Name a folder: --report-dir DIR"
+            f"Reports cannot be written to {folder}: {error.strerror}. Nothing was run. "
+            "Use another directory: --report-dir DIR"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"Reports cannot be written to {folder}: it may not be changed by you. Nothing was run. "
-            "Name a folder: --report-dir DIR"
+            f"Reports cannot be written to {folder}: permission denied. Nothing was run. "
+            "Use another directory: --report-dir DIR"
         )
 
 
@@ -245,9 +246,9 @@ def _written_beside(asked: Asked, folder: Path) -> list[str]:
             if not _cleared(asked.folder / old):
                 strange.append(old)
     except OSError as error:
-        return [f"The files of the older kits could not be written to {asked.folder}: {error.strerror}."]
+        return [f"The files of the older test kits could not be written to {asked.folder}: {error.strerror}."]
     said = (
-        f"In {asked.folder} these are no files of an acceptance run, and were left as they are: {', '.join(strange)}."
+        f"Not written, because existing files in {asked.folder} are not from an acceptance run: {', '.join(strange)}."
     )
     return [said] if strange else []
 
@@ -287,12 +288,12 @@ def _pruned(asked: Asked, report: Report) -> list[str]:
         old = folder.prune(report.ended, older_than=OLDEST, keep_last=LEAST_KEPT)
         large = folder.prune(report.ended, older_than=timedelta.max, quota=MOST_BYTES)
     except (KeeperError, OSError) as problem:
-        return [f"Old reports were not removed: {problem}"]
+        return [f"Old reports could not be deleted: {problem}"]
     if old.removed:
-        say(f"Removed {len(old.removed)} reports that were older than 90 days; --keep keeps one.")
+        say(f"Deleted {len(old.removed)} reports older than 90 days; use --keep to keep a report.")
     if large.removed:
-        many = f"Removed the {len(large.removed)} oldest reports"
-        say(f"{many}: together they were above {size_in_words(MOST_BYTES)}; --keep keeps one.")
+        many = f"Deleted the {len(large.removed)} oldest reports"
+        say(f"{many}: together they were larger than {size_in_words(MOST_BYTES)}; use --keep to keep a report.")
     return []
 
 
@@ -305,7 +306,7 @@ def _recorded(ledger: SqliteLedger, report: Report, folder: str) -> list[str]:
     try:
         asyncio.run(ledger.append([line_of(report, folder)]))
     except KeeperError as problem:
-        return [f"The run is not in the ledger, so later ones cannot be compared with it: {problem}"]
+        return [f"The run could not be recorded in the ledger, so later runs cannot be compared with it: {problem}"]
     return []
 
 

@@ -1,6 +1,6 @@
 """Variables of the older acceptance kits and of training launchers, read into the flags of `gpukeeper accept`.
 
-Flags win over variables. What was understood is said; what cannot be done is refused, never guessed. Pure.
+Flags override variables. Every variable that is used is reported; an unsupported value is refused. Pure.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def read_variables(environ: Mapping[str, str]) -> Told:
     _expected(environ, told)
     if _switch(environ, "VERBOSE"):
         told.verbose = True
-        told.said.append("VERBOSE=1 is --verbose")
+        told.said.append("VERBOSE=1 means --verbose")
     if folder := environ.get("REPORT_DIR"):
         told.report_dir = folder
-        told.said.append(f"REPORT_DIR is --report-dir {folder}")
+        told.said.append(f"REPORT_DIR means --report-dir {folder}")
     _launched(environ, told)
     return told
 
@@ -51,10 +51,10 @@ def read_variables(environ: Mapping[str, str]) -> Told:
 def _length(environ: Mapping[str, str], told: Told) -> None:
     quick = _switch(environ, "QUICK")
     if quick:
-        told.said.append("QUICK=1 is the default here")
+        told.said.append("QUICK=1 is the default")
     elif quick is not None:
         told.within = LONGER
-        told.said.append(f"QUICK=0 is --within {LONGER}")
+        told.said.append(f"QUICK=0 means --within {LONGER}")
 
 
 def _training(environ: Mapping[str, str], told: Told) -> None:
@@ -67,15 +67,15 @@ def _training(environ: Mapping[str, str], told: Told) -> None:
                 "Unset EPOCHS, or set it to 2 or more."
             )
         told.settings += [f"training.epochs={epochs}", f"ddp.epochs={epochs}"]
-        told.said.append(f"EPOCHS={epochs} is --set training.epochs={epochs} --set ddp.epochs={epochs}")
+        told.said.append(f"EPOCHS={epochs} means --set training.epochs={epochs} --set ddp.epochs={epochs}")
     if smoke:
         told.within = LONGER
-        told.said.append(f"TRAIN_SMOKE=1 is --within {LONGER}, in which the check throughput runs")
+        told.said.append(f"TRAIN_SMOKE=1 means --within {LONGER}, which includes the check throughput")
     if steps is not None and smoke:
         told.settings.append(f"throughput.steps={steps}")
-        told.said.append(f"STEPS={steps} is --set throughput.steps={steps}")
+        told.said.append(f"STEPS={steps} means --set throughput.steps={steps}")
     elif steps is not None:
-        told.said.append(f"STEPS={steps} counts only with TRAIN_SMOKE=1, as it did before")
+        told.said.append(f"STEPS={steps} is ignored without TRAIN_SMOKE=1")
 
 
 def _expected(environ: Mapping[str, str], told: Told) -> None:
@@ -84,7 +84,7 @@ def _expected(environ: Mapping[str, str], told: Told) -> None:
         count = _count(environ, name)
         if count is not None:
             told.expect = count
-            told.said.append(f"{name}={count} is --expect {count}")
+            told.said.append(f"{name}={count} means --expect {count}")
             return
 
 
@@ -98,9 +98,9 @@ def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
     where = "; ".join(f"{name}={environ[name]}" for name in names)
     here = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") and nodes <= 1
     advice = (
-        "gpukeeper starts a rank for every GPU of this machine itself: start it once, without the launcher."
+        "gpukeeper starts one rank per GPU itself: start it once, without the launcher."
         if here
-        else "Runs over several nodes come in a later version. Test each node alone first:"
+        else "Runs over several nodes are not supported yet. Test each node alone:"
         f" env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
     )
     raise UsageError(f"This is one rank of a larger job ({where}). Nothing was run. {advice}")
@@ -111,12 +111,14 @@ def _launched(environ: Mapping[str, str], told: Told) -> None:
     names = [name for name in (*LAUNCHED, *ADDRESS) if environ.get(name)]
     names += sorted(name for name in environ if name.startswith("PET_") and name not in names)
     if names and environ.get("RANK", environ.get("PET_NNODES")) is not None:
-        told.said.append(f"{', '.join(names)}: a job of one node; its ranks are started here")
+        told.said.append(f"{', '.join(names)}: a job with one node; gpukeeper starts the ranks itself")
     backend = environ.get("BACKEND", "").lower()
     if backend and backend not in ("nccl", "gloo"):
-        raise UsageError(f"BACKEND={backend}: checks talk over nccl (GPUs) or gloo (--device cpu). Unset BACKEND.")
+        raise UsageError(
+            f"BACKEND={backend}: not supported. Checks use nccl (GPUs) or gloo (--device cpu). Unset BACKEND."
+        )
     if backend:
-        told.said.append(f"BACKEND={backend}: nccl is used on GPUs and gloo with --device cpu, whatever it says")
+        told.said.append(f"BACKEND={backend}: ignored; GPUs use nccl, --device cpu uses gloo")
 
 
 def _nodes(words: str) -> int:
@@ -125,7 +127,7 @@ def _nodes(words: str) -> int:
     if not words:
         return 1
     if not _DIGITS.fullmatch(last):
-        raise UsageError(f'PET_NNODES="{words}" is no number of nodes. Write it like 1 or 2:4, or unset it.')
+        raise UsageError(f'PET_NNODES="{words}" is not a number of nodes. Write it like 1 or 2:4, or unset it.')
     return int(last)
 
 
@@ -143,5 +145,7 @@ def _count(environ: Mapping[str, str], name: str, least: int = 1) -> int | None:
     if not words:
         return None
     if not _DIGITS.fullmatch(words) or int(words) < least:
-        raise UsageError(f'{name}="{words}" is no number from {least} on. Nothing was run. Set it right, or unset it.')
+        raise UsageError(
+            f'{name}="{words}" is not a number of {least} or more. Nothing was run. Correct it, or unset it.'
+        )
     return int(words)

@@ -18,7 +18,9 @@ from gpukeeper.ledger.paths import ledger_path
 from gpukeeper.model.errors import UsageError
 
 Agreed: TypeAlias = Callable[[str], bool]  # gets what would be done
-_GONE = Reply(done=False, words="the daemon ended before it was done; nothing was done. Ask again", exit_code=1)
+_GONE = Reply(
+    done=False, words="the daemon ended before it processed the request; nothing was done. Try again", exit_code=1
+)
 
 
 def ask(verb: str, *, policy: Path | None, json: bool, agreed: Agreed | None = None, **asked: Any) -> None:
@@ -54,7 +56,8 @@ def requested(request: Request, policy: Path | None, agreed: Agreed | None) -> R
 def _answered(request: Request, reply: Reply, agreed: Agreed | None) -> Request:
     if agreed is None:
         raise UsageError(
-            "mode is plan, and only mode: enforce acts unattended. Nothing was done; confirm on a terminal"
+            "mode is plan, and only mode: enforce acts unattended. Nothing was done. "
+            "Confirm on a terminal, without --yes"
         )
     if not agreed(reply.words):
         raise typer.Exit(1)
@@ -73,7 +76,7 @@ def _directly(request: Request, policy: Path | None, agreed: Agreed | None = Non
     with opened(policy, write=True) as session:
         if os.geteuid() != 0:
             # Root's passes read root's ledger; nobody must believe that a hold in another one protects from them.
-            say(f"No daemon runs here, so this counts only for passes that use your own ledger, {ledger_path()}.")
+            say(f"No daemon is running, so this affects only passes that use your own ledger, {ledger_path()}.")
 
         async def story() -> Reply:
             one = partial(fulfil, session.keeper, session.book, session.user, uid=os.getuid())

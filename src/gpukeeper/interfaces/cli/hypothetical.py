@@ -28,7 +28,7 @@ STATES = (State.RUNNING, State.ENDED, State.CREATED)
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload as somebody describes it. None: not said."""
+    """The workload as described on the command line. None: not given."""
 
     platform: str = DOCKER
     place: str | None = None
@@ -74,8 +74,8 @@ def given(one: Described, policy: Policy, now: datetime) -> tuple[Given, Policy]
 def _check(one: Described, policy: Policy) -> None:
     if one.platform not in WITH_WORKLOADS:
         raise UsageError(
-            f'--platform "{one.platform}": workloads are on {" and ".join(WITH_WORKLOADS)}. '
-            "On other platforms gpukeeper acts on trees of files only."
+            f'--platform "{one.platform}": only {" and ".join(WITH_WORKLOADS)} have workloads. '
+            "On other platforms gpukeeper acts on directory trees only."
         )
     if one.class_ is not None and one.class_ not in policy.classes:
         raise UsageError(f'the policy has no class "{one.class_}". {did_you_mean(one.class_, list(policy.classes))}')
@@ -96,7 +96,7 @@ def _check(one: Described, policy: Policy) -> None:
 
 
 def _check_times(one: Described) -> None:
-    """What is said of a state must be said of that state."""
+    """Options that describe a state must fit the state."""
     nothing = timedelta()
     if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.busy):
         raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
@@ -104,12 +104,12 @@ def _check_times(one: Described) -> None:
         raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
     if one.idle_for > one.running_for > nothing:
         raise UsageError(
-            f"it cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
+            f"a workload cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
         )
     if one.busy and one.idle_for:
-        raise UsageError("--busy and --idle-for contradict each other. Choose one.")
+        raise UsageError("--busy and --idle-for cannot be combined.")
     if one.hold is not None and one.owner is None:
-        raise UsageError("--hold needs --owner: the person who holds it.")
+        raise UsageError("--hold needs --owner: the user who holds it.")
     if one.group is not None and one.owner is None:
         raise UsageError("--group needs --owner: the member of that group.")
 

@@ -1,4 +1,4 @@
-"""`gpukeeper ledger status` and `verify`: how large the ledger is and what is in it, and whether all of it is whole."""
+"""`gpukeeper ledger status` and `verify`: size and content of the ledger, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def status(json: o.Json = False) -> None:
-    """How large the ledger is, its files, first and last line, schema and archives."""
+    """Show the size of the ledger, its files, first and last line, schema and archives."""
     from gpukeeper.interfaces.cli.ledger import opened_for_reading
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.ledger.inspection import files_of
@@ -32,7 +32,7 @@ def status(json: o.Json = False) -> None:
 
 
 def verify(json: o.Json = False) -> None:
-    """Read every line and every archive and compare checksums. Changes nothing. Exit 1: something is damaged."""
+    """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
     from gpukeeper.interfaces.cli.ledger import opened_for_reading
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
@@ -75,7 +75,7 @@ def _status_rows(path: str, schema: int, files: tuple[File, ...], found: Status)
         ("last", ends[1]),
         ("archives", whole),
         *(("archive", _archive(one.name, one.header, one.damage)) for one in found.archives),
-        ("reserve", "there" if found.reserve else "not there: given up on a full disk, or not made yet"),
+        ("reserve", "present" if found.reserve else "absent: released on a full disk, or not created yet"),
         ("paused", found.paused or "no"),
     ]
 
@@ -84,7 +84,7 @@ def _archive(name: str, header: object, damage: str | None) -> str:
     from gpukeeper.ledger.archive_file import Header
 
     if damage is not None or not isinstance(header, Header):
-        return f"{name}: {damage or 'its header cannot be read'}"
+        return f"{name}: {damage or 'its header could not be read'}"
     return f"{name}: {header.lines} lines, {header.since:%Y-%m-%d} to {header.until:%Y-%m-%d}"
 
 
@@ -92,4 +92,4 @@ def _verified(path: str, found: Inspected) -> str:
     what = f"{found.lines} lines and {len(found.archives)} archives of {path} were read"
     if found.problems:
         return f"{what}; {len(found.problems)} problems"
-    return f"{what}: all whole"
+    return f"{what}: no damage found"

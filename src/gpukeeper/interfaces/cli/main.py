@@ -33,7 +33,7 @@ from gpukeeper.interfaces.cli import (
 
 app = typer.Typer(
     name="gpukeeper",
-    help="Takes GPUs into service and takes them back: safely, and with reasons.",
+    help="Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -71,11 +71,11 @@ def root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Takes GPUs into service and takes them back: safely, and with reasons."""
+    """Test GPU nodes before use, and reclaim GPUs and disk space from finished, idle and stuck work."""
 
 
 def run_app() -> int:
-    """The exit code. A user's or the world's error is a sentence; a bug says that it is one."""
+    """Returns the exit code. Expected errors are printed as one sentence, bugs are reported as bugs."""
     from gpukeeper.interfaces.terminal.session import say
     from gpukeeper.model.errors import KeeperError
 
@@ -92,7 +92,7 @@ def run_app() -> int:
         say(str(first))
         return first.exit_code
     except AssertionError as bug:
-        say(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing after it was touched.")
+        say(f"This is a bug in gpukeeper, not in your setup: {bug}\nNothing was changed after it.")
         return 1
     except KeyboardInterrupt:
         return _interrupted()
@@ -109,7 +109,7 @@ def run_app() -> int:
             raise
         _discard_output()
         with suppress(OSError):
-            say(f"The output could not be written: {problem.strerror}. What was done: gpukeeper ledger list")
+            say(f"The output could not be written: {problem.strerror}. To see what was done: gpukeeper ledger list")
         return 1
     return 0
 
@@ -117,7 +117,7 @@ def run_app() -> int:
 def _interrupted() -> int:
     from gpukeeper.interfaces.terminal.session import say
 
-    say("Interrupted. If a step was under way, the next pass looks at it first.")
+    say("Interrupted. The next pass inspects any open step first.")
     return 130
 
 

@@ -1,5 +1,5 @@
-"""The plan as a daemon of somebody else tells it, from its last passes: for `plan` and `workload list` of people who
-may not read its ledger."""
+"""The plan of another user's daemon, from its last passes: for `plan` and `workload list` of users who may not read its
+ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_HERE = {"label": "--label", "outcome": "--outcome", "older_than": "--older-t
 
 
 def told(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks | None:
-    """None: no daemon of somebody else answers here."""
+    """None: no daemon of another user is running here."""
     from gpukeeper.engine.outlook import Outlooks
     from gpukeeper.interfaces.terminal.daemon import from_daemon
 
@@ -27,7 +27,7 @@ def told(policy: Path | None, platform: str | None, narrow: Narrow) -> Outlooks 
         return None
     for name, flag in NOT_HERE.items():
         if getattr(narrow, name) is not None:
-            raise UsageError(f"the daemon here does not tell by {flag}; leave it out, or ask an admin")
+            raise UsageError(f"the daemon does not support {flag}; remove it, or ask an admin")
     places = [one for one in found.places if platform in (None, one.platform, f"{one.platform}/{one.place}")]
     return msgspec.structs.replace(found, places=tuple(_narrowed(one, narrow) for one in places))
 

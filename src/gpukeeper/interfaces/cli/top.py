@@ -1,4 +1,4 @@
-"""`gpukeeper top`: GPUs, holders, use and what comes next, live on the whole screen. Changes nothing.
+"""`gpukeeper top`: GPUs, holders, utilization and next actions, live on the whole screen. Changes nothing.
 
 Data is gathered in a thread of its own, so that a driver or platform that hangs freezes neither keys nor screen.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpukeeper.views.top import TopView
 
 LEAST, REDRAW = 0.5, 1.0  # seconds
-LEAVE = 1.0  # seconds that a gathering under way gets to end; then the program ends without it
+LEAVE = 1.0  # seconds that a refresh in progress gets to end; then the program exits without it
 LATE = timedelta(seconds=10)
 Gather = Callable[[], "TopView"]
 
@@ -37,13 +37,13 @@ def top(
     policy: o.PolicyFile = None,
     platform: o.OnPlatform = None,
     owner: o.Owner = None,
-    every: Annotated[str, typer.Option("--every", help="How often data is gathered.")] = "2s",
-    sort: Annotated[str, typer.Option("--sort", help="First order: gpu, use, memory, owner or next.")] = "gpu",
+    every: Annotated[str, typer.Option("--every", help="Refresh interval.")] = "2s",
+    sort: Annotated[str, typer.Option("--sort", help="Initial sort order: gpu, use, memory, owner or next.")] = "gpu",
     demo: Annotated[
-        bool, typer.Option("--demo", help="A simulated fleet; ten minutes pass with each refresh.")
+        bool, typer.Option("--demo", help="Show a simulated fleet; each refresh advances it by ten minutes.")
     ] = False,
 ) -> None:
-    """Show every GPU live: use, memory, holder, owner, and what happens next by which rule. q quits."""
+    """Show all GPUs live: utilization, memory, holder, owner, and the next action with its rule. q quits."""
     from gpukeeper.interfaces.terminal.screen import Screen
     from gpukeeper.interfaces.terminal.session import narrowed, span
     from gpukeeper.interfaces.terminal.top_picture import Display
@@ -51,7 +51,7 @@ def top(
     from gpukeeper.views.top import SORTS
 
     if sort not in SORTS:
-        raise UsageError(f'--sort "{sort}" is none of: {", ".join(SORTS)}')
+        raise UsageError(f'--sort "{sort}" is not one of: {", ".join(SORTS)}')
     pause = span(every, "--every")
     assert pause is not None
     if not _is_terminal():

@@ -17,14 +17,14 @@ def serve(
         str | None,
         typer.Option(
             "--metrics",
-            help="Tell Prometheus on /metrics there. Default: not at all; without an address on 127.0.0.1.",
+            help="Serve Prometheus metrics at /metrics on this port (default: off; default address: 127.0.0.1).",
             metavar="[ADDRESS:]PORT",
         ),
     ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Run the daemon: watch, measure and, in mode enforce, reclaim. One line for every outcome and warning."""
+    """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
     from gpukeeper.interfaces.daemon.metrics import told
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
     from gpukeeper.interfaces.terminal.log import log

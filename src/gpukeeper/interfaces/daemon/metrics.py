@@ -1,4 +1,4 @@
-"""What Prometheus is told by the daemon, where it was asked to: the same series as the operator's, on one more port."""
+"""Prometheus metrics of the daemon, if enabled: the same series as the operator's, on a separate port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAG, LOOPBACK = "--metrics", "127.0.0.1"
 
 @dataclass(frozen=True)
 class Telling:
-    """Who hears of a pass, and what must be open meanwhile."""
+    """Callbacks for passes, and what must be open while the daemon runs."""
 
     passed: Callable[[PassReport], None]
     under_way: Callable[[PassReport], None]
@@ -58,5 +58,5 @@ async def _page(where: Where, metrics: Metrics, say: Callable[[str], None]) -> A
 
     async with listening(where, {"/metrics": page}) as port:
         address = f"[{where.address}]" if ":" in where.address else where.address
-        say(f"metrics on http://{address}:{port}/metrics")
+        say(f"serving metrics on http://{address}:{port}/metrics")
         yield

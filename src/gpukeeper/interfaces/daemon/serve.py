@@ -1,4 +1,4 @@
-"""`serve` itself: the loop, the socket and the daily rotation, until somebody says stop."""
+"""`serve` itself: the loop, the socket and the daily rotation, until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def serve_until_stopped(
     *,
     quiet: bool = False,
 ) -> None:
-    """One daemon a machine: the lease says so. SIGTERM and SIGINT end it after the step under way."""
+    """One daemon per machine, by its lease. SIGTERM and SIGINT end it after the step in progress."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,7 +44,7 @@ async def serve_until_stopped(
         if not quiet:
             places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
             say(f"gpukeeper serves {places}, mode {session.book.policy.mode}, policy {session.loaded.source}")
-            say(f"listening on {socket_path()}; Ctrl-C ends it")
+            say(f"listening on {socket_path()}; press Ctrl-C to stop")
         tell_systemd("READY=1")
         async with asyncio.TaskGroup() as group:
             book = PolicyNow(session, policy, say)

@@ -1,6 +1,6 @@
-"""The operator itself: the loop of `serve` while it leads, quiet while another does, until somebody says stop.
+"""The operator itself: the loop of `serve` while it is the leader, standby while another is, until it is stopped.
 
-Who stands by lists nothing, so that two cost the API server no more than one. Each has a ledger of its own.
+A standby instance lists nothing, so that two cost the API server no more than one. Each has its own ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpukeeper.platforms.kubernetes.lease import Leadership
 from gpukeeper.platforms.kubernetes.settings import settings_of
 from gpukeeper.wiring import Session
 
-# Its own few requests: a client that was told to wait must not cost the lease, nor one that lists much.
+# The lease has its own rate limit: a throttled client or a large list must not cost the lease.
 REQUESTS, BURST = 5.0, 10
 FRESH = 5.0  # seconds for which the answer of /readyz is kept, however many ask
 
@@ -66,7 +66,7 @@ class Operator:
     _ready: tuple[float, Answer] | None = None
 
     async def run(self) -> None:
-        """Until `stop`. The lease is given back last, when no step is under way any more."""
+        """Until `stop`. The lease is released last, when no step is in progress."""
         if self.leadership is None:
             await self._watch(self.stop)
             return
@@ -83,7 +83,7 @@ class Operator:
             await _any_of(leadership.won, self.stop)
             if self.stop.is_set():
                 return
-            self.say(f"leads: {leadership.identity} holds the lease {leadership.lease}")
+            self.say(f"leader: {leadership.identity} holds the lease {leadership.lease}")
             over = asyncio.Event()
             ringing = asyncio.create_task(_ring(over, leadership.lost, self.stop))
             try:
@@ -91,7 +91,7 @@ class Operator:
             finally:
                 ringing.cancel()
             if not self.stop.is_set():
-                self.say(f"stands by: {leadership.why_not()}")
+                self.say(f"standby: {leadership.why_not()}")
 
     async def _watch(self, over: asyncio.Event) -> None:
         self.turned = asyncio.get_running_loop().time()
@@ -110,7 +110,7 @@ class Operator:
         self.metrics.passed(report)
         self.tell(report)
 
-    # What is asked over HTTP.
+    # HTTP pages.
 
     async def healthz(self) -> Answer:
         """Restarting helps against a loop that is stuck, and against nothing else."""
@@ -126,7 +126,7 @@ class Operator:
         try:
             last = await self.keeper.ledger.last_line_at()
         except KeeperError as problem:
-            return f"no pass finished for {in_words(silent)}, and the ledger cannot be read: {problem}"
+            return f"no pass finished for {in_words(silent)}, and the ledger could not be read: {problem}"
         if last is not None and self.keeper.clock.now() - last <= limit:
             return None  # a long pass: it still takes steps and writes them down
         return f"no pass finished for {in_words(silent)}"
@@ -139,12 +139,12 @@ class Operator:
 
     async def _why_not_ready(self) -> str | None:
         if self.turned is None:
-            await self.book.refresh()  # nobody else reads it while we stand by
+            await self.book.refresh()  # on standby no loop reads it
         if self.book.problem is not None:
-            return f"the policy cannot be used: {self.book.problem}"
+            return f"the policy is not valid: {self.book.problem}"
         missing = [p.name for p in self.keeper.platforms if p.name not in self.book.last.policy.scope]
         if missing:
-            return f"the policy's scope does not name {missing[0]}, so nothing is looked at"
+            return f"the policy's scope does not include {missing[0]}, so nothing is read"
         try:
             await self.reach()
         except PlatformError as problem:
@@ -163,7 +163,7 @@ async def operate_until_stopped(
     tell: Callable[[PassReport], None],
     say: Callable[[str], None],
 ) -> None:
-    """SIGTERM and SIGINT end it after the step under way; then the next one leads at once."""
+    """SIGTERM and SIGINT end it after the step in progress; then another instance becomes the leader at once."""
     settings = settings_of(session.book.policy)
     cluster = Cluster.from_environment(os.environ, settings.context, REQUESTS, BURST)
     metrics = Metrics(session.keeper.clock, session.keeper.platforms)
@@ -206,11 +206,11 @@ def _leadership(session: Session, cluster: Cluster, election: Election | None) -
 def _introduce(session: Session, leadership: Leadership | None, port: int, say: Callable[[str], None]) -> None:
     places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
     mode, source = session.book.policy.mode, session.loaded.source
-    say(f"gpukeeper operates {places}, mode {mode}, policy {source}, health on port {port}")
+    say(f"gpukeeper operator for {places}, mode {mode}, policy {source}, health on port {port}")
     if leadership is None:
-        say("leads without a lease, as asked: a second one anywhere would act, too")
+        say("runs without leader election: a second instance would act, too")
     else:
-        say(f"stands by as {leadership.identity} until it holds the lease {leadership.lease}")
+        say(f"standby as {leadership.identity} until it holds the lease {leadership.lease}")
 
 
 async def _any_of(*events: asyncio.Event) -> None:

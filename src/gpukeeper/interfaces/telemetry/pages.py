@@ -88,7 +88,9 @@ async def _serve(
     if method not in {"GET", "HEAD"}:
         answer = Answer(405, b"only GET\n")
     else:
-        answer = await page() if page is not None else Answer(404, f"there are {', '.join(pages)}\n".encode())
+        answer = (
+            await page() if page is not None else Answer(404, f"not found; available: {', '.join(pages)}\n".encode())
+        )
     writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
     await writer.drain()
 
@@ -115,4 +117,4 @@ def _socket(where: Where) -> socket.socket:
         return socket.create_server((where.address, where.port), family=family)
     except (OSError, OverflowError) as error:
         place = f"port {where.port}" + (f" of {where.address}" if where.address else "")
-        raise UsageError(f"{place} cannot be listened on: {error}. Name another with {where.flag}.") from error
+        raise UsageError(f"cannot listen on {place}: {error}. Use another one with {where.flag}.") from error

@@ -26,9 +26,11 @@ EVERYBODY_READS = 0o644
 def check(path: Path) -> None:
     """Before anything is done: whoever waits for a file must not learn afterwards that there will be none."""
     if path.suffix != SUFFIX:
-        raise UsageError(f"--textfile {path}: a node_exporter reads only files that end in {SUFFIX}. Nothing was done.")
+        raise UsageError(
+            f"--textfile {path}: node_exporter reads only files with the suffix {SUFFIX}. Nothing was done."
+        )
     if not path.parent.is_dir():
-        raise UsageError(f"--textfile {path}: there is no folder {path.parent}. Nothing was done.")
+        raise UsageError(f"--textfile {path}: the directory {path.parent} does not exist. Nothing was done.")
 
 
 def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
@@ -39,7 +41,7 @@ def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
     try:
         _replace(path, metrics.text())
     except OSError as error:
-        raise UsageError(f"--textfile {path} could not be written: {error}. The pass itself was done.") from error
+        raise UsageError(f"--textfile {path} could not be written: {error}. The pass itself was completed.") from error
 
 
 def _go_on_from(path: Path, metrics: Metrics) -> None:

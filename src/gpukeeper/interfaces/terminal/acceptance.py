@@ -1,5 +1,5 @@
-"""What an acceptance run says: a line for each result as it arrives, one line that is overwritten on a terminal, and
-at the end the GPUs, what was not tested, the verdict and what to do next."""
+"""The output of an acceptance run: a line for each result as it arrives, a progress line on a terminal, and at the end
+the GPUs, what was not tested, the verdict and what to do next."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
-ALIKE = 4  # as many reasons of a kind are told one by one
 
 
 class Once:
-    """Advice is printed once: where eleven checks have the same cause, ten of them only say what is wrong."""
+    """Prints each advice once: if eleven checks fail for the same cause, ten of them only report the failure."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -52,7 +51,7 @@ class Once:
     def __call__(self, words: str) -> str:
         for lesson in TEACH.values():
             if lesson.advice in words and lesson.advice in self._said:
-                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # what a probe said as well
+                words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # also what a probe printed
             elif lesson.advice in words:
                 self._said.add(lesson.advice)
         return words
@@ -64,7 +63,7 @@ class Narrator:
     def __init__(self, wish: Wish, echo: Callable[[str], None], *, verbose: bool) -> None:
         self._wish, self._echo, self._verbose = wish, echo, verbose
         self._report: Report | None = None  # so far: whose GPU a finding is about
-        self._waiting: list[Finding] = []  # of one check, told together
+        self._waiting: list[Finding] = []  # of one check, printed together
         self._now: Began | None = None
         self._began = time.monotonic()
         self._moving = overwrites(sys.stderr)
@@ -82,7 +81,7 @@ class Narrator:
                 self._moving_or(lines.running(step.check, f"{step.what} ({_place(step)})"))
             case Repeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
-                self._say(lines.running(step.check, f"again, try {step.attempt}: {who or 'all of them'}"))
+                self._say(lines.running(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))
             case NotTested():
                 if self._verbose:
                     what = f" ({step.what})" if step.what else ""
@@ -98,7 +97,7 @@ class Narrator:
             self._say(words)
 
     async def moving(self) -> None:
-        """The line that tells how far it is, until it is cancelled."""
+        """Draws the progress line until it is cancelled."""
         try:
             while self._moving:
                 self._draw()
@@ -153,7 +152,7 @@ def ending(
         echo(plain(words))
 
 
-_HEAD = ("verdict", "gpu", "name", "serial", "busy", "because")
+_HEAD = ("verdict", "gpu", "name", "serial", "busy", "reason")
 
 
 def _gpu_row(one: GpuVerdict, once: Once) -> tuple[str, ...]:
@@ -161,7 +160,7 @@ def _gpu_row(one: GpuVerdict, once: Once) -> tuple[str, ...]:
     return (one.verdict.value, one.gpu, one.name, one.serial, busy, once(one.reason))
 
 
-ATTEMPT_HEAD = ("caught", "on", "planted", "expected", "found")
+ATTEMPT_HEAD = ("detected", "on", "injected", "expected", "found")
 
 
 def attempt_row(attempt: Attempt) -> tuple[str, ...]:
@@ -170,13 +169,13 @@ def attempt_row(attempt: Attempt) -> tuple[str, ...]:
 
 
 def told_attempt(json: bool) -> Callable[[Attempt], None]:
-    """How far it is, for who waits; the table comes at the end."""
+    """Progress of the self-test; the table is printed at the end."""
     count = 0
 
     def tell(attempt: Attempt) -> None:
         nonlocal count
         count += 1
-        words = f"{count}: {attempt.injected} on {attempt.where}: {'as it must be' if attempt.caught else 'NOT FOUND'}"
+        words = f"{count}: {attempt.injected} on {attempt.where}: {'detected' if attempt.caught else 'NOT DETECTED'}"
         if overwrites(sys.stderr):
             show.progress_line(words)
         elif not json:
@@ -187,7 +186,7 @@ def told_attempt(json: bool) -> Callable[[Attempt], None]:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """`| head` ends the talk, not the run: the report is still written, and the verdict is still the exit code."""
+    """`| head` ends the output, not the run: the report is still written, and the verdict is still the exit code."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""What of a pass was told already: each of its lines is told once, as soon as it is there."""
+"""Which lines of a pass were printed already: each is printed once, as soon as it exists."""
 
 from __future__ import annotations
 

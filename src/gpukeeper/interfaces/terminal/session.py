@@ -1,4 +1,4 @@
-"""From flags to an open session: policy, platforms, narrowing; and the words about what could not be reached."""
+"""From flags to an open session: policy, platforms, filters; and messages about what could not be reached."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened(
     quiet: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
-    """`tell`: how warnings are said, where it is not `say`."""
+    """`tell`: how warnings are printed; default: `say`."""
     from gpukeeper.interfaces.terminal.daemon import ask_standing
     from gpukeeper.wiring import open_session
 
@@ -47,7 +47,7 @@ def opened(
         if not write and not _is_another_daemon():
             ask_standing(session.keeper)
         elif _is_another_daemon():
-            tell("A daemon runs here with a ledger of its own: holds and warnings that it knows are not shown.")
+            tell("A daemon with its own ledger is running here: its holds and warnings are not shown.")
         if not quiet:
             say_out_of_reach(session, only, tell)
         try:
@@ -65,7 +65,7 @@ def _is_another_daemon() -> bool:
 
 
 def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
-    """What the policy covers and cannot be looked at from here."""
+    """Platforms in the policy's scope that are not reachable from here."""
     asked = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
         if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
@@ -73,20 +73,20 @@ def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[
 
 
 def blind(session: Session) -> bool:
-    """Something that is here and in the policy's scope cannot be looked at, or nothing of that scope can."""
+    """Whether a platform in the policy's scope that exists here cannot be read, or none of them can."""
     covered = [reach for reach in session.reaches if reach.platform in session.book.policy.scope]
     broken = any(not reach.reachable and reach.place for reach in covered)
     return broken or not any(reach.reachable for reach in covered)
 
 
 def say(words: str) -> None:
-    """Talk goes to stderr; results go to stdout. Names in it may hold anything; only our own line breaks are kept."""
+    """Prints a message to stderr; results go to stdout. Control characters in names are removed; line breaks stay."""
     lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
     typer.echo("\n".join(lines), err=True)
 
 
 def confirmed(question: str) -> bool:
-    """Asks on the terminal; Ctrl-C there interrupts as it does everywhere."""
+    """Asks for confirmation on the terminal; Ctrl-C interrupts."""
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
@@ -108,7 +108,7 @@ def narrowed(
     from gpukeeper.lifecycle.narrow import Narrow
 
     if outcome is not None and outcome not in OUTCOMES:
-        raise UsageError(f'--outcome "{outcome}" is none of: {", ".join(OUTCOMES)}')
+        raise UsageError(f'--outcome "{outcome}" is not one of: {", ".join(OUTCOMES)}')
     return Narrow(
         platform=platform,
         namespace=namespace,

@@ -1,5 +1,4 @@
-"""What the two programs that stay, `serve` and `operator`, share: the policy that is read again, the daily rotation of
-the ledger, and the lines they print."""
+"""What `serve` and `operator` share: reloading the policy, rotating the ledger daily, and the lines they print."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ GROUPS_FRESH = 600.0  # seconds: who is in a Unix group may change while the fil
 
 
 class PolicyNow:
-    """The policy file, read again in a thread when it changed. While it is broken, the last good one looks but does not
-    act."""
+    """The policy file, read again in a thread when it changed. While it is invalid, the last valid one is used
+    to observe, not to act."""
 
     def __init__(self, session: Session, policy: Path | None, say: Callable[[str], None]) -> None:
         self._session, self._policy, self._say = session, policy, say
@@ -42,7 +41,7 @@ class PolicyNow:
         self._silent = False  # they could not be read the last time
         self._lock = asyncio.Lock()  # places ask at the same time
         self.problem: str | None = None
-        self._expired = self._expired_now()  # said when the session was opened
+        self._expired = self._expired_now()  # printed when the session was opened
 
     @property
     def last(self) -> Rulebook:
@@ -67,9 +66,9 @@ class PolicyNow:
                     f"The policy could not be read within {READ_WITHIN.total_seconds():g} s. Is its disk slow?"
                 )
             if self.problem not in (None, before):
-                self._say(f"the policy cannot be used any more, so nothing is acted on:\n{self.problem}")
+                self._say(f"the policy is not valid any more, so no action is taken:\n{self.problem}")
             elif self.problem is None and before is not None:
-                self._say(f"the policy can be used again: mode {self.last.policy.mode}")
+                self._say(f"the policy is valid again: mode {self.last.policy.mode}")
             if self.problem is None:
                 self._say_expired()
 
@@ -86,7 +85,7 @@ class PolicyNow:
             if last is None:
                 raise
             if not self._silent:
-                self._say(f"the members of Unix groups are those of the last reading: {problem}")
+                self._say(f"members of Unix groups could not be read, the last known ones are used: {problem}")
             self._silent = True
             return await in_thread(lambda: read_policy(self._policy, last), READ_WITHIN)
         return found
@@ -95,7 +94,7 @@ class PolicyNow:
         return self._session.loaded.expired(self._session.keeper.clock.now())
 
     def _say_expired(self) -> None:
-        """Once, when it happens: whom it protected is due from now on."""
+        """Printed once, when it expires: what it protected may be due from now on."""
         before, self._expired = self._expired, self._expired_now()
         for words in self._expired:
             if words not in before:
@@ -119,7 +118,7 @@ async def rotate_daily(session: Session, stop: asyncio.Event, say: Callable[[str
 
 
 class Lines:
-    """One line for every outcome and warning on stdout; on stderr what begins and ceases to be unseen."""
+    """One line for every outcome and warning on stdout; on stderr what becomes unreadable and readable again."""
 
     def __init__(self, say: Callable[[str], None], *, json: bool, quiet: bool) -> None:
         self._say, self._json, self._quiet = say, json, quiet
@@ -148,11 +147,11 @@ class Lines:
         show.table([*map(show.outcome_row, outcomes), *map(show.warning_row, warnings)], stamps=stamps)
 
     def _say_unseen(self, report: PassReport) -> None:
-        """When it begins and when it is over: whoever reads these lines must not take silence for rest."""
+        """Printed when it begins and when it ends: no output must not be mistaken for no problem."""
         if not report.survey.whole or report.stopped is not None:
-            return  # a look at what changed says nothing of the rest
+            return  # a narrow pass reads only what changed
         place = f"{report.survey.platform.name}/{report.survey.platform.place}"
         now = unseen_notes(report)
         if now != self._unseen.get(place, []):
-            self._say("\n".join(now) if now else f"{place}: everything is seen again")
+            self._say("\n".join(now) if now else f"{place}: everything can be read again")
         self._unseen[place] = now
