@@ -28,7 +28,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     try:
         rows = reference.read(read.tree or [])
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}. Nothing was run. It is a list of rows like {EXAMPLE}") from error
+        raise UsageError(f"{path}: {error}. Nothing was run. Write a list of rows like {EXAMPLE}") from error
     problems = [f"{path}: {one}" for one in reference.lint(rows)]
     if problems or not rows:
         raise UsageError(
@@ -41,5 +41,5 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"--reference {path} cannot be read: {words}. Nothing was run.") from error
+        words = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--reference {path} could not be read: {words}. Nothing was run.") from error

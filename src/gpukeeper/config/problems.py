@@ -1,4 +1,4 @@
-"""One mistake in a policy file, where it is, and the line that says so."""
+"""One problem of a policy file, its position, and its message."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """`paths`: every setting that takes part in it. It is told at the first of them that the file itself gives."""
+    """`paths`: every setting that takes part in it. It is reported at the first of them that the file itself sets."""
 
     paths: tuple[Path, ...]
     sentence: str
     name_setting: bool = True  # False where the sentence names the setting itself
     line: int | None = None  # where the reader knows it better than the path does
-    once: str = ""  # of several with this word at one setting only the first is told: mending it mends all
+    once: str = ""  # of several with this word at one setting only the first is reported: fixing it fixes all
 
     def where(self, lines: Mapping[Path, int]) -> Path:
         return next((path for path in self.paths if path in lines), self.paths[0])
@@ -61,4 +61,4 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """The nearest word, or all of them when none is near."""
     near = nearest(word, known)
-    return f'Did you mean "{near}"?' if near else f"Known here: {', '.join(known)}."
+    return f'Did you mean "{near}"?' if near else f"Valid values: {', '.join(known)}."
