@@ -1,7 +1,7 @@
-"""What Prometheus is told: how much is there, how much is overdue, what was done, and whether passes happen at all.
+"""Prometheus metrics: what exists, what is overdue, what was done, and whether passes run.
 
-Series follow kinds, rules, nodes and disks, never single workloads. What only a leader knows is absent in those that
-stand by.
+Series follow kinds, rules, nodes and disks, never single workloads. Standby instances export no series
+that only a leader has.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Looked(NamedTuple):
 
 
 class Metrics(Collector):
-    """`places`: a pass is late until each of them had one. `elects`: one of several leads. `process`: with the
-    usual series of this process; a file has none, for whoever reads it has its own."""
+    """`places`: a pass is late until each of them had one. `elects`: with leader election. `process`: with the
+    usual series of this process, which a textfile does not have."""
 
     def __init__(
         self, clock: Clock, places: Iterable[Platform] = (), *, elects: bool = True, process: bool = True
@@ -66,13 +66,13 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def lead(self, leads: bool) -> None:
-        """What was seen while leading is not what is there later: who stands by says nothing of it."""
+        """What was observed as a leader is outdated later, so a standby instance does not export it."""
         self.leads = leads
         if not leads:
             self._last, self._overdue = {}, {}
 
     def under_way(self, report: PassReport) -> None:
-        """After the look of a pass, which counts from here on, and after each of its steps."""
+        """After a pass has observed, and after each of its steps."""
         self._hear(report, over=False)
         found = report.survey
         place = found.platform.name, found.platform.place

@@ -1,4 +1,4 @@
-"""The small HTTP server that probes and Prometheus ask. Everybody may ask; nothing can be changed here.
+"""A small HTTP server for health probes and Prometheus. Without authentication; it is read-only.
 
 One request a connection, a short patience, few at once: whoever reaches the port cannot wear the program out.
 """
@@ -32,7 +32,7 @@ Page = Callable[[], Awaitable[Answer]]
 
 
 class Where(NamedTuple):
-    """Where to listen. An empty address is every one. `flag` is what a person would change."""
+    """Where to listen. An empty address means all. `flag`: the option to change in an error message."""
 
     port: int
     address: str = ""
@@ -40,12 +40,12 @@ class Where(NamedTuple):
 
 
 def words(problem: str | None) -> Answer:
-    """What a probe gets: ok, or the sentence that says what is wrong."""
+    """The response to a probe: ok, or the problem."""
     return Answer(200, b"ok\n") if problem is None else Answer(503, f"{problem}\n".encode())
 
 
 def read_where(words: str, flag: str, address: str) -> Where:
-    """[ADDRESS:]PORT. Without an address it is the one given here; `0.0.0.0` and `[::]` say every one."""
+    """[ADDRESS:]PORT. `address` is the default; `0.0.0.0` and `[::]` mean all."""
     given, colon, port = words.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < PORTS) or (colon and not given):
         raise UsageError(f'{flag} "{words}" is not PORT or ADDRESS:PORT. Write it like 9101 or 10.0.0.7:9101.')
@@ -54,7 +54,7 @@ def read_where(words: str, flag: str, address: str) -> Where:
 
 @asynccontextmanager
 async def listening(where: Where, pages: Mapping[str, Page], patience: float = PATIENCE) -> AsyncIterator[int]:
-    """Answers while the block runs. Gives the port: of 0 the kernel makes a free one."""
+    """Serves while the block runs. Yields the port: for 0 the kernel chooses a free one."""
     at_once = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +107,7 @@ def _head(answer: Answer) -> bytes:
 
 
 def _socket(where: Where) -> socket.socket:
-    """On the address asked for; on all of both families without one; where there is no IPv6, of one."""
+    """On the given address; without one on all, IPv4 and IPv6, or IPv4 alone if there is no IPv6."""
     if not where.address:
         with contextlib.suppress(OSError):
             if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""Metrics as a file, for the textfile collector of a node_exporter: for who has no daemon, but cron.
+"""Metrics as a file, for the textfile collector of a node_exporter: for use with cron instead of the daemon.
 
 Readers see the file before or the file after, never a half of one. Counters go on from where the file stands.
 """
@@ -24,7 +24,7 @@ EVERYBODY_READS = 0o644
 
 
 def check(path: Path) -> None:
-    """Before anything is done: whoever waits for a file must not learn afterwards that there will be none."""
+    """Checked first, so that a wrong path does not fail only after the pass."""
     if path.suffix != SUFFIX:
         raise UsageError(
             f"--textfile {path}: node_exporter reads only files with the suffix {SUFFIX}. Nothing was done."
@@ -45,7 +45,7 @@ def write(path: Path, session: Session, reports: Iterable[PassReport]) -> None:
 
 
 def _go_on_from(path: Path, metrics: Metrics) -> None:
-    """A file that cannot be read is a start at 0, as after a restart: Prometheus knows that of counters."""
+    """If the file cannot be read, counters start at 0, as after a restart."""
     with contextlib.suppress(OSError, ValueError):
         before = list(text_string_to_metric_families(path.read_text()))
         for sample in (one for family in before for one in family.samples):
