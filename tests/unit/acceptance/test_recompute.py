@@ -83,8 +83,8 @@ def test_tallies_are_of_gpus_that_are_there_and_as_bad_as_their_findings() -> No
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / MANIFEST).unlink(), "no readable MANIFEST.sha256 beside it"),
-        (lambda folder: (folder / MANIFEST).write_text(""), "is not in the MANIFEST.sha256 beside it"),
+        (lambda folder: (folder / MANIFEST).unlink(), "no readable MANIFEST.sha256 next to it"),
+        (lambda folder: (folder / MANIFEST).write_text(""), "is not in the MANIFEST.sha256 next to it"),
         (
             lambda folder: (folder / "report.json").write_bytes((folder / "report.json").read_bytes() + b" "),
             "was changed after it was written",
