@@ -54,7 +54,7 @@ def test_a_failure_inside_is_a_failure(name: str) -> None:
     assert report.verdict is Grade.FAIL
     assert any(one.code == "report-verdict" for one in report.findings)
     said = "WARN" if "WARN" in name else "PASS"
-    assert f"The report says {said}, its findings say FAIL." in {
+    assert f"The verdict of the report is {said}, its findings give FAIL." in {
         one.message.partition(" Test")[0] for one in report.findings
     }
 

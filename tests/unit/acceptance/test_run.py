@@ -53,7 +53,7 @@ def test_what_is_slow_in_two_of_three_tries_fails(figures: tuple[float, ...], tr
     bench = Bench(script={("gemm", 0): figures})
     report, _ = run(bench, [GEMM])
     assert report.verdict is Grade.FAIL
-    assert f"2 of {tries} tries" in report.reason
+    assert f"2 of {tries} attempts" in report.reason
     assert bench.asked.count(("gemm", "GPU-0")) == tries
 
 
@@ -332,7 +332,7 @@ def test_only_the_gpus_that_were_named_are_tested() -> None:
 
 def test_a_gpu_that_is_not_here_is_refused_before_anything_runs() -> None:
     bench = Bench()
-    with pytest.raises(UsageError, match=r"--gpus 7: no such GPU here\. Nothing was run\. GPUs here: 0 \(S0\)"):
+    with pytest.raises(UsageError, match=r"--gpus 7: GPU not found\. Nothing was run\. Available GPUs: 0 \(S0\)"):
         run(bench, [GEMM], Wish(gpus=("0", "7")))
     assert not bench.asked
 

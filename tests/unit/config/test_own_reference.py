@@ -30,7 +30,7 @@ def test_the_example_in_the_message_is_a_table(tmp_path: Path) -> None:
         (EXAMPLE.replace("floor", "floorr"), "floorr"),
         (EXAMPLE.replace("720", "72"), "detects nothing"),
         (EXAMPLE.replace("720", "7200"), "check units and digits"),
-        (EXAMPLE.replace("TFLOP/s", "parsecs"), "is not known"),
+        (EXAMPLE.replace("TFLOP/s", "parsecs"), "unit 'parsecs' is unknown"),
         (EXAMPLE.replace("NVIDIA H200", "NVIDIA ("), "is not a valid regular expression"),
         ("[{gpu: X, gpu: Y}]", "gpu"),
         ("[{", "this is not YAML"),

@@ -121,7 +121,7 @@ def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:
     told = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
-    assert [words in told for words in ("dtypes is empty", "n 1 proves", "samples 1 proves")] == [True] * 3
+    assert [words in told for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [True] * 3
 
 
 @pytest.mark.parametrize("name", ["environment", "health"])

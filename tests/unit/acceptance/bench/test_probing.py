@@ -159,7 +159,7 @@ def test_what_is_no_record_is_no_measurement() -> None:
     answer = one("mumble")
     assert isinstance(answer, Broken)
     assert answer.kind == "failed"
-    assert "no record" in answer.words
+    assert "invalid output" in answer.words
 
 
 @pytest.mark.parametrize(

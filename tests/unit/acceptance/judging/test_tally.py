@@ -47,7 +47,7 @@ def test_a_fail_that_is_seen_twice_is_a_fail() -> None:
     for tries in ((SLOW, SLOW), (SLOW, GOOD, SLOW)):
         found = settled(*tries)
         assert (found.verdict, found.code) == (Grade.FAIL, "gemm-below-floor")
-        assert f"2 of {len(tries)} tries" in found.message
+        assert f"2 of {len(tries)} attempts" in found.message
         assert len(found.evidence["attempts"]) == len(tries)
 
 
@@ -218,7 +218,10 @@ def test_what_ran_by_name_only_is_said() -> None:
 def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
     looked = Finding(check="topology", gpu="GPU-a", verdict=Grade.PASS, code="topology-ok", message="It is whole.")
     grade, reason = verdict(Wish(only=("topology",)), [looked])
-    assert (grade, reason.startswith("No GPU was measured")) == (Grade.INCONCLUSIVE, True)
+    assert (grade, reason.startswith("None of the selected checks (--check) measured a GPU.")) == (
+        Grade.INCONCLUSIVE,
+        True,
+    )
 
 
 def test_what_was_left_out_or_set_otherwise_is_said() -> None:

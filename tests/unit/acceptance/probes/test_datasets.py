@@ -129,9 +129,9 @@ def test_what_is_missing_is_said_with_the_layout_and_where_it_was_looked_for(tmp
     """C1.5: missing data silently became synthetic."""
     with pytest.raises(DataMissing) as error:
         datasets.load(name, str(tmp_path))
-    assert str(error.value).startswith(f"The data set {name} is not in {tmp_path}: there is no ")
+    assert str(error.value).startswith(f"The data set {name} is not in {tmp_path}: {tmp_path}/")
     assert "Expected: " in str(error.value)
-    with pytest.raises(DataMissing, match=f"The data set {name} is not given: no data_dir"):
+    with pytest.raises(DataMissing, match=f"The data set {name} needs data_dir"):
         datasets.load(name, None)
 
 

@@ -93,7 +93,7 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(BadSetting) as error:
         read_place({"RANK": "9", "WORLD_SIZE": "2", "BACKEND": "mpi"}, "cuda")
     said = str(error.value)
-    assert ("ranks go from 0 to 1" in said, "without MASTER_ADDR" in said, "BACKEND=mpi" in said) == (True, True, True)
+    assert ("ranks are 0 to 1" in said, "without MASTER_ADDR" in said, "BACKEND=mpi" in said) == (True, True, True)
 
 
 def test_a_group_waits_for_ten_minutes_unless_said() -> None:

@@ -124,7 +124,7 @@ def test_nothing_is_claimed_of_what_was_not_looked_at() -> None:
 def test_a_simulated_run_and_a_self_test_say_what_they_are() -> None:
     text = Page(html.page(examples.one_good_gpu(device="simulated", self_test=True))).text
     assert "no value was measured on a real GPU" in text
-    assert "faults were injected on purpose" in text
+    assert "Self-test: faults were injected." in text
 
 
 def test_everything_from_outside_is_escaped() -> None:

@@ -131,7 +131,7 @@ def test_a_run_is_found_by_name_beginning_and_path(folder: ReportFolder) -> None
         assert folder.load(wanted).run == "20260314-aaaa"
     with pytest.raises(UsageError, match="is ambiguous: 20260314-aaaa, 20260315-bbbb"):
         folder.load("202603")
-    with pytest.raises(UsageError, match="There is no report 2027"):
+    with pytest.raises(UsageError, match="Report 2027 not found in"):
         folder.load("2027")
 
 
