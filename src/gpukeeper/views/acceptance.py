@@ -162,7 +162,7 @@ def _kind(report: Report | None) -> str:
 
 def gpu_verdicts(report: Report) -> Iterator[GpuVerdict]:
     for tally in report.tallies:
-        assert not isinstance(report.machine.gpus, Unknown), "a tally is of a GPU that was seen"
+        assert not isinstance(report.machine.gpus, Unknown), "a tally belongs to a known GPU"
         gpu = next(one for one in report.machine.gpus if one.uuid == tally.gpu)
         words, name = gpu_words(report, gpu.uuid), fact(gpu.name)
         yield GpuVerdict(tally.verdict, words, name, gpu.identity, tally.busy, tally.reason)
