@@ -55,5 +55,5 @@ async def has_ttl(cluster: Cluster, kind: Kind, version: str) -> bool | Unknown:
     schema = next((one for one in found.components.schemas.values() if wanted in one.named), _Schema())
     fields = schema.properties.get("spec", _Part()).properties
     if not fields:
-        return Unknown(f"{what}: its OpenAPI description names no fields of the spec")
+        return Unknown(f"{what}: its OpenAPI schema lists no fields of the spec")
     return TTL_NAME in fields

@@ -178,7 +178,7 @@ class _NotServed(Wider):
         if path in ("/apis/nobody.example/v1", "/apis/kubeflow.org/v7"):
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if ".." in path:
-            raise ClusterSilent(f"{path!r} is no path of the API")
+            raise ClusterSilent(f"{path!r} is not a valid API path")
         return await super().get(path, type_, **query)
 
 
@@ -255,7 +255,7 @@ def test_what_lives_and_names_it_as_an_owner_keeps_it(kind: str) -> None:
     listed(platform)  # a look at everything precedes every act
     decision = decided(looked(platform, JOB, one))
     assert (decision.action, decision.rule) == (Action.KEEP, "target")
-    assert f"{kind} still-here is not over and names it as an owner" in decision.reason
+    assert f"{kind} still-here has not ended and names it as an owner" in decision.reason
 
 
 def test_what_is_over_and_names_it_as_an_owner_goes_with_it() -> None:
