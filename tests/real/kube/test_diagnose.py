@@ -132,7 +132,7 @@ def test_a_finalizer_whose_controller_is_switched_off(
         )
         asked = Asked(plane)  # one that has not seen the Lease change
         first = one_of(asked.about(stuck, now), f"the finalizer {RAY_FINALIZER} blocks it")
-        assert "Whether it will ever complete is not known" in first.words
+        assert "Whether it will ever complete is unknown" in first.words
         asked.passed = 20
         found = asked.about(stuck, now)
         assert isinstance(asked.kuberay(now), Gone)
@@ -151,7 +151,7 @@ def test_a_finalizer_whose_controller_is_switched_off(
         blind.about(stuck, now)
         blind.passed = 3600
         cause = one_of(blind.about(stuck, now), f"the finalizer {RAY_FINALIZER} blocks it")
-        assert "whether KubeRay runs is not known" in cause.words
+        assert "whether KubeRay runs is unknown" in cause.words
         one_of(blind.about(stuck, now), "its Events could not be read")
 
         # A renewed Lease alone brings it back to life.

@@ -100,7 +100,7 @@ def _blocked_words(found: Blocked, now: datetime) -> str:
     what = found.by if found.by == NODE else f"the finalizer {found.by}"
     words = f"its removal was requested {ago(found.since, now)} and does not complete; {what} blocks it: {found.why}"
     if isinstance(found.proven, Unknown):
-        return f"{words}. Whether it will ever complete is not known: {found.proven.why}"
+        return f"{words}. Whether it will ever complete is unknown: {found.proven.why}"
     return f"{words}. Waiting does not help" if found.proven else words
 
 
@@ -121,7 +121,7 @@ def _of_top(facts: Facts) -> Iterator[Cause]:
     if isinstance(top.seen, Root):
         yield from _elsewhere(top.kind, top.seen)
     if isinstance(ending.over, Unknown):
-        yield Cause(f"whether it has ended is not known: {ending.over.why}", "gpukeeper keeps it until this is known")
+        yield Cause(f"whether it has ended is unknown: {ending.over.why}", "gpukeeper keeps it until this is known")
     elif ending.over:
         yield from _ended(facts, ending)
     else:
@@ -152,7 +152,7 @@ def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
     tally = _tally(facts)
     if not isinstance(ending.at, datetime):
         why = ending.at.why if isinstance(ending.at, Unknown) else "no time is recorded"
-        words = f"it has ended, but its end time is not known ({why}), so the TTL of its controller never expires"
+        words = f"it has ended, but its end time is unknown ({why}), so the TTL of its controller never expires"
         yield Cause(words, "gpukeeper counts from the time at which it first saw it ended")
     if tally.living:
         gpus = f", with {counted(len(tally.devices), 'GPU')}" if tally.devices else ""
@@ -243,7 +243,7 @@ def _waits_for(facts: Facts) -> str:
         return f"{counted(tally.living, 'pod')} not ended yet"
     if tally.dead:
         return f"all of its pods ({tally.dead}) have ended, so its controller should update its status soon"
-    return "it has no pods: its controller has to create them" if facts.below.complete else "its pods are not known"
+    return "it has no pods: its controller has to create them" if facts.below.complete else "its pods are unknown"
 
 
 def _controllers(facts: Facts) -> Iterator[Cause]:

@@ -139,7 +139,7 @@ async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTt
         return None
     version = await served(top.kind)
     if not isinstance(version, str):
-        return Unknown("its runtime could not be read: the served version is not known")
+        return Unknown("its runtime could not be read: the served version is unknown")
     where = f"/namespaces/{top.meta.namespace}" if named.namespaced else ""
     try:
         path = f"/apis/{top.kind.group}/{version}{where}/{named.plural}/{named.name}"

@@ -86,7 +86,7 @@ class Discovery:
             found = [one for one in versions if await self._lists(kind, one)]
         except PlatformError as error:
             self._known.clear()  # what contradicts itself is asked anew, all of it
-            return Unknown(f"whether the cluster has {kind.plural} is not known: {error}")
+            return Unknown(f"whether the cluster has {kind.plural} is unknown: {error}")
         if best := next((one for one in kind.versions if one in found), None):
             self._seen.add(kind.name)
             self._missing.pop(kind.name, None)
@@ -102,7 +102,7 @@ class Discovery:
         try:
             page = await self._read(root, _Resources)
         except PlatformError as error:
-            return Unknown(f"whether the cluster has {kind} ({api_version}) is not known: {error}")
+            return Unknown(f"whether the cluster has {kind} ({api_version}) is unknown: {error}")
         found = next((one for one in page.resources or () if one.kind == kind and "/" not in one.name), None)
         if page.kind != "APIResourceList" or page.group_version != api_version or found is None:
             return Unknown(f"the cluster does not serve {kind} ({api_version})")

@@ -146,7 +146,7 @@ def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: da
         return False, f"{waits}; not deleted yet: {left[0].words} ({_why_left(left[0])}){more}"
     if not children.complete:
         why = children.unseen[0] if children.unseen else "it was searched by labels only"
-        return Unknown(f"whether anything is left below it is not known: {why}"), waits
+        return Unknown(f"whether anything is left below it is unknown: {why}"), waits
     asked = when(meta.deletion_timestamp)
     if isinstance(asked, datetime) and now - asked > NOTHING_LEFT:
         return True, (

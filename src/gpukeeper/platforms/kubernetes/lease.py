@@ -73,7 +73,7 @@ class Leadership:
         """A sentence when we may not act, asked before each step."""
         trouble = f" ({self._problem})" if self._problem else ""
         if self._ours is None:
-            others = f"{self._holder} holds it" if self._holder else "its holder is not known"
+            others = f"{self._holder} holds it" if self._holder else "its holder is unknown"
             return f"this instance does not hold the lease {self.lease}; {others}{trouble}"
         silent = timedelta(seconds=self._steady() - self._renewed)
         if silent > self._renew_deadline:

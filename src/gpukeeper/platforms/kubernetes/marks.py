@@ -259,7 +259,7 @@ def _from_creation(meta: Meta, marker: str, after: timedelta | Unknown) -> Expir
         return after
     created = when(meta.creation_timestamp)
     if not isinstance(created, datetime):
-        return Unknown(f"{marker} counts from its creation, which is not known")
+        return Unknown(f"{marker} counts from its creation, which is unknown")
     return _expires(_sum(marker, created, after))
 
 
@@ -270,7 +270,7 @@ def _expires(at: datetime | Unknown) -> Expiry | Unknown:
 def _after_finish(expiry: Expiry, meta: Meta, ending: Ending) -> timedelta | Unknown | None:
     """From an absolute expiry to a TTL after the finish, never negative.
 
-    Where the finish is not known, the rules count from later than the creation, so counting from that keeps longer."""
+    Where the finish is unknown, the rules count from later than the creation, so counting from that keeps longer."""
     if expiry.after is not None or expiry.at is None:
         return expiry.after
     begun = ending.at if isinstance(ending.at, datetime) else when(meta.creation_timestamp)

@@ -67,7 +67,7 @@ COUNTERS: Mapping[Signal, tuple[str, tuple[str, ...]]] = {
 BY = "namespace, pod, exported_namespace, exported_pod"
 NO_TERMINAL = Unknown("terminal input in a pod cannot be measured", by_design=True)
 NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelets", by_design=True)
-NOT_STARTED = Unknown("its start time is not known, so measurements cannot be assigned to it")
+NOT_STARTED = Unknown("its start time is unknown, so measurements cannot be assigned to it")
 
 Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
 Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
@@ -272,7 +272,7 @@ class ClusterMeter:
                 why = (
                     shares
                     if isinstance(shares, Unknown)
-                    else Unknown("it runs under MPS: the use of each process is not known")
+                    else Unknown("it runs under MPS: the use of each process is unknown")
                 )
                 yield from _unknown(subject, now, why, names)
                 continue

@@ -157,7 +157,7 @@ def _words(owners: Sequence[Owner], exists: Mapping[str, Exists]) -> str | Unkno
     for one in owners:
         found = exists[one.uid]
         if isinstance(found, Unknown):
-            return Unknown(f"whether its owner {called(one)} still exists is not known: {found.why}")
+            return Unknown(f"whether its owner {called(one)} still exists is unknown: {found.why}")
     return None
 
 

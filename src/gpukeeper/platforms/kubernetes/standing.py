@@ -137,7 +137,7 @@ def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> S
     if any(one.wanted for one in installed):
         return Unknown(f"{controller.name} is deployed but not ready: check its pods ({words})")
     if found.unseen:
-        return Unknown(f"whether {controller.name} runs is not known: {found.unseen[0]}")
+        return Unknown(f"whether {controller.name} runs is unknown: {found.unseen[0]}")
     if found.similar:
         return Unknown(f"{found.similar[0]} may be {controller.name} under another name")
     if not installed and not found.leases:
@@ -163,7 +163,7 @@ def _built_in(found: Report, words: str, *, alive: bool, stale: bool) -> Standin
     if found.leases:
         return Unknown(f"{name} does not seem to renew its Lease ({words}); a later check must confirm it")
     why = found.unseen[0] if found.unseen else "it has no Lease, which is optional"
-    return Unknown(f"whether {name} runs is not known: {why}")
+    return Unknown(f"whether {name} runs is unknown: {why}")
 
 
 def _age(lease: Lease, now: datetime) -> timedelta | None:

@@ -340,13 +340,13 @@ def _held_evidence(words: str | None) -> tuple[str, ...]:
 
 def _findings(kind: Kind, ending: Ending, tally: Tally) -> Iterator[str]:
     if isinstance(ending.over, Unknown):
-        yield f"whether it has ended is not known: {ending.over.why}"
+        yield f"whether it has ended is unknown: {ending.over.why}"
     if ending.over is True and not isinstance(ending.at, datetime):
         why = f"this {kind.kind} does not record it" if ending.at is None else ending.at.why
-        yield f"its end time is not known: {why}; its retention counts from when it was first seen ended"
+        yield f"its end time is unknown: {why}; its retention counts from when it was first seen ended"
     if isinstance(ending.outcome, Unknown):
-        yield f"its outcome is not known: {ending.outcome.why}"
+        yield f"its outcome is unknown: {ending.outcome.why}"
     if tally.unclear is not None:
-        yield f"what it holds is not known: {tally.unclear}"
+        yield f"what it holds is unknown: {tally.unclear}"
     if tally.lost is not None:
         yield f"the node of its pod {tally.lost} does not respond; the pod may still run and hold its GPUs"

@@ -106,7 +106,7 @@ def test_where_the_crd_cannot_be_read_that_is_said_and_what_is_known_counts(docu
     cluster.documents[OPENAPI] = document
     found = said(cluster, one)
     cause = one_of(found, "a TrainJob has no TTL in any release that gpukeeper knows (whether a TrainJob of this")
-    assert "is not known" in cause.words
+    assert "is unknown" in cause.words
     assert "this kind has no TTL" not in found.tree[0]
 
 
@@ -133,7 +133,7 @@ def test_a_ttl_that_nobody_can_vouch_for_is_not_left_to_the_platform() -> None:
     one["spec"]["ttlSecondsAfterFinished"] = 60
     found = said(cluster, one)
     none_of(found, "its TTL of")
-    assert len([cause for cause in found.causes if "is not known" in cause.words]) == 2, "a note, and no TTL"
+    assert len([cause for cause in found.causes if "is unknown" in cause.words]) == 2, "a note, and no TTL"
 
 
 def test_only_a_trainjob_is_asked_about() -> None:
@@ -233,7 +233,7 @@ def test_a_finalizer_whose_controller_is_gone() -> None:
     cluster = StoredCluster(one, off, STALE)
     first = one_of(said(cluster, one), "the finalizer ray.io/rayjob-finalizer")
     assert "1h ago" in first.words
-    assert "Whether it will ever complete is not known" in first.words, "one look proves nothing"
+    assert "Whether it will ever complete is unknown" in first.words, "one look proves nothing"
     passed = 0.0
     controllers = Controllers(cluster.as_cluster, lambda: passed)
     ref = Ref("kubernetes", "lab", "rayjob", "tune", "rayjob-tune", "team-a")
@@ -254,7 +254,7 @@ def test_a_finalizer_whose_controller_may_not_be_looked_at() -> None:
     cluster = StoredCluster(one)
     cluster.refused = {"/deployments": forbidden("deployments"), "/leases": forbidden("leases")}
     cause = one_of(said(cluster, one), "the finalizer ray.io/rayjob-finalizer")
-    assert "whether KubeRay runs is not known" in cause.words
+    assert "whether KubeRay runs is unknown" in cause.words
 
 
 def test_a_removal_that_is_under_way_is_waited_for() -> None:
@@ -318,7 +318,7 @@ def test_an_end_without_a_time() -> None:
     found = said(StoredCluster(one), one)
     assert (
         "gpukeeper counts from the time at which it first saw it ended"
-        in one_of(found, "its end time is not known").remedy
+        in one_of(found, "its end time is unknown").remedy
     )
 
 

@@ -201,4 +201,4 @@ def test_what_does_not_describe_a_trainjob_proves_nothing_about_its_ttl(reply: R
     api.says(DESCRIBED, reply)
     (found,) = ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL)
     assert isinstance(found, Unknown)
-    assert "whether a TrainJob of this cluster has spec.ttlSecondsAfterFinished is not known" in found.why
+    assert "whether a TrainJob of this cluster has spec.ttlSecondsAfterFinished is unknown" in found.why

@@ -127,7 +127,7 @@ def scene(story: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
 @scene
 async def test_the_first_one_makes_the_lease_and_holds_it(s: Scene) -> None:
     one = s.enter("one")
-    assert "its holder is not known" in str(one.why_not())
+    assert "its holder is unknown" in str(one.why_not())
     await one.won.wait()
     assert one.why_not() is None
     assert s.server.spec["holderIdentity"] == "one"

@@ -431,7 +431,7 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         Use.UNKNOWN,
         "does not increase",
     ),
-    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "its start time is not known"),
+    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "its start time is unknown"),
     "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "is not a GPU of a pod"),
 }
 

@@ -146,7 +146,7 @@ def test_an_owner_that_could_not_be_checked_may_exist(error: ApiError | ClusterS
     lab.refused["/configmaps/settings"] = error
     for decision in both(lab, one):
         assert (decision.action, decision.rule, decision.verdict) == (Action.KEEP, "target", Verdict.UNKNOWN)
-        assert "whether its owner ConfigMap settings (v1) still exists is not known" in decision.reason
+        assert "whether its owner ConfigMap settings (v1) still exists is unknown" in decision.reason
 
 
 def test_a_missing_right_is_named() -> None:

@@ -131,4 +131,4 @@ def test_it_is_shown_by_the_platform_and_offers_no_verb() -> None:
     lab.refused["/pods"] = forbidden("pods")
     lab.asked.clear()
     assert asyncio.run(all_()) == []
-    assert not [path for path in lab.asked if "/services" in path], "which pods are left is not known"
+    assert not [path for path in lab.asked if "/services" in path], "which pods are left is unknown"

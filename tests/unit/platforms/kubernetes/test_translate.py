@@ -195,7 +195,7 @@ def test_an_odd_end_is_reported_and_counts_from_when_it_was_first_seen(at: str |
     ):
         assert subject.state is State.ENDED
         assert isinstance(subject.ended, Unknown)
-        assert any(one.startswith("its end time is not known") for one in subject.findings)
+        assert any(one.startswith("its end time is unknown") for one in subject.findings)
         assert decided(subject).action is Action.KEEP
         seen = Memory(incarnation=subject.seen.incarnation, state="ended", first_seen_ended=NOW - 23 * HOUR)
         assert decided(subject, seen).action is Action.KEEP
@@ -212,11 +212,11 @@ def test_a_refused_rayjob_counts_from_when_it_was_first_seen() -> None:
 def test_what_cannot_be_told_from_its_status_keeps_and_is_said() -> None:
     over = subject_of(JOB, status={"conditions": [condition("Failed", ago(days=90), "Unknown")]})
     assert isinstance(over.state, Unknown)
-    assert "whether it has ended is not known: its condition Failed is 'Unknown'" in over.findings
+    assert "whether it has ended is unknown: its condition Failed is 'Unknown'" in over.findings
     how = {"jobDeploymentStatus": "Complete", "jobStatus": "RUNNING", "endTime": ago(days=90)}
     outcome = subject_of(RAYJOB, status=how, creationTimestamp=ago(days=91))
     assert isinstance(outcome.outcome, Unknown)
-    assert any(one.startswith("its outcome is not known") for one in outcome.findings)
+    assert any(one.startswith("its outcome is unknown") for one in outcome.findings)
     for subject in (over, outcome):
         assert decided(subject).action is Action.KEEP
 

@@ -119,7 +119,7 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
     """Does this release of Kubeflow Trainer make the JobSet of a finished TrainJob anew once that is deleted? When."""
     found = re.match(r"v?(\d+)\.(\d+)", version or "")
     if found is None:
-        return Unknown("the release of Kubeflow Trainer is not known; v2.1 to v2.3 do")
+        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 do")
     match int(found[1]), int(found[2]):
         case (2, 1):
             return "always"
