@@ -1,8 +1,8 @@
 """When a tree was last used, as far as that can be known. Pure.
 
-Changes are always on record. Reads are not: most mounts write an access time once a day (relatime), or never (noatime,
-read-only). A recorded read is proof of use, but no record is no proof of the opposite. So what counts is until when the
-tree may have been read without a trace, unless somebody watched.
+Changes are always recorded. Reads are not: most mounts write an access time once a day (relatime), or never (noatime,
+read-only). A recorded read proves a use, but no record does not prove the opposite. So what counts is until when the
+tree may have been read without a record, unless it was watched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DAY = timedelta(hours=24)  # relatime: a read within a day of the recorded one i
 
 
 class Recorded(IntEnum):
-    """How often a read leaves a trace; the worse, the higher."""
+    """How often a read is recorded; the higher, the less often."""
 
     ALWAYS = 0
     DAILY = 1
@@ -33,10 +33,10 @@ class Recorded(IntEnum):
 
 
 class Reads(msgspec.Struct, frozen=True):
-    """What becomes of reads on the weakest of the mounts through which a tree can be reached."""
+    """How reads are recorded on the weakest of the mounts through which a tree can be reached."""
 
     recorded: Recorded
-    mount: str = ""  # in words
+    mount: str = ""  # as text
 
 
 class Watched(msgspec.Struct, frozen=True):
@@ -47,15 +47,18 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class LastUse(msgspec.Struct, frozen=True):
-    """`at`: not used after that; it lies ahead where a read may still go unrecorded. `how`: what that follows from."""
+    """`at`: not used after that; it is in the future where a read may still go unrecorded. `how`: what that follows
+    from.
+    """
 
     at: datetime | Unknown
     how: str = ""
 
 
 def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mount]]) -> Reads:
-    """Of the entries of a folder, by its path without links. `mounts`: of the namespace that the path is of; `tables`:
-    of every namespace. Whoever has only something inside an entry mounted uses that entry anyway."""
+    """Of the entries of a directory, by its path without links. `mounts`: of the namespace of the path; `tables`: of
+    every namespace. A process that has only something inside an entry mounted uses that entry anyway.
+    """
     here = source_of(folder, mounts)
     if here is None:
         return Reads(Recorded.NEVER, "a mount that is not listed")
@@ -68,7 +71,7 @@ def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mou
 
 
 def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, now: datetime) -> LastUse:
-    """When it was surely not used any more, by what is on record and by what was watched. Unknown: that failed."""
+    """When it was certainly not used any more, by what was recorded and watched. Unknown: the watch failed."""
     newest = found.newest
     if isinstance(newest, Unknown):
         return LastUse(newest)
@@ -81,25 +84,26 @@ def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, n
         last = "" if watched.last is None else f", last use {_ago(watched.last, now)}"
         return LastUse(max(seen, hidden), f"{known}; watched for {in_words(now - watched.since)}{last}")
     if hidden is None:
-        trace = f"{known}, but reads leave no trace on {reads.mount}"
+        trace = f"{known}, but reads are not recorded on {reads.mount}"
         if isinstance(watched, Unknown):
             return LastUse(Unknown(f"{trace}, and it could not be watched: {watched.why}"))
-        return LastUse(Unknown(f"{trace}; let `gpukeeper serve` watch it, or mount it with relatime or strictatime"))
+        return LastUse(Unknown(f"{trace}; run `gpukeeper serve` to watch it, or mount it with relatime or strictatime"))
     if hidden > newest:
         return LastUse(hidden, f"{known}; reads in the 24h after that are not recorded on {reads.mount}")
     return LastUse(newest, known)
 
 
 def recorded(found: Measured, now: datetime) -> LastUse:
-    """By what is on record alone: for what nobody can read, and for what stays for another reason."""
+    """By what was recorded alone: for trees that no process can read, and for trees that are kept for another
+    reason.
+    """
     return last_use(found, Reads(Recorded.ALWAYS), None, now)
 
 
 def hidden_until(newest: datetime, read: datetime | None, reads: Reads) -> datetime | None:
-    """Until when reads may have left no trace. None: for ever.
-
-    With relatime a read is recorded if the file changed since the recorded one, or if that is older than a day. So only
-    reads after a recorded one can be missing, and only for a day.
+    """Until when reads may be unrecorded. None: forever. With relatime a read is recorded if the file changed since the
+    recorded one, or if that is older than a day. So only reads after a recorded one can be missing, and only for a
+    day.
     """
     if reads.recorded is Recorded.NEVER:
         return None
@@ -109,7 +113,7 @@ def hidden_until(newest: datetime, read: datetime | None, reads: Reads) -> datet
 
 
 def _ways_to(device: str, inside: str, table: Sequence[Mount]) -> Iterator[Mount]:
-    """The mounts of one namespace on which that folder can be seen: not where another is mounted above it."""
+    """The mounts of one namespace through which that directory is visible: not where another is mounted above it."""
     for mount in table:
         if mount.device == device and is_at_or_below(inside, mount.source):
             seen_at = os.path.normpath(Path(mount.point, os.path.relpath(inside, mount.source)))

@@ -1,7 +1,8 @@
-"""`python -m gpukeeper.disk.crew_child WORK TOP SETTINGS`: one of the programs that share a large tree; see `crew`.
+"""`python -m gpukeeper.disk.crew_child WORK TOP SETTINGS`: one of the worker processes that share a large tree; see
+`crew`.
 
-TOP and SETTINGS are descriptors. Every line of standard input is a list of folders below the top; for each line it
-prints one: what it counted, and which folders it leaves to others since it has done its share.
+TOP and SETTINGS are descriptors. Every line of standard input is a list of directories below the top; for each line it
+prints one: what it counted, and which directories it leaves to others since it has done its share.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Answer = dict[str, Any]
 def main(work: str, top: str, settings: str) -> None:
     with os.fdopen(int(settings), "rb") as file:
         given = json.load(file)
-    gc.disable()  # walking makes no cycles, and looking for them takes a tenth of the time
+    gc.disable()  # walking creates no cycles, and searching for them takes a tenth of the time
     share = {"measure": measure_share, "erase": erase_share}[work]
     if work == "erase":
         kernel.work_in_the_background()
-    sys.stdout.write("{}\n")  # ready: whoever started us works alone until now
+    sys.stdout.write("{}\n")  # ready: the parent works alone until now
     sys.stdout.flush()
     for line in sys.stdin:
         jobs = [(path.encode("latin-1"), depth) for path, depth in json.loads(line)]
@@ -71,7 +72,7 @@ def _in_turn(
 
 
 def _told(left: list[Pending]) -> list[tuple[str, int]]:
-    """Names are bytes, and JSON is text: each byte becomes the sign of its number."""
+    """Names are bytes, and JSON is text: each byte becomes the character of its number."""
     return [(path.decode("latin-1"), depth) for path, depth in left]
 
 

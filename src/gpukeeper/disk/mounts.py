@@ -1,7 +1,7 @@
-"""Mounts, read from mountinfo: what is mounted inside a tree, and which trees are mounted somewhere else.
+"""Mounts, read from mountinfo: what is mounted inside a tree, and which trees are mounted somewhere else. Reads only.
 
-Looks only. Relies on /proc/<pid>/mountinfo, one per mount namespace: a container's bind mount of a folder in /tmp is
-seen nowhere else, and no file needs to be open for the container to need it.
+Relies on /proc/<pid>/mountinfo, one per mount namespace: a container's bind mount of a directory in /tmp is visible
+only there, and the container may need it without having a file open.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import msgspec
 
 from gpukeeper.disk import procfs
 
-_LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}  # options of an overlay that name folders
+# options of an overlay that name directories
+_LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}
 _COLON = re.compile(r"(?<!\\):")
 
 
 class Mount(msgspec.Struct, frozen=True):
     device: str  # major:minor
-    source: str  # the folder of that filesystem which is mounted; "/" is all of it
+    source: str  # the directory of that filesystem which is mounted; "/" is all of it
     point: str  # where
-    kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
-    layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
+    kind: str = ""  # of filesystem, as mount(8) names it; empty: unknown
+    layers: tuple[str, ...] = ()  # directories an overlay consists of, as written when it was mounted
     options: tuple[str, ...] = ()  # of this mount, such as noatime; of the whole filesystem only `ro`
     number: int | None = None  # the kernel's, of all mounts in all namespaces
 
 
 def parse_mounts(mountinfo: bytes | str) -> tuple[Mount, ...]:
-    """A line that is not as the kernel writes them is left out; see `unparsed`."""
+    """A line that does not have the kernel's format is skipped; see `unparsed`."""
     return tuple(_mount(fields) for line in _lines(mountinfo) if len(fields := line.split(b" ")) > 4)
 
 
 def unparsed(mountinfo: bytes | str) -> int:
-    """How many lines are not as the kernel writes them: what is mounted there is not known."""
+    """How many lines do not have the kernel's format: what is mounted there is unknown."""
     return sum(len(line.split(b" ")) <= 4 for line in _lines(mountinfo))
 
 
@@ -49,7 +50,7 @@ def has_mount_inside(path: str, mounts: Iterable[Mount]) -> bool:
 
 
 def source_of(path: str, mounts: Iterable[Mount]) -> tuple[str, str] | None:
-    """The same folder as (device, path inside that filesystem), or None when no mount covers it."""
+    """The same directory as (device, path inside that filesystem), or None if no mount covers it."""
     innermost = covering(path, mounts)
     if innermost is None:
         return None
@@ -90,7 +91,7 @@ def _options(row: list[bytes], about: list[bytes]) -> tuple[str, ...]:
 
 
 def _layers(options: bytes) -> Iterator[str]:
-    """Several lower ones are separated by colons; a colon of a name has a backslash before it."""
+    """Several lower ones are separated by colons; a colon in a name has a backslash before it."""
     for option in options.split(b","):
         name, _, value = option.partition(b"=")
         if name in _LAYERS:

@@ -86,7 +86,7 @@ def test_when_the_time_is_up_the_rest_waits_and_the_next_run_goes_on(tmp_path: P
     assert isinstance(answer, Removal)
     assert not path.exists()
     if answer.left:
-        assert "the next pass goes on" in answer.left[-1]
+        assert "the next pass continues" in answer.left[-1]
         (rest,) = finished(tmp_path)
         assert isinstance(rest, Removal)
         assert answer.entries + rest.entries == 200 * 201 + 1

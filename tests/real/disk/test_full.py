@@ -41,7 +41,7 @@ def test_on_a_tmpfs_without_inodes_a_tree_is_kept_with_a_reason(tmp_path: Path) 
             (disk / f"ballast{number}").touch()
         answer = removed(path)
         assert isinstance(answer, Refused)
-        assert "no room" in answer.why
+        assert "no space" in answer.why
         assert len(list(path.rglob("f*"))) == 12
         assert trash_in(disk) == []
 
@@ -63,7 +63,7 @@ def test_on_an_ext4_without_a_free_block_a_tree_is_kept_with_a_reason(tmp_path: 
         assert os.statvfs(disk).f_bavail == 0
         answer = removed(path)
         assert isinstance(answer, Refused)
-        assert "no room" in answer.why
+        assert "no space" in answer.why
         assert len(list(path.rglob("f*"))) == 12
         assert trash_in(disk) == []
 

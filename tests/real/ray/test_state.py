@@ -81,8 +81,8 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
     def asked(setting: str | None, given: str | None) -> StateApi | Unknown:
         return asyncio.run(find_api(head.session, setting, addresses(head.argv), given))
 
-    assert "wants a token" in str(asked(None, token))
-    assert "wants a token" in str(asked(cluster.dashboard, None))
+    assert "requires a token" in str(asked(None, token))
+    assert "requires a token" in str(asked(cluster.dashboard, None))
     assert "refused the token" in str(asked(cluster.dashboard, "f" * 32))
     api = asked(cluster.dashboard, token)
     assert isinstance(api, StateApi)

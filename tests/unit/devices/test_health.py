@@ -92,7 +92,7 @@ def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
 def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
     for text, why in (
         ("sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
-        ("next(asked()); print('hello')", "gave no record"),
+        ("next(asked()); print('hello')", "invalid reply"),
         ("give(next(asked()), {'state': 'failed', 'why': 'GPU is lost'})", "GPU is lost"),
     ):
         found = driven(text, lambda driver: driver.health())
@@ -151,7 +151,7 @@ def test_gpus_that_cannot_be_tested_say_why() -> None:
         )
     )
     assert gpus == ()
-    assert ["lost" in silent[0], "has none" in silent[1], "no permission" in silent[2]] == [True] * 3
+    assert ["lost" in silent[0], "has no slices" in silent[1], "no permission" in silent[2]] == [True] * 3
 
 
 def test_health_of_a_slice_is_that_of_its_gpu_with_its_own_memory() -> None:

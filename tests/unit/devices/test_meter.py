@@ -66,7 +66,7 @@ def test_everybody_who_shares_a_gpu_is_told_its_use() -> None:
 
 def test_what_the_driver_does_not_name_is_not_known() -> None:
     found = read(GpuMeter(Driver({}), Still(), ["docker"]), workload("a", "GPU-9"))  # type: ignore[arg-type]
-    assert found == {("a", "gpu", "GPU-9"): Unknown("the driver says nothing of GPU-9")}
+    assert found == {("a", "gpu", "GPU-9"): Unknown("the driver does not report GPU-9")}
     silent = Unknown("the driver did not answer")
     assert read(GpuMeter(Driver(silent), Still(), ["docker"]), workload("a", "GPU-9")) == {  # type: ignore[arg-type]
         ("a", "gpu", "GPU-9"): silent

@@ -47,7 +47,7 @@ def test_a_recorded_read_may_be_followed_by_a_day_of_others(found: Measured, rea
 def test_where_reads_leave_no_trace_nothing_is_known(found: Measured) -> None:
     answer = last_use(found, NEVER, None, NOW).at
     assert isinstance(answer, Unknown)
-    assert "reads leave no trace on /scratch" in answer.why
+    assert "but reads are not recorded on /scratch" in answer.why
     assert "gpukeeper serve" in answer.why
 
 

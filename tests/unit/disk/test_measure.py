@@ -181,7 +181,7 @@ def test_a_tree_beyond_the_limit_of_depth_has_no_known_size(tmp_path: Path) -> N
 def test_when_time_is_up_the_walk_ends_and_says_so(tmp_path: Path) -> None:
     filled(tmp_path / "tree/file", 1)
     found = measured(tmp_path / "tree", is_time_up=lambda: True)
-    assert found.size == Unknown("could not be measured in the time there was")
+    assert found.size == Unknown("could not be measured in the available time")
     assert found.inode == (tmp_path / "tree").stat().st_ino
 
 

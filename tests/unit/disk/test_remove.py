@@ -152,7 +152,7 @@ def test_a_tree_that_changed_since_the_look_is_kept(tmp_path: Path, change: obje
     change(path)  # type: ignore[operator]
     answer = removed(path, wanted)
     assert isinstance(answer, Changed)
-    assert "changed since it was looked at" in answer.why
+    assert "changed since it was read" in answer.why
     assert kept(path)
 
 
@@ -166,7 +166,7 @@ def test_a_change_by_somebody_who_was_inside_while_it_was_taken_is_seen(tmp_path
         change(folder / "tree")  # type: ignore[operator]
 
     answer = removed(path, scan=before_the_look(act))
-    assert answer == Changed("something in it changed since it was looked at")
+    assert answer == Changed("something in it changed since it was read")
     assert kept(path)
 
 
@@ -178,7 +178,7 @@ def test_a_lock_keeps_the_tree_even_if_its_holder_cannot_be_seen(tmp_path: Path,
     path = tree(tmp_path)
     for locked in (path, path / "d1"):
         with child(LOCK, locked, kind):
-            assert removed(path, scan=nobody) == Changed("somebody holds a lock on a folder in it")
+            assert removed(path, scan=nobody) == Changed("a directory in it is locked")
             assert kept(path)
     assert isinstance(removed(path, scan=nobody), Removal)
 
@@ -211,7 +211,7 @@ def test_an_error_in_between_puts_the_tree_back(tmp_path: Path) -> None:
     def unreadable() -> OpenFiles:
         raise PermissionError(13, "Permission denied")
 
-    assert removed(path, scan=unreadable) == Unknown("looking at it once more failed: Permission denied")
+    assert removed(path, scan=unreadable) == Unknown("the check before deleting failed: Permission denied")
     assert kept(path)
 
 
@@ -365,7 +365,7 @@ def test_when_a_program_ends_early_the_rest_waits_in_the_trash(tmp_path: Path, m
         broken.setattr(crew, "CHILD", ("false",))
         answer = removed(path, wanted)
     assert isinstance(answer, Removal)
-    assert "the next pass goes on" in answer.left[0]
+    assert "the next pass continues" in answer.left[0]
     assert not path.exists()
     (again,) = finished(tmp_path)
     assert isinstance(again, Removal)
@@ -459,7 +459,7 @@ def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
     with open_directory(str(tmp_path)) as parent:
         taken = take(parent, "tree", expected(path).identity)
     assert isinstance(taken, Taken)
-    assert finished(tmp_path) == [Changed("an interrupted run had taken it; it was put back")]
+    assert finished(tmp_path) == [Changed("an interrupted run had moved it to the trash; it was put back")]
     assert kept(path)
 
 
@@ -510,7 +510,7 @@ def test_many_files_cost_one_look(tmp_path: Path) -> None:
     with child(HOLD_OPEN, tmp_path / "log-9") as pid, open_directory(str(tmp_path)) as parent:
         answer = remove_files(parent, files, scan=scan, until=time.monotonic() + A_WHILE)
     assert answer.kept == {
-        "log-7": Changed("it changed since it was looked at"),
+        "log-7": Changed("it changed since it was read"),
         "log-8": Changed("it is gone already"),
         "log-9": Changed(f"it is in use by pid {pid}"),
     }

@@ -34,8 +34,8 @@ from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question,
 from gpukeeper.devices.driver.sampler import Sampler
 from gpukeeper.model import reading
 
-COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples holds no more than some 10 s
-TO_END_S = 5.0  # for questions that wait when the input ends
+COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples covers only some 10 s
+TO_END_S = 5.0  # for queries that wait when the input ends
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def _end_soon() -> None:
 
 
 class Session:
-    """Opens the driver at the first question, and again after a failure: it may have been loaded anew meanwhile."""
+    """Opens the driver at the first query, and again after a failure: it may have been reloaded in the meantime."""
 
     def __init__(
         self, nvml: Any, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -102,9 +102,9 @@ class Session:
         try:
             question = reading.decode(line, type=Question)
         except msgspec.DecodeError as error:
-            return Answer(id=NO_ID, state="failed", why=f"the question could not be read: {error}")
+            return Answer(id=NO_ID, state="failed", why=f"the request could not be read: {error}")
         if question.about not in SUBJECTS:
-            return Answer(id=question.id, state="failed", why=f"{question.about!r} is not a question")
+            return Answer(id=question.id, state="failed", why=f"{question.about!r} is not a valid request")
         try:
             if not self._opened:
                 self._nvml.nvmlInit()
@@ -132,7 +132,7 @@ class Session:
         return "no driver" if getattr(error, "value", None) in missing else "failed"
 
     def _found(self, about: str) -> dict[str, Any]:
-        """Fields of the answer."""
+        """Fields of the reply."""
         nvml = self._nvml
         match about:
             case "inventory":

@@ -1,7 +1,7 @@
-"""Removing what a node left behind: taken out of reach first, looked at once more, and only then deleted.
+"""Removing what a node left behind: moved to the trash first, checked again, and only then deleted.
 
-The last look asks what only Ray's side knows: does a socket of it answer after all, does a process name it, has work
-begun on its node. Blocks: call it in a thread.
+The second check covers what only Ray's side shows: does a socket of it answer after all, does a process name it, has
+work begun on its node. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
 Answer = Accepted | Changed | Refused | Unknown
-NOT_THEIRS = Refused("whose files are in it was not established, so only an admin may ask for it; nothing was done")
-NOT_MEASURED = Refused("it was not measured whole, so nothing was done")
+NOT_THEIRS = Refused(
+    "the owners of its files could not be determined, so only an admin may request it; nothing was done"
+)
+NOT_MEASURED = Refused("it was not measured completely, so nothing was done")
 
 
 class Act:
     """One removal on one node."""
 
     def __init__(self, visit: Visit, scan: Scan, everyone: Everyone, works: Callable[[Node], str | None]) -> None:
-        """`works`: what runs on that node by the titles of its processes, now."""
+        """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
     def remove(self, spot: Spot, fresh: Subject, wants: Wants, uid: int | None = None) -> Answer:
@@ -52,11 +54,11 @@ class Act:
             return NOT_MEASURED
         needed = self._visit.holds(exactly.identity)
         if needed is not None:
-            return Changed(f"it stays: {needed}")
+            return Changed(f"it is kept: {needed}")
         if spot.kind == translate.SESSION:
             return self._remove_session(spot, fresh, exactly)
         if trees.has_keep(spot.folder.fd, spot.name):
-            return Changed(f"it stays: {trees.KEPT}")
+            return Changed(f"it is kept: {trees.KEPT}")
         return self._remove_tree(spot, exactly)
 
     def _seen_from(self, spot: Spot) -> Scan:
@@ -66,7 +68,7 @@ class Act:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
-            return Changed("an interrupted removal has taken it; that is finished first")
+            return Changed("an interrupted removal has moved it to the trash; that is finished first")
         return answered(
             remove.finish(
                 spot.folder.fd,
@@ -95,7 +97,9 @@ class Act:
             return Changed("it is not a session any more")
         if not isinstance(fresh.last_used, datetime) or self._visit.at.now - fresh.last_used < HOUR:
             why = f" ({fresh.use_evidence})" if fresh.use_evidence else ""
-            return Changed(f"it is younger than an hour{why}, and one that starts has folders and no processes yet")
+            return Changed(
+                f"it is younger than an hour{why}, and a session that is starting has directories and no processes yet"
+            )
         own = {one.pid for one in self._visit.node.processes}
 
         def still_dead(tree: int) -> str | Unknown | None:
@@ -118,7 +122,7 @@ class Act:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
-            return Changed("the logs of processes that ended are others now")
+            return Changed("the set of logs of ended processes has changed")
         back, removed, kept = 0, 0, []
         for place in logs.FOLDERS:
             some = [(one.name, Expected((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place]
@@ -132,11 +136,11 @@ class Act:
             kept += [f"{printable(name)}: {why.why}" for name, why in done.kept.items()]
             kept += done.removal.left
         if kept and not removed:
-            return Changed(f"none of the {len(files):,} files went: {kept[0]}")
+            return Changed(f"none of the {len(files):,} files were removed: {kept[0]}")
         return Accepted(back)
 
     def _door_is_open(self, tree: int) -> str | None:
-        """A container that stops while we are at it takes its files along; whoever starts it again has others."""
+        """A container that stops in the meantime takes its files along; after a restart it has other ones."""
         return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
 
     def _nobody_works(self, tree: int) -> str | None:
@@ -146,10 +150,10 @@ class Act:
 
 def answered(answer: Removal | Changed | Refused | Unknown) -> Answer:
     if isinstance(answer, Unknown):
-        # Nothing was done, and the answer says why: no second look could tell more.
-        return Refused(f"it was left where it is: {answer.why}")
+        # Nothing was done, and the reason is known: another read would not add anything.
+        return Refused(f"it was not removed: {answer.why}")
     if not isinstance(answer, Removal):
         return answer
     if answer.left:
-        return Refused(f"{answer.entries:,} entries went, and not: {'; '.join(answer.left[:3])}")
+        return Refused(f"{answer.entries:,} entries were removed, but not: {'; '.join(answer.left[:3])}")
     return Accepted(answer.bytes_back)

@@ -1,4 +1,4 @@
-"""Which nodes there are now, and what to look for on each, by the policy and by what raylets say. Looks only."""
+"""Which nodes exist now, and what to look for on each, according to the policy and to raylets. Reads only."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CONTAINERS = "containers that are nodes"
 
 
 class Here(msgspec.Struct, frozen=True):
-    """What is here at one moment."""
+    """What exists at one moment."""
 
     everyone: tuple[Process, ...]
     found: Found
-    listed: bool  # whether every container that the policy calls a node is known
+    listed: bool  # whether every container that the policy lists as a node is known
 
     def node(self, name: str) -> Node | None:
         return next((one for one in self.found.nodes if one.name == name), None)
@@ -62,10 +62,10 @@ class Discovery:
         self._environ, self._proc, self._everyone = environ, proc, everyone
         self._patience = patience or Patience()
         self._folders = tuple(folders)
-        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever told of there
+        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
 
     async def look(self) -> Here:
-        """OSError or TimeoutError when not even the processes can be listed."""
+        """OSError or TimeoutError if not even the processes can be listed."""
         listed = await self._containers(settings_of(self.policy).workers)
         inside: tuple[Inside, ...] = () if isinstance(listed, Unknown) else tuple(listed)
         here = await in_thread(lambda: self.find(inside), self._patience.processes)
@@ -95,7 +95,7 @@ class Discovery:
         return Here(everyone, msgspec.structs.replace(found, nodes=ours), asked)
 
     def again(self, name: str, uid: str, door: Door) -> Node | None:
-        """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""
+        """With its current processes. Blocks. None: the process through which its files were reached has ended."""
         inside = () if door.pid is None else (Inside(name, door.pid, uid),)
         now = self.find(inside).node(name)
         return now if now is not None and now.door == door else None
@@ -134,7 +134,7 @@ class Discovery:
 
 
 def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> tuple[str, ...]:
-    """The nodes that can be found without asking a container engine. OSError when processes cannot be listed."""
+    """The nodes that can be found without a container engine. OSError if processes cannot be listed."""
     here = Discovery(place, Policy(), no_containers, environ, proc=proc)
     return tuple(node.name for node in here.find(()).found.nodes)
 

@@ -1,4 +1,4 @@
-"""Finding one thing of a node again by its identity, whatever it is called now: for a look at it, and for acting."""
+"""Finding one object of a node again by its identity, whatever its name is now: for a re-check, and for acting."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from gpukeeper.platforms.ray.visit import Folder, Visit, names_in, taken_in
 
 
 class Spot(msgspec.Struct, frozen=True):
-    """Where it is now: the open folder it lies in. `name` of a session is that of the session, also for its logs."""
+    """Where it is now: the open directory that contains it. `name` of a session is that of the session, also for its
+    logs.
+    """
 
     folder: Folder
     name: str
     kind: str
     taken: Taken | None = None  # it is in our trash
     session: Session | None = None
-    logs: int = -1  # the open folder of its logs
+    logs: int = -1  # the open directory of its logs
 
 
 @contextmanager
 def found(visit: Visit, ref: Ref, wants: Wants) -> Iterator[Spot | Unknown | None]:
-    """None: every folder where it can be was looked at, and it is in none."""
+    """None: every directory where it can be was read, and it is in none."""
     wanted = translate.identity_in(ref.uid)
     if wanted is None:
-        yield Unknown(f"{ref.uid!r} names no tree")
+        yield Unknown(f"{ref.uid!r} does not identify a tree")
         return
     with ExitStack() as held:
         yield _search(visit, ref, wanted, wants, held)
@@ -61,7 +63,7 @@ def _search(visit: Visit, ref: Ref, wanted: tuple[int, int], wants: Wants, held:
         spot = _in_folder(folder, roots.get(path), ref, wanted, temporary, held)
         if spot is not None:
             return spot
-    return None if on_this_disk else Unknown("none of the folders that are looked at is on its filesystem now")
+    return None if on_this_disk else Unknown("none of the directories that are read is on its filesystem now")
 
 
 def _in_folder(
@@ -72,7 +74,7 @@ def _in_folder(
     temporary: Sequence[Temporary],
     held: ExitStack,
 ) -> Spot | Unknown | None:
-    """`root`: it is a folder of sessions."""
+    """`root`: it is a directory of sessions."""
     known = [] if root is None else list(sessions.listed(folder, root))
     if (spot := _in_logs(folder, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
         return spot
@@ -82,7 +84,7 @@ def _in_folder(
     for name in names_in(folder, wanted):
         if trees.named_by(name, folder.path, temporary):
             return Spot(folder, name, translate.TREE)
-        return Unknown(f"it is called {printable(str(Path(folder.path, name)))} now, which the policy does not name")
+        return Unknown(f"its name is {printable(str(Path(folder.path, name)))} now, which the policy does not match")
     taken = taken_in(folder, wanted)
     return None if taken is None else Spot(folder, taken.name, translate.TREE, taken)
 
@@ -90,7 +92,7 @@ def _in_folder(
 def _in_logs(
     folder: Folder, known: Sequence[Session], ref: Ref, wanted: tuple[int, int], held: ExitStack
 ) -> Spot | None:
-    """The folder of logs itself, or something that an interrupted removal left in it."""
+    """The directory of logs itself, or something that an interrupted removal left in it."""
     for session in known:
         # Closed at once unless it is in there: what we have open ourselves looks used.
         with ExitStack() as open_:

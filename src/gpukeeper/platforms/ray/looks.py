@@ -1,4 +1,4 @@
-"""Looks at nodes that block: all of one, one thing of it, and acting on that. Each runs in a thread of its own."""
+"""Blocking reads of nodes: all of one, one object of it, and acting on that. Each runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Looks:
         proc: str,
         limits: Limits | None,
     ) -> None:
-        """`works`: what runs on that node by the titles of its processes, now."""
+        """`works`: what runs on that node according to the titles of its processes, now."""
         self._at, self._scan, self._everyone, self._works = at, scan, everyone, works
         self._proc, self._limits = proc, limits
 
     def everything(
         self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> tuple[Surveyed, int | Unknown, OpenFiles]:
-        """Of one node; and how much it all takes."""
+        """Of one node; and how much space it all takes."""
         around = self._around(everyone)
         with self._visiting(node, around, wants, patience) as visit:
             found = survey.survey(visit, wants)
@@ -53,7 +53,7 @@ class Looks:
     def one(
         self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> Subject | Unknown | None:
-        """None: it is not there any more."""
+        """None: it does not exist any more."""
         with (
             self._visit(ref, node, everyone, wants, patience) as visit,
             finding.found(visit, ref, wants) as spot,
@@ -82,7 +82,7 @@ class Looks:
         patience: timedelta,
         uid: int | None = None,
     ) -> Accepted | Changed | Refused | Unknown:
-        """`uid`: of the person who asks for it, if that is not an admin."""
+        """`uid`: of the user who requests it, if not an admin."""
         with (
             self._visit(fresh.ref, node, everyone, wants, patience) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
@@ -97,8 +97,9 @@ class Looks:
     def _visit(
         self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
     ) -> AbstractContextManager[Visit]:
-        """Open files are looked at before anything of a session is opened; of a temporary tree nothing is opened while
-        it is searched for, and one that is about to be moved is looked at after that."""
+        """Open files are read before anything of a session is opened; of a temporary tree nothing is opened while it is
+        searched for, and one that is about to be moved is checked after that.
+        """
         around = self._around(everyone)
         if ref.kind != translate.TREE:
             _ = around.used

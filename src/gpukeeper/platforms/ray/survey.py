@@ -1,4 +1,4 @@
-"""Everything that a node has lying around: sessions, logs, temporary trees, what an interrupted removal left."""
+"""Everything on a node: sessions, logs, temporary trees, the rest of an interrupted removal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TRIES = 3  # files come and go while a live session is counted
 
 
 class Wants(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for on one node."""
+    """What to look for on one node."""
 
     ray_roots: tuple[RayRoot, ...]
     temporary: tuple[Temporary, ...]
-    logs: timedelta | None  # how old logs of ended processes must be; None: they are left
-    too_full: float  # share of a disk from which on such logs may go sooner
+    logs: timedelta | None  # minimum age of logs of ended processes; None: they are kept
+    too_full: float  # share of a disk above which such logs may be removed sooner
     spoken_for: Mapping[str, str] = {}
     needed: Needed = Needed()
 
@@ -49,16 +49,16 @@ class Surveyed:
     live: int = 0  # sessions
     dead: int = 0
     sessions: list[str] = field(default_factory=list)  # paths of all of them
-    others: list[str] = field(default_factory=list)  # paths of what is in temporary folders and has another name
-    disks: dict[int, Folder] = field(default_factory=dict)  # by device: one folder on each, the node's own first
-    living: list[str] = field(default_factory=list)  # paths of those that live
-    folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
-    there: set[str] = field(default_factory=set)  # of the folders that were looked for, those that are there
-    visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
-    finished: set[tuple[int, int]] = field(default_factory=set)  # folders whose trash was looked into
+    others: list[str] = field(default_factory=list)  # paths of entries of temporary directories with other names
+    disks: dict[int, Folder] = field(default_factory=dict)  # by device: one directory on each, the node's own first
+    living: list[str] = field(default_factory=list)  # paths of live sessions
+    folder: Folder | None = None  # the first one: its disk is the node's. Already closed
+    there: set[str] = field(default_factory=set)  # the configured directories that exist
+    visited: set[tuple[int, int, bool]] = field(default_factory=set)  # directories, each once whatever its name
+    finished: set[tuple[int, int]] = field(default_factory=set)  # directories whose trash was read
 
     def size(self, living: int | Unknown) -> int | Unknown:
-        """Of all of it, at least: what could not be measured adds nothing."""
+        """Of all of it, a lower bound: what could not be measured adds nothing."""
         return living if isinstance(living, Unknown) else living + translate.together(self.subjects)
 
 
@@ -74,17 +74,17 @@ def survey(visit: Visit, wants: Wants) -> Surveyed:
 
 
 def _not_found(wants: Wants, found: Surveyed) -> Iterator[str]:
-    """Of what the policy names; whoever wonders that nothing of it goes is told where it was looked for."""
+    """Of the roots in the policy: explains why nothing of them is listed."""
     for root in (one.path for one in wants.ray_roots if one.maybe and one.path != DEFAULT_TMP):
         usual = str(Path(root, RAY))
         if root not in found.there:
-            yield f"{root}, which ray.roots names, is not there"
+            yield f"{root}, set in ray.roots, does not exist"
         elif usual not in found.there and not any(Path(one).parent == Path(root) for one in found.sessions):
             yield f"no Ray session was found for ray.roots {root}: there is no {usual}, and no session in {root} itself"
 
 
 def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], None], *, of_ray: bool = False) -> None:
-    """In that folder of the node, if there is one. What could not be read is said."""
+    """In that directory of the node, if it exists. What could not be read is reported."""
     entered = False
     try:
         with visit.folder(path) as folder:
@@ -103,10 +103,10 @@ def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], No
 
 
 def _limits(folder: Folder, visit: Visit) -> Iterator[str]:
-    """Whoever wonders why nothing of others goes there is told."""
+    """Explains why files of others are not considered there."""
     if folder.uids != visit.node.uids:
         words = " and ".join(sorted(visit.owner(uid) for uid in folder.uids or ())) or "several people"
-        yield f"{folder.path} is reached through a link of {words}, so only what they own there is looked at"
+        yield f"{folder.path} is reached through a link of {words}, so only files that they own there are considered"
 
 
 def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
@@ -117,7 +117,7 @@ def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
 
 
 def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tuple[Subject | None, tuple[str, ...]]:
-    """Of one live session; and sentences about what grows too long."""
+    """Of one live session; and sentences about files that grow too large."""
     with opened_logs(folder, session.name) as fd:
         if fd is None:
             return None, ()
@@ -129,14 +129,16 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
         top = os.fstat(fd)
         owner = visit.owner(session.uid)
         identity = top.st_dev, top.st_ino
-        # Files that somebody is seen to use are not among them; whether somebody unseen does is another question.
+        # Files that are seen in use are not among them; whether unseen processes use them is another question.
         hidden = visit.below(folder).open_files.hidden
         in_use = False if hidden is None else Unknown(hidden)
         return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at, in_use=in_use), about
 
 
 def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:
-    """By the full hour: else each look would find one more that has just grown old, so never the same set twice."""
+    """By the full hour: otherwise each pass would find one more that has become old enough, so never the same set
+    twice.
+    """
     age = logs_age(folder, visit, wants)
     if age is None:
         return ()
@@ -145,7 +147,9 @@ def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[Log
 
 
 def logs_age(folder: Folder, visit: Visit, wants: Wants) -> timedelta | None:
-    """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
+    """Sooner while the disk is certainly too full; between the two thresholds only the engine knows, and the longer age
+    applies.
+    """
     if wants.logs is None or visit.unseen(folder) is not None:
         return None
     return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
@@ -153,7 +157,7 @@ def logs_age(folder: Folder, visit: Visit, wants: Wants) -> timedelta | None:
 
 @contextmanager
 def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
-    """None: it has none, or something that Ray did not make."""
+    """None: it has none, or one that Ray did not create."""
     try:
         fd = kernel.open_inside(folder.fd, f"{name}/{logs.LOGS}")
     except OSError:
@@ -166,7 +170,9 @@ def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
 
 
 def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
-    """What live sessions and entries of other names take, quickly. `door`: the path of the node's root folder here."""
+    """The size of live sessions and of entries with other names, estimated. `door`: the path of the node's root
+    directory here.
+    """
     paths, until = [door + path for path in (*found.living, *found.others)], time.monotonic() + deadline.total_seconds()
     total = 0
     for start in range(0, len(paths), AT_ONCE):
@@ -201,7 +207,7 @@ def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, wan
 
 
 def _add_unfinished(folder: Folder, visit: Visit, found: Surveyed) -> None:
-    """Once, though a folder may hold trees and sessions: two steps on the same tree would stand in each other's way."""
+    """Once, though a directory may contain trees and sessions: two steps on the same tree would conflict."""
     about = os.fstat(folder.fd)
     if (about.st_dev, about.st_ino) not in found.finished:
         found.finished.add((about.st_dev, about.st_ino))
@@ -209,7 +215,7 @@ def _add_unfinished(folder: Folder, visit: Visit, found: Surveyed) -> None:
 
 
 def _others(folder: Folder, named: Mapping[str, None], visit: Visit, wants: Wants) -> Iterator[str]:
-    """Nothing that is mounted, which may hang, and no folder of sessions: those are counted one by one."""
+    """Nothing that is mounted, which may hang, and no directory of sessions: those are counted one by one."""
     roots = {os.path.normpath(one.path) for one in wants.ray_roots if not one.maybe}
     with os.scandir(folder.fd) as listing:
         names = [entry.name for entry in listing if entry.name not in named and not trash.is_trash(entry.name)]

@@ -1,4 +1,4 @@
-"""One look at the files of one node: its root folder open, and what the whole machine has in use at that moment."""
+"""One read of the files of one node: its root directory open, and what the whole machine has in use at that moment."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from gpukeeper.platforms.ray.processes import Process
 
 
 class Around:
-    """What holds for all nodes at one moment. Open files are looked at when they are first asked for: of what is gone
-    they need not be. Whoever is about to open anything that may be asked about asks before."""
+    """What is common to all nodes at one moment. Open files are read when they are first needed: for what is gone they
+    need not be. A caller that is about to open files reads them before.
+    """
 
     def __init__(self, everyone: tuple[Process, ...], scan: Callable[[], OpenFiles], proc: str = "/proc") -> None:
         self.everyone, self._scan, self.proc = everyone, scan, proc
@@ -37,14 +38,14 @@ class Around:
 
     @property
     def used(self) -> OpenFiles:
-        # No cached_property: that of Python 3.11 lets only one thread of all look at a time.
+        # No cached_property: in Python 3.11 it lets only one thread of all read at a time.
         if self._used is None:
             self._used = self._scan()
         return self._used
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder of the node that is open. `path`: as the policy or Ray writes it; `real`: without links."""
+    """A directory of the node that is open. `path`: as the policy or Ray writes it; `real`: without links."""
 
     fd: int
     path: str
@@ -52,19 +53,19 @@ class Folder(msgspec.Struct, frozen=True):
     disk: Disk
     size: int  # of its filesystem, bytes
     free: int
-    private: bool  # on the layer of one container, which nobody outside it has mounted
-    uids: frozenset[int] | None = None  # whose entries count; None: anybody's
+    private: bool  # on the layer of one container, which no other process has mounted
+    uids: frozenset[int] | None = None  # whose entries count; None: any user's
 
     def counts(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """Paths that no removal may take along, and roots that are the machine's own affair."""
+    """Paths that no removal may include, and roots that belong to the host platform."""
 
     machine: tuple[str, ...] = ()  # as this machine sees them
     node: tuple[str, ...] = ()  # as the node does
-    hosts: tuple[str, ...] = ()  # roots of this machine whose entries others look after
+    hosts: tuple[str, ...] = ()  # roots of this machine whose entries another platform manages
 
 
 class Visit:
@@ -78,7 +79,7 @@ class Visit:
         limits: Limits | None = None,
         needed: Needed | None = None,
     ) -> None:
-        """`until`: of the monotonic clock; what was not measured by then is not known."""
+        """`until`: of the monotonic clock; what was not measured by then is unknown."""
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
         self.limits = limits or Limits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
@@ -115,16 +116,19 @@ class Visit:
             yield Folder(fd, named, real, disk, found.size, found.free, private, uids)
 
     def is_hosts(self, folder: Folder) -> bool:
-        """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
-        would only take turns."""
+        """Its trees are left to the host platform, by whatever name they are seen here: two platforms must not act on
+        the same tree.
+        """
         about = os.fstat(folder.fd)
         return (about.st_dev, about.st_ino) in self._hosts
 
     def holds(self, identity: tuple[int, int]) -> str | None:
-        """Why that tree stays: it is, or holds, what the policy names or we need ourselves."""
+        """Why that tree is kept: it is, or contains, what the policy names or we need ourselves."""
         path = self._holding.get(identity)
         return (
-            None if path is None else f"{measure.printable(path)}, which gpukeeper needs or the policy names, is in it"
+            None
+            if path is None
+            else (f"it contains {measure.printable(path)}, which gpukeeper needs or the policy names")
         )
 
     def measure(self, folder: int, name: str) -> Measured | None:
@@ -137,7 +141,7 @@ class Visit:
         return open_files.below(folder.real, seen_from_here(folder, self.used))
 
     def with_mounts(self, folder: Folder, name: str, found: Measured) -> Measured:
-        """A single file mounted inside escapes the walk; the list of mounts knows it."""
+        """A single file mounted inside escapes the walk; the list of mounts has it."""
         if not mounts.has_mount_inside(str(Path(folder.real, name)), self.mounts):
             return found
         why = Unknown(measure.MOUNT_POINT)
@@ -145,15 +149,15 @@ class Visit:
         return msgspec.structs.replace(found, size=why, newest=why, ctime_ns=why, problems=problems)
 
     def owner(self, uid: int) -> str:
-        """Names of people are this machine's; a container has its own, which nobody here knows."""
+        """User names are this machine's; a container has its own, which are unknown here."""
         return user_name(uid) if self.node.is_machine or uid == 0 else f"uid {uid}"
 
     def uids(self, found: Measured) -> frozenset[int] | None:
-        """Owners of its entries, where people of this machine can reach them at all."""
+        """Owners of its entries, if users of this machine can reach them at all."""
         return found.uids if self.node.is_machine and not found.problems else None
 
     def in_use(self, folder: Folder, name: str, found: Measured, used: Below) -> tuple[bool | Unknown, str | None]:
-        """And by whom."""
+        """And by which process."""
         user = open_files.user_of(name, found, used)
         if user is not None:
             return True, self.about(user)
@@ -174,7 +178,7 @@ class Visit:
         return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
 
     def unfinished(self, folder: Folder) -> Iterator[tuple[Taken, Subject]]:
-        """What an interrupted removal of ours left in that folder."""
+        """The rest of an interrupted removal of ours in that directory."""
         for taken in trash.leftovers(folder.fd):
             subject = self.unfinished_one(folder, taken)
             if subject is not None:
@@ -214,36 +218,41 @@ def visiting(
     limits: Limits | None = None,
     needed: Needed | None = None,
 ) -> Iterator[Visit]:
-    """FileNotFoundError: the node ended meanwhile."""
+    """FileNotFoundError: the node ended in the meantime."""
     with reach.opened(node.door, around.proc) as root:
         named = translate.At(at.place, at.now, node.name)
         yield Visit(node, root, around, named, until, limits, needed)
 
 
 def whose(uids: frozenset[int] | None, linkers: frozenset[int]) -> frozenset[int] | None:
-    """A link leads where its maker wants. What is there counts only as far as it is the maker's own, unless that is
-    root or ourselves."""
+    """The owner of a link chooses its target. Entries there count only if they belong to the same user, unless that is
+    root or ourselves.
+    """
     for uid in linkers - {0, os.geteuid()}:
         uids = frozenset({uid}) if uids is None else uids & {uid}
     return uids
 
 
 def seen_from_here(folder: Folder, used: OpenFiles) -> OpenFiles:
-    """Inside a container its own processes are all there is for what lies on its own layer, and not for a volume."""
+    """Inside a container its own processes are all that can use its own layer, but not a volume."""
     if not folder.private or used.hidden != open_files.ONLY_HERE:
         return used
     return msgspec.structs.replace(used, hidden=None)
 
 
 def expected(fresh: Subject, uid: int | None) -> Expected | None:
-    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the person who asks."""
+    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the user who requests
+    it.
+    """
     identity, ctime = translate.identity_in(fresh.ref.uid), translate.ctime_in(fresh.seen.incarnation)
     return None if identity is None or ctime is None else Expected(identity, ctime, uid)
 
 
 def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
-    """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not.
-    Not what removals under way make for themselves, which may get the inode of a tree that went a moment ago."""
+    """The entry of that name in that directory, by identity: a listing returns the inode below a mount point, a stat
+    does not. Not the entries that removals in progress create, which may get the inode of a tree that was just
+    deleted.
+    """
     names = []
     with os.scandir(folder.fd) as listing:
         for entry in listing:
@@ -272,16 +281,18 @@ def _is_whose(folder: Folder, taken: Taken) -> bool:
 
 
 def _as_node_sees(node: Node, used: OpenFiles, known: tuple[Mount, ...]) -> OpenFiles:
-    """Paths are those of whoever opened them: the same path in another node is another file. Files are the same
-    everywhere by identity, and the look after the rename is exact for paths, too."""
+    """Paths are those of the process that opened them: the same path in another node is another file. Files are the
+    same everywhere by identity, and the check after the rename is exact for paths, too.
+    """
     own = {one.pid for one in node.processes} | {open_files.KERNEL}
     paths = {path: pid for path, pid in used.paths.items() if pid in own}
     return msgspec.structs.replace(used, paths=paths, own_mounts=known)
 
 
 def _identities(root: int, needed: Needed) -> tuple[dict[tuple[int, int], str], set[tuple[int, int]]]:
-    """What is, or holds, anything of it; and the roots that are the machine's. By identity: a node may have folders
-    of this machine mounted, under names of its own."""
+    """What is, or contains, anything of it; and the roots of the host platform. By identity: a node may have
+    directories of this machine mounted, under other names.
+    """
     holding: dict[tuple[int, int], str] = {}
     hosts = set()
     with reach.opened(reach.Door()) as here:

@@ -102,7 +102,7 @@ def test_the_machine_is_what_driver_pytorch_and_kernel_say() -> None:
     """C1.1"""
     found = on_bench(lambda bench: bench.machine())
     assert [(one.uuid, one.identity) for one in found.gpus] == [("GPU-0", "s0"), ("GPU-1", "s1")]
-    assert found.silent == ("GPU 2 does not say which it is: the GPU is lost",)
+    assert found.silent == ("GPU 2 does not report its uuid: the GPU is lost",)
     assert found.gpus[0].facts["sms"] == 132  # by its own worker
     assert isinstance(found.gpus[0].facts["numa"], Unknown)
     assert found.topology["GPU-0"] == {"GPU-1": "nvlink"}

@@ -329,7 +329,7 @@ def test_a_refusal_says_why_and_whether_it_is_for_ever(call: str, field: str, er
     record = only(watching(driver).read())
     refused = why(record.energy_mj if field == "energy_mj" else getattr(record.activity, field))
     assert refused.by_design is by_design
-    assert "NVIDIA driver answered" in refused.why
+    assert "NVIDIA driver returned an error" in refused.why
 
 
 def test_after_a_refusal_the_next_window_is_measured() -> None:

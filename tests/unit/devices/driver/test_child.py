@@ -69,7 +69,7 @@ def test_a_line_that_is_no_question_is_answered_and_opens_nothing(line: bytes) -
 def test_a_question_of_a_newer_client_is_refused() -> None:
     nvml = Nvml()
     answer = ask(Session(nvml), "weather", 7)
-    assert (answer.id, answer.state, answer.why, nvml.opened) == (7, "failed", "'weather' is not a question", 0)
+    assert (answer.id, answer.state, answer.why, nvml.opened) == (7, "failed", "'weather' is not a valid request", 0)
 
 
 # The lines.

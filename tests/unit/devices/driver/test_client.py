@@ -97,7 +97,7 @@ def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: li
         assert len(unkillable) == number + 1
     refused = why(ask_once("inventory", MINUTE, answering(ANSWER)))
     assert refused == (
-        "the program that asks the NVIDIA driver could not be started: "
+        "the process that queries the NVIDIA driver could not be started: "
         "4 earlier ones hang in the driver and cannot be killed"
     )
     assert len(unkillable) == module.ABANDONED_MAX
@@ -124,14 +124,14 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert why(client.ask("health")) == "asking the NVIDIA driver failed (exit -9): no word"
+        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit -9): no message"
         assert client.ask("health") == Answer(id=2, **ANSWER)
 
 
 def test_the_last_words_of_a_program_that_fails_are_reported() -> None:
     text = "next(asked()); sys.stderr.write('a\\nthe GPU fell off the bus\\n'); sys.exit(3)"
     assert why(ask_once("inventory", MINUTE, program(text))) == (
-        "asking the NVIDIA driver failed (exit 3): the GPU fell off the bus"
+        "querying the NVIDIA driver failed (exit 3): the GPU fell off the bus"
     )
 
 
@@ -159,14 +159,14 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert "gave no record" in why(client.ask("usage"))
+        assert "invalid reply" in why(client.ask("usage"))
         assert client._child is None
         assert client.ask("usage") == Answer(id=2, **ANSWER)
 
 
 def test_endless_talk_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_MAX", 1024 * 1024)
-    assert "does not stop talking" in why(
+    assert "its reply is too long" in why(
         ask_once("inventory", MINUTE, program("while True: sys.stdout.write('x' * 65536)"))
     )
 
@@ -189,7 +189,7 @@ for question in asked():
     with asking(program(text)) as client:
         assert client.ask("health") == Answer(id=1, **ANSWER)
         assert client.ask("health") == Answer(id=2, **ANSWER)
-        assert why(client.ask("health")) == "asking the NVIDIA driver failed (exit 1): no memory"
+        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit 1): no memory"
 
 
 def test_a_program_that_closes_its_stderr_is_still_asked() -> None:
@@ -241,10 +241,10 @@ def test_only_answers_to_other_questions_are_no_answer() -> None:
 
 
 def test_a_program_that_could_not_read_the_question_says_so() -> None:
-    text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the question could not be read'})"
+    text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the request could not be read'})"
     answer = ask_once("inventory", MINUTE, program(text))
     assert isinstance(answer, Answer)
-    assert (answer.state, answer.why) == ("failed", "the question could not be read")
+    assert (answer.state, answer.why) == ("failed", "the request could not be read")
 
 
 # How long the driver is open.
@@ -303,7 +303,7 @@ def test_a_question_that_has_to_wait_too_long_for_another_is_unknown() -> None:
         waiting.start()
         while client._child is None:
             pass
-        assert "still being asked" in why(client.ask("usage"))
+        assert "still in progress" in why(client.ask("usage"))
         client.close()
         waiting.join()
 

@@ -58,7 +58,7 @@ def test_who_holds_deleted_files_is_said_from_a_gigabyte_on(tmp_path: Path) -> N
     )
     disk = only_disk(Machine(tmp_path, scan=lambda: msgspec.structs.replace(everything_seen(), held=held)))
     comm = Path("/proc/self/comm").read_text().strip()
-    words = f"1.3 GiB are held by deleted files that pid {os.getpid()} ({comm}) still has open"
+    words = f"1.3 GiB are used by deleted files that pid {os.getpid()} ({comm}) still has open"
     assert disk.findings == (words,)
     assert disk.labels["held_open"] == str(2_399_999_999)
 

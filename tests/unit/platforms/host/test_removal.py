@@ -76,7 +76,7 @@ def test_a_name_that_the_policy_no_longer_names_is_left_alone(machine: Machine, 
     path.rename(tmp_path / "mine")
     answer = machine.remove(seen)
     assert isinstance(answer, Changed)
-    assert "does not name" in answer.why
+    assert "does not match" in answer.why
     machine.platform.follow(Policy())
     (tmp_path / "mine").rename(path)
     assert isinstance(machine.remove(seen), Changed)
@@ -284,6 +284,6 @@ def test_when_the_engine_does_not_say_what_its_containers_need_nothing_goes(tmp_
     on = Machine(tmp_path, needed=needed)
     on.tree()
     found = on.observe()["tmp-a"]
-    assert found.in_use == Unknown("whether a stopped container needs it is not known: the engine did not answer")
+    assert found.in_use == Unknown("whether a stopped container needs it is unknown: the engine did not answer")
     assert isinstance(on.remove(found), Refused)
     assert on.names() == ["tmp-a"]

@@ -131,7 +131,7 @@ def test_what_could_not_be_learned_is_unknown_unless_something_is_known_to_run(p
 
 def test_a_dead_or_foreign_node_is_unknown_never_idle() -> None:
     dead = (RayNode(HERE, IP, "DEAD", False),)
-    assert busy(HERE, said(nodes=dead)) == Unknown("Ray calls node aaaaaaaa dead")
+    assert busy(HERE, said(nodes=dead)) == Unknown("Ray reports node aaaaaaaa as dead")
     assert busy(HERE, said(nodes=dead, actors=(actor(),))) == "actor Trainer is alive"
     assert busy("c" * 56, NOTHING) == Unknown("Ray does not know node cccccccc")
     assert busy(HERE, said(nodes=Unknown("not told"), actors=(actor(),))) == Unknown("not told")
@@ -156,9 +156,9 @@ def test_names_of_users_stay_on_one_short_line() -> None:
         ("ray::IDLE_mine", "worker IDLE_mine runs"),
         (
             "python /venv/ray/_private/workers/setup_worker.py /venv/ray/_private/workers/default_worker.py",
-            "a worker starts",
+            "a worker is starting",
         ),
-        ("java -cp x io.ray.runtime.runner.worker.DefaultWorker", "a worker starts"),
+        ("java -cp x io.ray.runtime.runner.worker.DefaultWorker", "a worker is starting"),
     ],
 )
 def test_a_worker_at_work_is_not_quiet(title: str, words: str) -> None:

@@ -38,7 +38,7 @@ FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW, 1000)
         ("actor A is alive", "worker A runs", 99.0, None, "actor A is alive"),
         (None, "worker A runs", 0.0, None, "worker A runs"),
         (SILENT, "worker A runs", 0.0, None, "worker A runs"),
-        (None, None, 5.1, None, "its programs take 5 % of a processor core, allowed 5 %"),
+        (None, None, 5.1, None, "its programs use 5 % of a CPU core, allowed 5 %"),
         (None, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
         (SILENT, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
         (SILENT, None, 0.0, None, SILENT),
