@@ -88,7 +88,7 @@ def test_killed_in_the_middle_the_next_apply_finishes_it(host: Host, moment: str
         assert ran.code in (0, 3), ran.err
     (intent, *_), outcomes = host.lines("intent"), host.lines("outcome")
     first = next(line for line in outcomes if line["step"] == intent["step"])
-    assert (first["result"], "at a later look" in first["reason"]) in {("still there", True), ("reclaimed", True)}
+    assert (first["result"], "in a later pass" in first["reason"]) in {("still there", True), ("reclaimed", True)}
     assert outcomes[-1]["result"] == "reclaimed"
 
 
