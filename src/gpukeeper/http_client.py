@@ -75,7 +75,7 @@ class Head(NamedTuple):
         return "transfer-encoding" in self.fields
 
 
-class Response:
+class StreamedResponse:
     """A response whose body is read while it arrives. Valid inside `Client.stream` only."""
 
     def __init__(self, head: Head, reader: asyncio.StreamReader) -> None:
@@ -133,7 +133,7 @@ class Response:
             yield bytes(rest)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     reason: str
     headers: Mapping[str, str]
@@ -204,19 +204,19 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         cut: bool = False,
-    ) -> Answer:
+    ) -> Response:
         async with self.stream(method, target, headers=headers, body=body) as response:
             read = await response.read(size_max, cut=cut)
-            return Answer(response.status, response.reason, response.headers, read)
+            return Response(response.status, response.reason, response.headers, read)
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[StreamedResponse]:
         """Every status is returned. The body is read inside; if it is not read to its end, the connection is closed."""
         sent = self._message(method, target, headers or {}, body)
         connection, head = await self._exchange(sent, again=method == "GET")
-        response = Response(head, connection.reader)
+        response = StreamedResponse(head, connection.reader)
         try:
             yield response
         finally:
@@ -283,7 +283,7 @@ class Client:
 
 async def get(
     url: str, *, size_max: int, headers: Mapping[str, str] | None = None, enter: Callable[[], None] | None = None
-) -> Answer:
+) -> Response:
     """One request to a server that is not used again soon."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

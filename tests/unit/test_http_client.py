@@ -18,12 +18,12 @@ import pytest
 
 from gpukeeper import http_client
 from gpukeeper.http_client import (
-    Answer,
     CannotConnect,
     Client,
     ConnectionBroken,
     HttpError,
     NotHttp,
+    Response,
     TooLarge,
     get,
     read_chunk_size,
@@ -89,7 +89,7 @@ def ask(server: Server, folder: Path, what: Callable[[Client], Awaitable[T]]) ->
     return asyncio.run(run())
 
 
-async def read(client: Client) -> Answer:
+async def read(client: Client) -> Response:
     return await client.request("GET", "/x", size_max=MIB)
 
 
@@ -250,7 +250,7 @@ def test_a_write_is_not_asked_again(method: str, tmp_path: Path) -> None:
 def test_requests_at_the_same_time_have_connections_of_their_own(tmp_path: Path) -> None:
     server = Server(*[HELLO] * 8)
 
-    async def many(client: Client) -> list[Answer]:
+    async def many(client: Client) -> list[Response]:
         return await asyncio.gather(*(read(client) for _ in range(8)))
 
     assert [one.body for one in ask(server, tmp_path, many)] == [b"hello"] * 8
@@ -332,7 +332,7 @@ async def over_tcp(script: bytes, ask: Callable[[int], Awaitable[T]], tls: ssl.S
 def test_one_question_over_tcp_with_a_login_in_its_address() -> None:
     server = Server(HELLO)
 
-    async def run() -> Answer:
+    async def run() -> Response:
         listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -369,7 +369,7 @@ def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 def test_both_sides_show_their_certificates(certificates: Path) -> None:
     theirs, ours = contexts(certificates)
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         async with Client(f"https://127.0.0.1:{port}", tls=ours) as client:
             return await read(client)
 
@@ -385,7 +385,7 @@ def test_a_certificate_of_nobody_we_trust_is_refused(certificates: Path) -> None
 def test_a_certificate_for_another_name_is_refused(certificates: Path) -> None:
     theirs, ours = contexts(certificates)
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         async with Client(f"https://localhost:{port}", tls=ours) as client:
             return await read(client)
 
@@ -396,7 +396,7 @@ def test_a_certificate_for_another_name_is_refused(certificates: Path) -> None:
 def test_a_server_that_does_not_connect_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "CONNECT", timedelta(milliseconds=50))
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         return await get(f"https://127.0.0.1:{port}/", size_max=MIB)
 
     async def silent() -> None:

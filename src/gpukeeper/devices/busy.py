@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.condition import NOT_ASKED
 from gpukeeper.model.unknown import Unknown
 
-Export: TypeAlias = Mapping[tuple[str, int | None], Exported]
+Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
 
 BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
 LATCHED_FROM = 50.0  # percent with no process on it
@@ -34,7 +34,7 @@ NOT_CONFIGURED = Unknown("no DCGM exporter is configured", by_design=True)
 CUT = Unknown("the GPU is split into slices; each is measured separately")
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU or slice was used since the previous reading."""
 
     uuid: str
@@ -62,22 +62,22 @@ class Judge:
 
     def judge(
         self, gpus: Sequence[GpuFacts], now: datetime, exported: Export | Unknown | None = None
-    ) -> dict[str, Use]:
+    ) -> dict[str, GpuUse]:
         """By uuid. A GPU that does not even report its uuid is not included."""
         self._feel_exporter(exported, now)
-        uses: list[Use] = []
+        uses: list[GpuUse] = []
         for gpu in gpus:
             if isinstance(gpu.uuid, str):
                 uses += self._uses(gpu, gpu.uuid, now, exported)
         judged = [self._without_latch(use) for use in uses]
         return {use.uuid: use for use in self._doubted(judged, now)}
 
-    def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[Use]:
+    def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[GpuUse]:
         energy, window_s = self._energy.setdefault(uuid, Heartbeat()), gpu.activity.window_s
         energy.feel(gpu.energy_mj, now, gpu.activity.energy_before_mj)
         trouble = self._trouble(gpu, uuid, energy, now)
         busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
-        whole = Use(
+        whole = GpuUse(
             uuid=uuid,
             slice=False,
             busy=busy,
@@ -89,7 +89,7 @@ class Judge:
         return [
             whole,
             *(
-                Use(
+                GpuUse(
                     uuid=part.uuid,
                     slice=True,
                     busy=trouble if trouble is not None else self._part(part, uuid, energy, now, exported),
@@ -165,7 +165,7 @@ class Judge:
 
     def _export(
         self, exported: Export | Unknown | None, key: tuple[str, int | None], now: datetime
-    ) -> Exported | Unknown:
+    ) -> ExportedGpu | Unknown:
         if exported is None:
             return NOT_CONFIGURED
         if isinstance(exported, Unknown):
@@ -179,7 +179,7 @@ class Judge:
 
     # Readings that cannot be true although every source answered.
 
-    def _without_latch(self, use: Use) -> Use:
+    def _without_latch(self, use: GpuUse) -> GpuUse:
         """A process that died inside a kernel can leave a GPU at 100 % for days."""
         alone = use.pids == ()
         if alone and not isinstance(use.memory_used_mib, Unknown):
@@ -193,11 +193,11 @@ class Judge:
         why = f"it reports {use.busy:.0f} % without a process and without memory in use"
         return msgspec.structs.replace(use, busy=Unknown(why), latched=True)
 
-    def _is_empty(self, use: Use) -> bool:
+    def _is_empty(self, use: GpuUse) -> bool:
         used = use.memory_used_mib
         return not isinstance(used, Unknown) and used <= self._floor.get(use.uuid, 0) + SLACK_MIB
 
-    def _doubted(self, uses: Sequence[Use], now: datetime) -> list[Use]:
+    def _doubted(self, uses: Sequence[GpuUse], now: datetime) -> list[GpuUse]:
         """All of them idle at once looks like a dead source; a single job that ends looks the same for a while."""
         known = {use.uuid: use.busy for use in uses if not isinstance(use.busy, Unknown)}
         slices = {use.uuid for use in uses if use.slice}

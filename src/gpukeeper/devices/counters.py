@@ -44,7 +44,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     typed: datetime | Unknown  # newest input of its terminals, with a resolution of 8 s
 
 
-class Group(msgspec.Struct, frozen=True):
+class ControlGroup(msgspec.Struct, frozen=True):
     """Where the counters of a control group are. v1 has a hierarchy for each kind, v2 one for all."""
 
     path: Path
@@ -158,7 +158,7 @@ def own_path(path: str) -> str | None:
     return "/".join(steps[: named[-1] + 1] if named else steps)
 
 
-def _group(home: Path, root: Path, kind: str) -> Group | None:
+def _group(home: Path, root: Path, kind: str) -> ControlGroup | None:
     """None: it shares the root's group. FileNotFoundError: this kind is not mounted."""
     kinds = parse_groups(text_of(home / "cgroup"))
     v2 = kind not in kinds
@@ -169,7 +169,7 @@ def _group(home: Path, root: Path, kind: str) -> Group | None:
         return None
     for tree in (f"{root}", f"{root}/unified") if v2 else _trees(str(root), kind):
         if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: asked of every workload all the time)
-            return Group(Path(found), v2)
+            return ControlGroup(Path(found), v2)
     raise FileNotFoundError(errno.ENOENT, f"{path} is not below {root}")
 
 

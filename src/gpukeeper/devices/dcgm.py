@@ -41,7 +41,7 @@ class Metric(msgspec.Struct, frozen=True):
     timestamp_ms: int | None = None
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Of one GPU, or of one GPU instance of it."""
 
     uuid: str  # of the GPU, also for a slice
@@ -56,7 +56,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_mib: int | Unknown = NOT_EXPORTED
 
 
-def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
+def read_dcgm(text: str) -> dict[tuple[str, int | None], ExportedGpu] | Unknown:
     """By uuid of the GPU and GPU instance. All or nothing: with half a response GPUs would seem to be missing."""
     try:
         metrics = [metric for metric in parse(text) if metric.name in FIELDS]
@@ -78,7 +78,7 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
     return {key: _exported(key, named[key], values) for key, values in found.items()}
 
 
-async def fetch(url: str, deadline: timedelta) -> dict[tuple[str, int | None], Exported] | Unknown:
+async def fetch(url: str, deadline: timedelta) -> dict[tuple[str, int | None], ExportedGpu] | Unknown:
     text = await fetch_text(url, deadline)
     return text if isinstance(text, Unknown) else read_dcgm(text)
 
@@ -223,7 +223,7 @@ def _larger(one: float | int | Unknown | None, other: float | int | Unknown) -> 
 
 def _exported(
     key: tuple[str, int | None], labels: Mapping[str, str], values: Mapping[str, float | int | Unknown]
-) -> Exported:
+) -> ExportedGpu:
     return msgspec.convert(
         {
             "uuid": key[0],
@@ -232,5 +232,5 @@ def _exported(
             "hostname": labels.get("Hostname", labels.get("hostname", "")),
             **values,
         },
-        Exported,
+        ExportedGpu,
     )

@@ -13,9 +13,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, Client
+from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, DriverClient
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, Listed, SliceFacts
-from gpukeeper.devices.driver.protocol import Answer, Subject
+from gpukeeper.devices.driver.protocol import DriverReply, Subject
 from gpukeeper.devices.inventory import gpus_in
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.durations import in_words
@@ -27,14 +27,14 @@ NO_SERIAL = Unknown("a slice of a GPU has no serial number", by_design=True)
 _PROFILE = re.compile(r"\bMIG (\S+)")
 
 
-class Driver:
+class HealthMonitor:
     """The driver during an acceptance run. It is open from the first query until `close`."""
 
     def __init__(self, child: Sequence[str] = CHILD, deadline: timedelta = DEADLINE) -> None:
-        self._client = Client(child, deadline, to_open=TO_OPEN)
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN)
         self._one_at_a_time = asyncio.Lock()
 
-    async def identity(self) -> Answer | Unknown:
+    async def identity(self) -> DriverReply | Unknown:
         """No driver is a valid result: see its state."""
         return await self._ask("identity")
 
@@ -50,7 +50,7 @@ class Driver:
         with suppress(TimeoutError):
             await in_thread(self._client.close, 2 * A_MOMENT)
 
-    async def _ask(self, about: Subject) -> Answer | Unknown:
+    async def _ask(self, about: Subject) -> DriverReply | Unknown:
         longest = self._client.longest
         async with self._one_at_a_time:
             try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpukeeper.devices.driver.client import CHILD, ask_once
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.model.unknown import Unknown
 
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
@@ -25,7 +25,7 @@ def inventory(
     return gpus_in(ask_once("inventory", deadline, child), Path(driver).exists())
 
 
-def gpus_in(answer: Answer | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
+def gpus_in(answer: DriverReply | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
     if isinstance(answer, Unknown):
         return answer
     if answer.state == "answered" or (answer.state == "no driver" and not driver_loaded):

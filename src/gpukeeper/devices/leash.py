@@ -25,11 +25,11 @@ LONGEST_LINE = 64 * 1024 * 1024
 KEPT_WORDS = 64 * 1024  # of its stderr: the last part
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """It ended, or closed its output, before it answered."""
 
 
-class Leashed:
+class ChildProcess:
     """Created by `start`. `words` is the end of its stderr."""
 
     def __init__(self, process: asyncio.subprocess.Process, leash: int) -> None:
@@ -87,14 +87,14 @@ class Leashed:
             self._input.write(line + b"\n")
             await self._input.drain()
         except (ConnectionError, RuntimeError) as error:
-            raise Ended("it does not read its input any more") from error
+            raise ProcessEnded("it does not read its input any more") from error
 
     async def line(self, deadline_s: float) -> bytes:
         """TimeoutError; Ended; ValueError for a line that is too long."""
         async with asyncio.timeout(deadline_s):
             line = await self._output.readline()
         if not line.endswith(b"\n"):
-            raise Ended("it closed its output")
+            raise ProcessEnded("it closed its output")
         return line
 
     async def wait(self, deadline_s: float) -> int:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.busy import Use
+from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.counters import Counters, rates
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.model.ports import Clock, Meter
@@ -54,7 +54,7 @@ class GpuMeter:
 
     def __init__(self, usage: GpuUsage, clock: Clock, platforms: Collection[str]) -> None:
         self._usage, self._clock, self._platforms = usage, clock, frozenset(platforms)
-        self._read: dict[str, list[Busy]] = {}  # by uuid: without a gap, oldest first
+        self._read: dict[str, list[BusyInterval]] = {}  # by uuid: without a gap, oldest first
         self._given: dict[tuple[str, str], datetime] = {}  # by key and uuid: up to when
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
@@ -68,17 +68,17 @@ class GpuMeter:
         self._given = {which: at for which, at in self._given.items() if now - at <= BRIDGED_MAX}
         return [self._sample(one.ref.key, uuid, use, now) for one in here for uuid in devices_of(one)]
 
-    def _joined(self, uuid: str, use: Use, now: datetime) -> list[Busy]:
+    def _joined(self, uuid: str, use: GpuUse, now: datetime) -> list[BusyInterval]:
         """The readings of a GPU that continue without a gap, with this one."""
         if isinstance(use.busy, Unknown):
             return []
         before = [one for one in self._read.get(uuid, ()) if now - BRIDGED_MAX <= one.at <= now]
         since = now - timedelta(seconds=use.covered_s)
         if before and since - before[-1].at <= READING_VARIES:
-            return [*before, Busy(before[-1].at, now, use.busy)]
-        return [Busy(since, now, use.busy)]
+            return [*before, BusyInterval(before[-1].at, now, use.busy)]
+        return [BusyInterval(since, now, use.busy)]
 
-    def _sample(self, key: str, uuid: str, use: Mapping[str, Use] | Unknown, now: datetime) -> Sample:
+    def _sample(self, key: str, uuid: str, use: Mapping[str, GpuUse] | Unknown, now: datetime) -> Sample:
         if isinstance(use, Unknown) or uuid not in use:
             why = use if isinstance(use, Unknown) else Unknown(f"the driver does not report {uuid}")
             return Sample(key, Signal.GPU, uuid, now, why)
@@ -91,7 +91,7 @@ class GpuMeter:
         return Sample(key, Signal.GPU, uuid, now, busiest, slice=found.slice, since=new[0].since)
 
 
-class Busy(msgspec.Struct, frozen=True, gc=False):
+class BusyInterval(msgspec.Struct, frozen=True, gc=False):
     """How busy a GPU was from `since` to `at`."""
 
     since: datetime

@@ -34,7 +34,7 @@ _REMARKS = ("PromQL ",)
 T = TypeVar("T")
 
 
-class Where(msgspec.Struct, frozen=True):
+class SeriesSelector(msgspec.Struct, frozen=True):
     """Which series: of these names, with one of these values of a label, and with exactly these other labels."""
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Where(msgspec.Struct, frozen=True):
         return ",".join(found + [f"{name}={_quoted(value)}" for name, value in self.also])
 
 
-class Line(msgspec.Struct, frozen=True):
+class TimeSeries(msgspec.Struct, frozen=True):
     """One series: its labels, including the name, and its points as seconds since the epoch and value."""
 
     labels: Mapping[str, str]
@@ -86,19 +86,19 @@ class Prometheus:
         return await self._ask("labels", query, lambda body: frozenset(_data(body, list[str])))
 
     async def series(
-        self, wheres: Sequence[Where], since: datetime, until: datetime
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown:
         """The labels of every series that has points in that time, or nearly."""
         query = {"match[]": [f"{{{one.matchers()}}}" for one in wheres], "start": _time(since), "end": _time(until)}
         return await self._ask("series", query, lambda body: _data(body, list[Mapping[str, str]]))
 
-    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown:
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown:
         """Every point as it was scraped, without interpolation and without stale values."""
         span = max(1, round((until - since).total_seconds()))
         query = {"query": f"{{{where.matchers()}}}[{span}s]", "time": _time(until)}
         return await self._ask("query", query, _lines)
 
-    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown:
+    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[TimeSeries] | Unknown:
         """A PromQL expression, evaluated at each step."""
         asked = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
         return await self._ask("query_range", asked, _lines)
@@ -180,9 +180,9 @@ def _data(body: bytes, kind: type[T]) -> T:
         raise ValueError(f"its response could not be read: {error}") from error
 
 
-def _lines(body: bytes) -> list[Line]:
+def _lines(body: bytes) -> list[TimeSeries]:
     rows = _data(body, _Matrix).result
-    return [Line(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
+    return [TimeSeries(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
 
 
 def _seconds(at: float) -> float:
@@ -199,7 +199,7 @@ def _value(text: str) -> float:
         raise ValueError(f"{text[:40]!r} {problem}") from None
 
 
-def _refusal(answer: http_client.Answer) -> str:
+def _refusal(answer: http_client.Response) -> str:
     try:
         said = reading.decode(answer.body, type=_Answer).error
     except msgspec.MsgspecError:

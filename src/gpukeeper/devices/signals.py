@@ -34,26 +34,26 @@ class Target(msgspec.Struct, frozen=True):
     workload_id: str | None = None
 
 
-class Spared(msgspec.Struct, frozen=True):
+class NotSignalled(msgspec.Struct, frozen=True):
     """Not signalled, and why."""
 
     target: Target
     why: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedProcesses(msgspec.Struct, frozen=True):
     gone: tuple[Target, ...] = ()  # seen to have exited, or gone before
     left: tuple[Target, ...] = ()  # signalled and still running
-    changed: tuple[Spared, ...] = ()  # not the process that was read any more
-    refused: tuple[Spared, ...] = ()  # exists, and may not be signalled
+    changed: tuple[NotSignalled, ...] = ()  # not the process that was read any more
+    refused: tuple[NotSignalled, ...] = ()  # exists, and may not be signalled
 
 
-async def terminate(targets: Sequence[Target], grace: timedelta, *, proc: str = "/proc") -> Ended:
+async def terminate(targets: Sequence[Target], grace: timedelta, *, proc: str = "/proc") -> EndedProcesses:
     """SIGTERM to all at once, then waits for their end, up to the grace period."""
     return await _signal(targets, signal.SIGTERM, grace, proc)
 
 
-async def kill(targets: Sequence[Target], patience: timedelta = PATIENCE, *, proc: str = "/proc") -> Ended:
+async def kill(targets: Sequence[Target], patience: timedelta = PATIENCE, *, proc: str = "/proc") -> EndedProcesses:
     """SIGKILL to all at once. A process that is left is inside the kernel (state D): nothing more can be done from
     here.
     """
@@ -80,10 +80,10 @@ class _Opened(msgspec.Struct, frozen=True):
     pidfd: int
 
 
-async def _signal(targets: Sequence[Target], number: signal.Signals, patience: timedelta, proc: str) -> Ended:
+async def _signal(targets: Sequence[Target], number: signal.Signals, patience: timedelta, proc: str) -> EndedProcesses:
     gone: list[Target] = []
-    changed: list[Spared] = []
-    refused: list[Spared] = []
+    changed: list[NotSignalled] = []
+    refused: list[NotSignalled] = []
     with _closing() as opened:
         for target in targets:
             found = _open(target, number, proc)
@@ -91,9 +91,9 @@ async def _signal(targets: Sequence[Target], number: signal.Signals, patience: t
                 case int():
                     opened.append(_Opened(target, found))
                 case Changed():
-                    changed.append(Spared(target, found.why))
+                    changed.append(NotSignalled(target, found.why))
                 case Refused():
-                    refused.append(Spared(target, found.why))
+                    refused.append(NotSignalled(target, found.why))
                 case None:
                     gone.append(target)
         signalled = []
@@ -103,13 +103,13 @@ async def _signal(targets: Sequence[Target], number: signal.Signals, patience: t
             except ProcessLookupError:
                 gone.append(one.target)
             except PermissionError as error:
-                refused.append(Spared(one.target, f"pid {one.target.pid} may not be signalled: {error.strerror}"))
+                refused.append(NotSignalled(one.target, f"pid {one.target.pid} may not be signalled: {error.strerror}"))
             else:
                 signalled.append(one)
         exited = await _wait_for_exits(signalled, patience)
     gone += [one.target for one in signalled if one.pidfd in exited]
     left = [one.target for one in signalled if one.pidfd not in exited]
-    return Ended(tuple(gone), tuple(left), tuple(changed), tuple(refused))
+    return EndedProcesses(tuple(gone), tuple(left), tuple(changed), tuple(refused))
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import dcgm
-from gpukeeper.devices.busy import Export, Judge, Use
-from gpukeeper.devices.driver.client import CHILD, TO_OPEN, Client
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.busy import Export, GpuUse, Judge
+from gpukeeper.devices.driver.client import CHILD, TO_OPEN, DriverClient
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.inventory import LOADED, gpus_in
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.ports import Clock
@@ -42,10 +42,10 @@ class GpuUsage:
     ) -> None:
         self._clock, self._exporter, self._deadline, self._fetch = clock, exporter, deadline, fetch
         self._driver = Path(driver)
-        self._client = Client(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
         self._judge = Judge()
 
-    async def read(self) -> Mapping[str, Use] | Unknown:
+    async def read(self) -> Mapping[str, GpuUse] | Unknown:
         """Since the previous reading, by uuid. A GPU or slice that is not included is unknown."""
         # The driver is queried last and nothing is awaited afterwards: so readings are judged in the order they were
         # made.
@@ -62,7 +62,7 @@ class GpuUsage:
         """Ends the process and so closes the driver. The next reading starts another."""
         self._client.close()
 
-    async def _ask(self) -> Answer | Unknown:
+    async def _ask(self) -> DriverReply | Unknown:
         longest = self._client.longest
         try:
             return await in_thread(lambda: self._client.ask("usage"), longest)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.measure import Measured
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, source_of
+from gpukeeper.disk.measure import TreeMeasurement
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, source_of
 from gpukeeper.disk.walk import printable
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -24,7 +24,7 @@ from gpukeeper.model.unknown import Unknown
 DAY = timedelta(hours=24)  # relatime: a read within a day of the recorded one is not recorded, unless a change came
 
 
-class Recorded(IntEnum):
+class ReadRecording(IntEnum):
     """How often a read is recorded; the higher, the less often."""
 
     ALWAYS = 0
@@ -35,11 +35,11 @@ class Recorded(IntEnum):
 class Reads(msgspec.Struct, frozen=True):
     """How reads are recorded on the weakest of the mounts through which a tree can be reached."""
 
-    recorded: Recorded
+    recorded: ReadRecording
     mount: str = ""  # as text
 
 
-class Watched(msgspec.Struct, frozen=True):
+class WatchRecord(msgspec.Struct, frozen=True):
     """Every use since then was seen, and the last one was then."""
 
     since: datetime
@@ -55,13 +55,13 @@ class LastUse(msgspec.Struct, frozen=True):
     how: str = ""
 
 
-def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mount]]) -> Reads:
+def reads_of(folder: str, mounts: Sequence[MountEntry], tables: Iterable[Sequence[MountEntry]]) -> Reads:
     """Of the entries of a directory, by its path without links. `mounts`: of the namespace of the path; `tables`: of
     every namespace. A process that has only something inside an entry mounted uses that entry anyway.
     """
     here = source_of(folder, mounts)
     if here is None:
-        return Reads(Recorded.NEVER, "a mount that is not listed")
+        return Reads(ReadRecording.NEVER, "a mount that is not listed")
     ways = [(_recorded(one), _in_words(one)) for one in _ways_to(*here, mounts)]
     for table in tables:
         # A service in a sandbox of the machine's own folders (ProtectSystem=) sees them read-only; see limits.md.
@@ -70,7 +70,7 @@ def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mou
     return Reads(*max(ways, key=lambda way: way[0]))
 
 
-def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, now: datetime) -> LastUse:
+def last_use(found: TreeMeasurement, reads: Reads, watched: WatchRecord | Unknown | None, now: datetime) -> LastUse:
     """When it was certainly not used any more, by what was recorded and watched. Unknown: the watch failed."""
     newest = found.newest
     if isinstance(newest, Unknown):
@@ -78,7 +78,7 @@ def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, n
     what = "recorded read" if newest == found.read else "change"
     known = f"last {what} {_ago(newest, now)}"
     hidden = hidden_until(newest, found.read, reads)
-    if isinstance(watched, Watched):
+    if isinstance(watched, WatchRecord):
         seen = newest if watched.last is None else max(newest, watched.last)
         hidden = watched.since if hidden is None else min(hidden, watched.since)
         last = "" if watched.last is None else f", last use {_ago(watched.last, now)}"
@@ -93,11 +93,11 @@ def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, n
     return LastUse(newest, known)
 
 
-def recorded(found: Measured, now: datetime) -> LastUse:
+def recorded(found: TreeMeasurement, now: datetime) -> LastUse:
     """By what was recorded alone: for trees that no process can read, and for trees that are kept for another
     reason.
     """
-    return last_use(found, Reads(Recorded.ALWAYS), None, now)
+    return last_use(found, Reads(ReadRecording.ALWAYS), None, now)
 
 
 def hidden_until(newest: datetime, read: datetime | None, reads: Reads) -> datetime | None:
@@ -105,14 +105,14 @@ def hidden_until(newest: datetime, read: datetime | None, reads: Reads) -> datet
     recorded one, or if that is older than a day. So only reads after a recorded one can be missing, and only for a
     day.
     """
-    if reads.recorded is Recorded.NEVER:
+    if reads.recorded is ReadRecording.NEVER:
         return None
-    if reads.recorded is Recorded.ALWAYS or read is None:
+    if reads.recorded is ReadRecording.ALWAYS or read is None:
         return newest
     return max(newest, read + DAY)
 
 
-def _ways_to(device: str, inside: str, table: Sequence[Mount]) -> Iterator[Mount]:
+def _ways_to(device: str, inside: str, table: Sequence[MountEntry]) -> Iterator[MountEntry]:
     """The mounts of one namespace through which that directory is visible: not where another is mounted above it."""
     for mount in table:
         if mount.device == device and is_at_or_below(inside, mount.source):
@@ -121,17 +121,17 @@ def _ways_to(device: str, inside: str, table: Sequence[Mount]) -> Iterator[Mount
                 yield mount
 
 
-def _recorded(mount: Mount, *, sandbox: bool = False) -> Recorded:
+def _recorded(mount: MountEntry, *, sandbox: bool = False) -> ReadRecording:
     if "noatime" in mount.options or ("ro" in mount.options and not sandbox) or not mount.options:
-        return Recorded.NEVER
-    return Recorded.DAILY if "relatime" in mount.options else Recorded.ALWAYS
+        return ReadRecording.NEVER
+    return ReadRecording.DAILY if "relatime" in mount.options else ReadRecording.ALWAYS
 
 
-def _root(table: Sequence[Mount]) -> tuple[str, str] | None:
+def _root(table: Sequence[MountEntry]) -> tuple[str, str] | None:
     return source_of("/", table)
 
 
-def _in_words(mount: Mount) -> str:
+def _in_words(mount: MountEntry) -> str:
     how = next((one for one in ("noatime", "ro", "relatime") if one in mount.options), "strictatime")
     return f"{printable(mount.point)} ({'read-only' if how == 'ro' else how})"
 

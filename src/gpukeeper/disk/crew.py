@@ -29,18 +29,18 @@ MEANWHILE = 1_000  # entries between two checks whether they are ready
 ENDED = "lost one of its worker processes"
 
 
-class Crew:
+class WorkerPool:
     """The worker processes, started. They need a while until they are ready, in which the caller can work itself."""
 
     def __init__(self, work: str, top: int, settings: Mapping[str, Any]) -> None:
         self._start = work, top, settings
-        self._hands: list[_Hand] = []
+        self._hands: list[_Worker] = []
         self._ready = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
         try:
             for _ in range(HANDS):
-                hand = _Hand(_started(*self._start))
+                hand = _Worker(_started(*self._start))
                 self._hands.append(hand)
                 self._ready.register(hand.output, selectors.EVENT_READ, hand)
         except BaseException:
@@ -79,7 +79,7 @@ class Crew:
         return None
 
 
-class _Hand:
+class _Worker:
     """One worker process. `given`: lines it has not answered yet."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -117,7 +117,7 @@ class _Hand:
         self.output.close()
 
 
-def _give(waiting: list[Pending], hands: list[_Hand]) -> None:
+def _give(waiting: list[Pending], hands: list[_Worker]) -> None:
     for ahead in range(1, AHEAD + 1):
         for hand in hands:
             if waiting and hand.given < ahead:

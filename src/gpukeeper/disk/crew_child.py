@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.erase import Eraser
-from gpukeeper.disk.walk import Enough, Pending, Tally, Walk
+from gpukeeper.disk.erase import TreeDeleter
+from gpukeeper.disk.walk import Pending, TreeWalk, WalkStopped, WalkTotals
 
 Answer = dict[str, Any]
 
@@ -37,18 +37,18 @@ def main(work: str, top: str, settings: str) -> None:
 
 
 def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
-    tally = Tally({(device, inode): pid for device, inode, pid in given["open"]})
-    walk = Walk(tally, depth_max=given["depth_max"], locking=given["locking"])
+    tally = WalkTotals({(device, inode): pid for device, inode, pid in given["open"]})
+    walk = TreeWalk(tally, depth_max=given["depth_max"], locking=given["locking"])
     try:
         left = _in_turn(jobs, lambda job: walk.one(top, job, given["quantum"]), tally, given["quantum"])
-    except Enough as enough:
+    except WalkStopped as enough:
         tally.problem(str(enough))
         left = []
     return {**tally.record(), "left_to_do": _told(left)}
 
 
 def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
-    eraser, later = Eraser(given["until"]), list[bytes]()
+    eraser, later = TreeDeleter(given["until"]), list[bytes]()
 
     def one(job: Pending) -> list[Pending]:
         path, _ = job
@@ -61,7 +61,7 @@ def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
 
 
 def _in_turn(
-    jobs: list[Pending], work: Callable[[Pending], list[Pending]], count: Tally | Eraser, quantum: int
+    jobs: list[Pending], work: Callable[[Pending], list[Pending]], count: WalkTotals | TreeDeleter, quantum: int
 ) -> list[Pending]:
     left: list[Pending] = []
     for number, job in enumerate(jobs):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, source_of
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, source_of
 from gpukeeper.disk.walk import printable
 from gpukeeper.model.unknown import Unknown
 
@@ -38,7 +38,7 @@ class Export(msgspec.Struct, frozen=True):
     crosses: bool  # filesystems mounted below it are exported, too
 
 
-def why_unseen(path: str, mounts: Sequence[Mount], exports: Iterable[Export]) -> Unknown | None:
+def why_unseen(path: str, mounts: Sequence[MountEntry], exports: Iterable[Export]) -> Unknown | None:
     """Why users of a path without links may be invisible. `mounts`: of the namespace of the path."""
     mount = covering(path, mounts)
     if mount is None or mount.kind not in LOCAL:
@@ -51,7 +51,7 @@ def why_unseen(path: str, mounts: Sequence[Mount], exports: Iterable[Export]) ->
     return Unknown(f"{words}, and its use by other machines cannot be seen from here")
 
 
-def exported(mounts: Sequence[Mount], files: Iterable[str] = EXPORTS) -> tuple[Export, ...]:
+def exported(mounts: Sequence[MountEntry], files: Iterable[str] = EXPORTS) -> tuple[Export, ...]:
     """`mounts`: of this machine."""
     found = {}
     for file in _each(files):
@@ -87,7 +87,7 @@ def _each(files: Iterable[str]) -> Iterator[Path]:
             yield file
 
 
-def _offers(export: Export, path: str, mounts: Sequence[Mount]) -> bool:
+def _offers(export: Export, path: str, mounts: Sequence[MountEntry]) -> bool:
     """At the path, above or below it, by whatever name: an export is often a bind mount of the directory that is
     meant.
     """

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.walk import BLOCK, CHUNK, OUT_OF_TIME, Descent, Folder, Identity, Pending, pending, printable
+from gpukeeper.disk.walk import BLOCK, CHUNK, OUT_OF_TIME, Descent, Identity, OpenDirectory, Pending, pending, printable
 
 LEFT_NAMED = 20
 
@@ -23,7 +23,7 @@ class _OutOfTime(Exception):
     pass
 
 
-class Eraser:
+class TreeDeleter:
     """`back`: the blocks of files whose last link was removed by us. Concurrent writes of others do not affect that
     figure.
     """
@@ -126,7 +126,7 @@ class Eraser:
             return
         self._files(folder)
 
-    def _files(self, folder: Folder) -> None:
+    def _files(self, folder: OpenDirectory) -> None:
         """Removes everything except directories, and notes the directories."""
         try:
             with os.scandir(folder.fd) as entries:
@@ -137,7 +137,7 @@ class Eraser:
         except OSError as error:
             self._keep(folder.name, error)
 
-    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
         for entry in chunk:
             if entry.is_dir(follow_symlinks=False):
                 folder.todo.append((entry.name, None))
@@ -156,7 +156,7 @@ class Eraser:
             known[1] += 1
         self.entries += 1
 
-    def _try_harder(self, folder: Folder, entry: os.DirEntry[str], error: OSError) -> None:
+    def _try_harder(self, folder: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
         """A directory of ours that is read-only (package caches create such) may be made writable."""
         found = os.fstat(folder.fd)
         if error.errno != errno.EACCES or found.st_uid != os.geteuid() or found.st_mode & 0o700 == 0o700:

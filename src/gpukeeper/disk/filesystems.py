@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from gpukeeper.disk import unresponsive
-from gpukeeper.disk.mounts import Mount, covering, own_mounts
+from gpukeeper.disk.mounts import MountEntry, covering, own_mounts
 from gpukeeper.model.subject import Subject
 
 BY_UUID = "/dev/disk/by-uuid"
@@ -22,7 +22,7 @@ FSID_IS_LASTING = frozenset(("ext2", "ext3", "ext4", "btrfs", "zfs", "bcachefs")
 FSID_IS_DEVICE = frozenset(("xfs", "f2fs"))  # f_fsid is derived from the device number
 
 
-def lasting_ids(mounts: Iterable[Mount] | None = None, by_uuid: str = BY_UUID) -> dict[int, str]:
+def lasting_ids(mounts: Iterable[MountEntry] | None = None, by_uuid: str = BY_UUID) -> dict[int, str]:
     """By device number, as in stat(2): the id of each mounted filesystem that has one. Two copies of one filesystem
     have the same id.
     """

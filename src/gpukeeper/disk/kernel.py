@@ -104,7 +104,7 @@ def is_open(folder: int, name: Name) -> bool | None:
     return False
 
 
-class Glance(ctypes.Structure):
+class FileStatus(ctypes.Structure):
     """The first fields of statx(2)."""
 
     _fields_ = (
@@ -133,11 +133,11 @@ class Glance(ctypes.Structure):
         return os.makedev(self.dev_major, self.dev_minor)
 
 
-def glance(path: str) -> Glance:
+def glance(path: str) -> FileStatus:
     """What a path leads to, as the kernel has it cached: no filesystem is queried, so a dead server or program cannot
     block us.
     """
-    found = Glance()
+    found = FileStatus()
     if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_DONT_SYNC | _AT_NO_AUTOMOUNT, _BASIC_STATS, ctypes.byref(found)):
         raise _failure(path)
     return found

@@ -22,12 +22,12 @@ from gpukeeper.disk.walk import (
     CHANGED,
     MOUNT_POINT,
     OUT_OF_TIME,
-    Enough,
     Identity,
     Lister,
     Pending,
-    Tally,
-    Walk,
+    TreeWalk,
+    WalkStopped,
+    WalkTotals,
     never,
     printable,
     reason,
@@ -39,7 +39,7 @@ __all__ = [
     "MOUNT_POINT",
     "Identity",
     "Limits",
-    "Measured",
+    "TreeMeasurement",
     "estimate",
     "measure",
     "mount_id",
@@ -57,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True):
     depth: int = 20_000
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not read.
 
     `newest` is the last recorded use: the modification and change times of everything, and the access times of files.
@@ -92,7 +92,7 @@ def measure(
     is_time_up: Callable[[], bool] = never,
     lister: Lister = os.scandir,
     alone: int | None = None,
-) -> Measured | None:
+) -> TreeMeasurement | None:
     """The entry `name` of the directory that is open as `parent`. None: there is no such entry."""
     try:
         top = kernel.stat_inside(parent, name)
@@ -103,19 +103,19 @@ def measure(
             return _mount_point(name, parent)
         raise
     limits = limits or Limits()
-    tally = Tally(open_files or {})
-    walk = Walk(tally, limits.entries, limits.depth, is_time_up, lister)
+    tally = WalkTotals(open_files or {})
+    walk = TreeWalk(tally, limits.entries, limits.depth, is_time_up, lister)
     try:
         if stat.S_ISDIR(top.st_mode):
             top = _measure_folder(walk, name, parent, top, alone)
         else:
             top = _measure_file(walk, name, parent, top)
-    except Enough as enough:
+    except WalkStopped as enough:
         tally.problem(str(enough))
     return _result(tally, top)
 
 
-def measure_below(walk: Walk, top: int, alone: int | None = None) -> None:
+def measure_below(walk: TreeWalk, top: int, alone: int | None = None) -> None:
     """All below an open directory; two worker processes share large ones. What was not read is a problem of the
     tally.
     """
@@ -172,7 +172,7 @@ def instant(ns: int) -> datetime:
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
 
 
-def _mount_point(name: str, parent: int) -> Measured | None:
+def _mount_point(name: str, parent: int) -> TreeMeasurement | None:
     """A filesystem that never answers may be mounted there: it is not queried."""
     try:
         top = kernel.glance(f"/proc/self/fd/{parent}/{name}")
@@ -180,10 +180,12 @@ def _mount_point(name: str, parent: int) -> Measured | None:
         return None
     why = Unknown(MOUNT_POINT)
     about = {"device": top.dev, "inode": top.ino, "uid": top.uid}
-    return Measured(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
+    return TreeMeasurement(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
 
 
-def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int | None) -> os.stat_result:
+def _measure_folder(
+    walk: TreeWalk, name: str, parent: int, listed: os.stat_result, alone: int | None
+) -> os.stat_result:
     """Returns what the open descriptor is."""
     try:
         top = kernel.open_inside(parent, name)
@@ -202,7 +204,7 @@ def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, 
         os.close(top)
 
 
-def _measure_file(walk: Walk, name: str, parent: int, listed: os.stat_result) -> os.stat_result:
+def _measure_file(walk: TreeWalk, name: str, parent: int, listed: os.stat_result) -> os.stat_result:
     try:
         found = kernel.stat_inside(parent, name)
     except OSError as error:
@@ -212,7 +214,7 @@ def _measure_file(walk: Walk, name: str, parent: int, listed: os.stat_result) ->
     return found
 
 
-def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
+def _share_out(walk: TreeWalk, top: int, left: list[Pending]) -> None:
     tally = walk.tally
     settings = {
         "open": [[*identity, pid] for identity, pid in tally.open_files.items()],
@@ -224,19 +226,19 @@ def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
     def accept(answer: dict[str, object]) -> None:
         tally.merge(answer)
         if tally.entries > walk.entries_max:
-            raise Enough(f"has more than {walk.entries_max:,} entries")
+            raise WalkStopped(f"has more than {walk.entries_max:,} entries")
 
-    with crew.Crew("measure", top, settings) as programs:
+    with crew.WorkerPool("measure", top, settings) as programs:
         while left and not programs.is_ready():
             left += walk.one(top, left.pop(), crew.MEANWHILE)
         why = programs.share_out(left, accept, walk.is_time_up)
     if why is not None:
-        raise Enough("could not be measured in the available time" if why == OUT_OF_TIME else why)
+        raise WalkStopped("could not be measured in the available time" if why == OUT_OF_TIME else why)
 
 
-def _result(tally: Tally, top: os.stat_result) -> Measured:
+def _result(tally: WalkTotals, top: os.stat_result) -> TreeMeasurement:
     unknown = Unknown(in_short(tally.problems)) if tally.problems else None
-    return Measured(
+    return TreeMeasurement(
         device=top.st_dev,
         inode=top.st_ino,
         uid=top.st_uid,

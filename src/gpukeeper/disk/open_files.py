@@ -19,8 +19,8 @@ import msgspec
 
 from gpukeeper.disk import kernel, procfs
 from gpukeeper.disk.elsewhere import Export, exported
-from gpukeeper.disk.measure import Measured
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
+from gpukeeper.disk.measure import TreeMeasurement
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
 from gpukeeper.disk.namespaces import mountinfo_of
 from gpukeeper.disk.unresponsive import leads_through_silent, may_hang
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
@@ -46,7 +46,7 @@ _MAPPED = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\
 _DEVICE = re.compile(r"(\d+):(\d+)")
 
 
-class Held(msgspec.Struct, frozen=True):
+class DeletedFile(msgspec.Struct, frozen=True):
     """A deleted file that is still open: its space is returned when it is closed."""
 
     pid: int
@@ -60,12 +60,12 @@ class OpenFiles(msgspec.Struct, frozen=True):
 
     files: dict[Identity, int]
     paths: dict[str, int]
-    own_mounts: tuple[Mount, ...]
+    own_mounts: tuple[MountEntry, ...]
     mounted: frozenset[tuple[str, str]]  # (device, directory) that some mount namespace has mounted on its own
     hidden: str | None  # why this is not everything
     points: frozenset[str] = frozenset()  # where anything is mounted, in any mount namespace, as that one names it
-    held: tuple[Held, ...] = ()
-    tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
+    held: tuple[DeletedFile, ...] = ()
+    tables: tuple[tuple[MountEntry, ...], ...] = ()  # the mounts of each mount namespace
     exports: tuple[Export, ...] = ()  # what this machine exports to others
 
     def user_of(self, identity: Identity) -> int | None:
@@ -93,7 +93,7 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
     )
 
 
-class Below(msgspec.Struct, frozen=True):
+class DirectoryUse(msgspec.Struct, frozen=True):
     """What is in use below one directory; `users`: the entries in which a path is open, each with one pid."""
 
     folder: str
@@ -101,18 +101,18 @@ class Below(msgspec.Struct, frozen=True):
     open_files: OpenFiles
 
 
-def below(folder: str, open_files: OpenFiles) -> Below:
+def below(folder: str, open_files: OpenFiles) -> DirectoryUse:
     prefix = folder.rstrip("/") + "/"
     rests = ((path[len(prefix) :], pid) for path, pid in open_files.paths.items() if path.startswith(prefix))
-    return Below(folder, {rest.split("/", 1)[0]: pid for rest, pid in rests if rest}, open_files)
+    return DirectoryUse(folder, {rest.split("/", 1)[0]: pid for rest, pid in rests if rest}, open_files)
 
 
-def user_of(name: str, measured: Measured, used: Below) -> int | None:
+def user_of(name: str, measured: TreeMeasurement, used: DirectoryUse) -> int | None:
     """One pid that uses the entry `name`, by path or by identity."""
     return used.users.get(name, measured.held_by)
 
 
-def is_in_use(name: str, measured: Measured, used: Below) -> bool | Unknown:
+def is_in_use(name: str, measured: TreeMeasurement, used: DirectoryUse) -> bool | Unknown:
     """Of an entry of that directory. False only if everything was read."""
     open_files = used.open_files
     if user_of(name, measured, used) is not None or is_mounted_elsewhere(str(Path(used.folder, name)), open_files):
@@ -195,15 +195,15 @@ class _Scan:
         self.until = time.monotonic() + SECONDS
         self.files: dict[Identity, int] = {}
         self.paths: dict[str, int] = {}
-        self.held: dict[Identity, Held] = {}
+        self.held: dict[Identity, DeletedFile] = {}
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
-        self.namespaces: dict[str, tuple[Mount, ...]] = {}
+        self.namespaces: dict[str, tuple[MountEntry, ...]] = {}
         self.kept_namespaces: dict[
             str, str
         ] = {}  # that a descriptor or a mount keeps, each with a path to it (empty: it may hang)
         self.unentered: str | None = None
-        self.by_number: dict[int, Mount] = {}
+        self.by_number: dict[int, MountEntry] = {}
         self.detached: list[tuple[int, int, int]] = []  # number of the mount, inode, pid
         self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
@@ -281,13 +281,13 @@ class _Scan:
             if is_read:
                 process.read[kind].append(tid)
 
-    def add_mapped(self, home: Path, pid: int, mounts: tuple[Mount, ...]) -> None:
+    def add_mapped(self, home: Path, pid: int, mounts: tuple[MountEntry, ...]) -> None:
         self.add_path(f"{home}/exe", self.read_link(f"{home}/exe"), pid, mounts)
         for identity, path in parse_maps(procfs.read(f"{home}/maps", procfs.TABLE)):
             self.files.setdefault(identity, pid)
             self.paths.setdefault(path, pid)
 
-    def add_open(self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool) -> None:
+    def add_open(self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool) -> None:
         """Its descriptors and its directories, repeatedly until two reads agree: a file that moves from one number to
         another, or to the working directory, may be missed by any single read.
         """
@@ -308,7 +308,7 @@ class _Scan:
         self.unsteady.append(f"pid {pid} keeps changing its open files, faster than they can be read")
 
     def look(
-        self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool, known: dict[str, str]
+        self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool, known: dict[str, str]
     ) -> dict[str, str] | None:
         """Number and target; files only. None: something was closed between listing and reading, so it may have moved.
         What `known` has already is not read again.
@@ -370,7 +370,7 @@ class _Scan:
             return True
         return self.add_identity(f"{home}/fd/{number}", path, pid)
 
-    def add_path(self, link: str, path: str | None, pid: int, mounts: tuple[Mount, ...]) -> None:
+    def add_path(self, link: str, path: str | None, pid: int, mounts: tuple[MountEntry, ...]) -> None:
         """Of a link without a number. Its path shows which mount it is on, as its process sees it."""
         if path is None:
             return
@@ -391,7 +391,7 @@ class _Scan:
         self.files.setdefault(identity, pid)
         # Memory files (memfd, shared memory of the kernel) have no links either, and are on no disk.
         if found.nlink == 0 and stat.S_ISREG(found.mode) and not path.startswith(IN_MEMORY):
-            self.held.setdefault(identity, Held(pid, path.removesuffix(DELETED), identity, found.blocks * BLOCK))
+            self.held.setdefault(identity, DeletedFile(pid, path.removesuffix(DELETED), identity, found.blocks * BLOCK))
         return True
 
     def add_detached(self) -> None:
@@ -404,7 +404,7 @@ class _Scan:
             device = ANY_DEVICE if match is None else os.makedev(int(match[1]), int(match[2]))
             self.files.setdefault((device, inode), pid)
 
-    def add_mounts(self, home: Path) -> tuple[Mount, ...]:
+    def add_mounts(self, home: Path) -> tuple[MountEntry, ...]:
         namespace = os.readlink(f"{home}/ns/mnt")  # noqa: PTH115
         if namespace not in self.namespaces:
             text = procfs.read(f"{home}/mountinfo", procfs.TABLE)
@@ -413,7 +413,7 @@ class _Scan:
             self.add_table(namespace, parse_mounts(text), home)
         return self.namespaces[namespace]
 
-    def add_table(self, namespace: str, mounts: tuple[Mount, ...], home: Path) -> None:
+    def add_table(self, namespace: str, mounts: tuple[MountEntry, ...], home: Path) -> None:
         self.namespaces[namespace] = mounts
         self.by_number.update((mount.number, mount) for mount in mounts if mount.number is not None)
         self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
@@ -438,7 +438,7 @@ class _Scan:
             self.add_table(left[0], parse_mounts(found), Path(self.proc, "self"))
         self.unentered = "more than can be read"
 
-    def add_layers(self, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> None:
+    def add_layers(self, mount: MountEntry, home: Path, mounts: tuple[MountEntry, ...]) -> None:
         """No process has a descriptor of the directories an overlay consists of, and they are mounted nowhere. Their
         paths are those of the process that mounted it, so they are looked up in each namespace until one has them
         all.
@@ -451,7 +451,7 @@ class _Scan:
         if all(found):
             self.overlays.add((mount.device, mount.layers))
 
-    def add_layer(self, layer: str, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> bool:
+    def add_layer(self, layer: str, mount: MountEntry, home: Path, mounts: tuple[MountEntry, ...]) -> bool:
         """A relative one was relative to a directory that engines keep above another layer or above the mount point."""
         near = [mount.point, *(other for other in mount.layers if other.startswith("/"))]
         bases = dict.fromkeys(str(above) for one in near for above in Path(one).parents)

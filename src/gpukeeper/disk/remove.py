@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gpukeeper.disk import crew, kernel, measure, rights, trash
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
-from gpukeeper.disk.trash import Taken, Trash
-from gpukeeper.disk.walk import LOCKED, OPEN, Enough, Identity, Tally, Walk, printable
+from gpukeeper.disk.trash import Trash, TrashedTree
+from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 
@@ -32,7 +32,7 @@ _CREW = threading.Lock()  # one group of worker processes at a time, however man
 StillFree: TypeAlias = Callable[[int], str | Unknown | None]
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ExpectedTree(msgspec.Struct, frozen=True):
     """What the read that decided saw: the tree, and the newest change of anything in it.
 
     Times have the resolution of the kernel's tick (some ms), so the tree must have been unchanged for longer than that
@@ -44,7 +44,7 @@ class Expected(msgspec.Struct, frozen=True):
     uid: int | None = None  # requested by a user: every entry must be theirs, and its directory must let them remove it
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
+class TreeRemoval(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes_back`: the blocks of everything whose last link was removed by us, unaffected by concurrent writes. A file
     with a link elsewhere returned nothing. `free_grew`: what the filesystem reports, others included.
     """
@@ -56,15 +56,15 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None  # if the two figures contradict each other
 
 
-class FilesRemoval(msgspec.Struct, frozen=True, kw_only=True):
+class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
     """Of many files: what was removed, and for each of the others why it was not."""
 
-    removal: Removal
+    removal: TreeRemoval
     removed: tuple[str, ...]
     kept: dict[str, Changed | Refused | Unknown]
 
 
-Answer: TypeAlias = Removal | Changed | Refused | Unknown
+Answer: TypeAlias = TreeRemoval | Changed | Refused | Unknown
 
 
 def nobody_asks(tree: int) -> None:
@@ -78,7 +78,7 @@ def nobody_listens(entries: int) -> None:
 def remove(
     folder: int,
     name: str,
-    expected: Expected,
+    expected: ExpectedTree,
     *,
     scan: Callable[[], OpenFiles],
     until: float,
@@ -100,7 +100,7 @@ def remove(
         if isinstance(bin_, Refused):
             return bin_
         taken = bin_.take(name, expected.identity)
-        if not isinstance(taken, Taken):
+        if not isinstance(taken, TrashedTree):
             return taken
         act = _Act(bin_, taken, until, progress)
         checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns, expected.uid)
@@ -115,7 +115,7 @@ def remove(
 
 def finish(
     folder: int,
-    taken: Taken,
+    taken: TrashedTree,
     *,
     scan: Callable[[], OpenFiles],
     until: float,
@@ -138,23 +138,23 @@ def finish(
 
 def remove_files(
     folder: int,
-    files: Sequence[tuple[str, Expected]],
+    files: Sequence[tuple[str, ExpectedTree]],
     *,
     scan: Callable[[], OpenFiles],
     until: float,
-) -> FilesRemoval:
+) -> FileRemoval:
     """Many closed files of one directory, with one read of open files."""
     kept: dict[str, Changed | Refused | Unknown] = {}
     with trash.making(folder, trash.SEVERAL) as bin_:
         if isinstance(bin_, Refused):
-            return FilesRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
-        taken: list[tuple[Taken, os.stat_result]] = []
+            return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
+        taken: list[tuple[TrashedTree, os.stat_result]] = []
         for name, expected in files:
             before = _as_expected(folder, name, expected)
             got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
-            if isinstance(got, Taken) and isinstance(before, os.stat_result):
+            if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
                 taken.append((got, before))
-            elif not isinstance(got, Taken):
+            elif not isinstance(got, TrashedTree):
                 kept[name] = got
         try:
             free = _keep_used(bin_, taken, scan, kept)
@@ -163,17 +163,17 @@ def remove_files(
                 bin_.put_back(one)
             raise
         if not free:
-            return FilesRemoval(removal=_NOTHING, removed=(), kept=kept)
+            return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
         before_bytes = _free_bytes(bin_.fd)
         bin_.doom()
-        eraser = Eraser(until)
+        eraser = TreeDeleter(until)
         for name in free:
             eraser.remove_file(bin_.fd, name)
         gone = tuple(name for name in free if not _is_there(bin_.fd, name))
-        return FilesRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
+        return FileRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
 
 
-_NOTHING = Removal(entries=0, bytes_back=0)
+_NOTHING = TreeRemoval(entries=0, bytes_back=0)
 
 
 class _Checks(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class _Checks(msgspec.Struct, frozen=True):
 class _Act:
     """One tree in the trash, until it is deleted or put back."""
 
-    def __init__(self, bin_: Trash, taken: Taken, until: float, progress: Callable[[int], None]) -> None:
+    def __init__(self, bin_: Trash, taken: TrashedTree, until: float, progress: Callable[[int], None]) -> None:
         self.bin, self.taken, self.until, self.progress = bin_, taken, until, progress
 
     def run(self, checks: _Checks) -> Answer:
@@ -206,7 +206,7 @@ class _Act:
         except OSError as error:
             return self.undo(Unknown(f"it could not be opened: {error.strerror}"))
         try:
-            tally = Tally(open_files.files)
+            tally = WalkTotals(open_files.files)
             why = _first(
                 lambda: self._lock(tree),
                 lambda: _asked(checks.still_free(tree)),
@@ -250,17 +250,17 @@ class _Act:
         except OSError as error:
             return Unknown(f"whether it is locked could not be determined: {error.strerror}")
 
-    def _walk(self, tree: int, checks: _Checks, tally: Tally) -> Changed | Unknown | None:
-        walk = Walk(tally, is_time_up=lambda: time.monotonic() > self.until, locking=True)
+    def _walk(self, tree: int, checks: _Checks, tally: WalkTotals) -> Changed | Unknown | None:
+        walk = TreeWalk(tally, is_time_up=lambda: time.monotonic() > self.until, locking=True)
         try:
             measure.measure_below(walk, tree)
-        except Enough as enough:
+        except WalkStopped as enough:
             return Unknown(f"it {enough}")
         return _found(tally, checks)
 
     def _run_file(self, checks: _Checks, open_files: OpenFiles) -> Answer:
         found = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
-        tally = Tally(open_files.files)
+        tally = WalkTotals(open_files.files)
         tally.add([found])
         if stat.S_ISREG(found.st_mode) and kernel.is_open(self.bin.fd, self.taken.name):
             tally.problem(OPEN)
@@ -269,14 +269,14 @@ class _Act:
             return self.undo(why)
         free = _free_bytes(self.bin.fd)
         self._doom()
-        eraser = Eraser(self.until)
+        eraser = TreeDeleter(self.until)
         eraser.remove_file(self.bin.fd, self.taken.name)
         return _removal(eraser, free, self.bin)
 
-    def _delete(self, tree: int, entries: int) -> Removal:
+    def _delete(self, tree: int, entries: int) -> TreeRemoval:
         free = _free_bytes(self.bin.fd)
         self._doom()
-        eraser = Eraser(self.until)
+        eraser = TreeDeleter(self.until)
         if entries < ALONE:
             eraser.empty(tree)
         else:
@@ -286,7 +286,7 @@ class _Act:
             eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
         return _removal(eraser, free, self.bin)
 
-    def _share_out(self, tree: int, eraser: Eraser) -> None:
+    def _share_out(self, tree: int, eraser: TreeDeleter) -> None:
         later: list[bytes] = []
 
         def accept(answer: dict[str, Any]) -> None:
@@ -296,7 +296,7 @@ class _Act:
 
         settings = {"until": self.until, "quantum": SHARE}
         # They watch the clock themselves and report their result; we wait a little longer for that.
-        with crew.Crew("erase", tree, settings) as programs:
+        with crew.WorkerPool("erase", tree, settings) as programs:
             left, unfinished = eraser.empty(tree, quantum=crew.MEANWHILE)
             later += unfinished
             while left and eraser.stopped is None and not programs.is_ready():
@@ -316,7 +316,7 @@ class _Act:
         self.taken = msgspec.structs.replace(self.taken, doomed=True)
 
 
-def _as_expected(folder: int, name: str, expected: Expected) -> os.stat_result | Changed | Refused:
+def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
     """Checked again before it is moved, so that a tree that changed is not even touched."""
     if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
         return Refused(f"{printable(name)!r} is not a valid name of a tree")
@@ -338,7 +338,7 @@ def _as_expected(folder: int, name: str, expected: Expected) -> os.stat_result |
     return found
 
 
-def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
+def _found(tally: WalkTotals, checks: _Checks) -> Changed | Unknown | None:
     """What the walk over a tree in the trash finds against deleting it."""
     if tally.held_by is not None:
         return Changed(_used_by(tally.held_by))
@@ -375,7 +375,7 @@ def _used_by(pid: int) -> str:
 
 def _keep_used(
     bin_: Trash,
-    taken: list[tuple[Taken, os.stat_result]],
+    taken: list[tuple[TrashedTree, os.stat_result]],
     scan: Callable[[], OpenFiles],
     kept: dict[str, Changed | Refused | Unknown],
 ) -> list[str]:
@@ -408,7 +408,7 @@ def _keep_used(
     return free
 
 
-def _removal(eraser: Eraser, before: int, bin_: Trash) -> Removal:
+def _removal(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
     left = tuple(eraser.left)
     if eraser.left_count > len(left):
         left += (f"and {eraser.left_count - len(left):,} more",)
@@ -421,7 +421,7 @@ def _removal(eraser: Eraser, before: int, bin_: Trash) -> Removal:
             f"{back:,} bytes were removed and the free space grew by {grew:,}: other processes wrote or removed "
             "files at the same time"
         )
-    return Removal(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
+    return TreeRemoval(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
 
 
 def _free_bytes(fd: int) -> int:

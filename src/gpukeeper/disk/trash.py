@@ -66,7 +66,7 @@ _REFUSALS = {
 }
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class TrashedTree(msgspec.Struct, frozen=True, kw_only=True):
     """A tree in our trash."""
 
     trash: str  # name of the trash directory, beside the tree
@@ -87,13 +87,13 @@ def holds_a_name(found: os.stat_result) -> bool:
     return ours and found.st_size == 0
 
 
-def take(parent: int, name: str, identity: Identity) -> Taken | Changed | Refused:
+def take(parent: int, name: str, identity: Identity) -> TrashedTree | Changed | Refused:
     """Out of reach, or left where it is."""
     with making(parent, f"{identity[0]}:{identity[1]}") as trash:
         return trash if isinstance(trash, Refused) else trash.take(name, identity)
 
 
-def put_back(parent: int, taken: Taken) -> Refused | None:
+def put_back(parent: int, taken: TrashedTree) -> Refused | None:
     """Under its old name, and the trash directory is removed when it is empty. Refused: it is still in the trash."""
     try:
         with opening(parent, taken.trash) as trash:
@@ -109,7 +109,7 @@ class Trash:
         """`holds_place`: whether a tree that is moved leaves a file of ours at its name."""
         self.parent, self.name, self.fd, self.holds_place = parent, name, fd, holds_place
 
-    def take(self, name: str, identity: Identity) -> Taken | Changed | Refused:
+    def take(self, name: str, identity: Identity) -> TrashedTree | Changed | Refused:
         try:
             # Checked first, only to spare an unrelated entry of the same name the move there and back.
             if _identity(self.parent, name) != identity:
@@ -119,12 +119,12 @@ class Trash:
             return Changed("it is gone already")
         except OSError as error:
             return Refused(_refusal(error))
-        taken = Taken(trash=self.name, name=name, identity=identity)
+        taken = TrashedTree(trash=self.name, name=name, identity=identity)
         if _identity(self.fd, name) == identity:
             return taken
         return self.put_back(taken) or Changed("another entry had its name; that entry was put back")
 
-    def put_back(self, taken: Taken) -> Refused | None:
+    def put_back(self, taken: TrashedTree) -> Refused | None:
         """Under its name, or beside it if another entry has that. Refused tells where it is then."""
         if self._put_in_place(taken):
             return None
@@ -186,7 +186,7 @@ class Trash:
             os.close(fd)
         return True
 
-    def _put_in_place(self, taken: Taken) -> bool:
+    def _put_in_place(self, taken: TrashedTree) -> bool:
         place = self._place()
         if place is None or place[1] != taken.name or not _is_place(self.parent, taken.name, place[0]):
             return False
@@ -200,7 +200,7 @@ class Trash:
         self._forget_place()
         return True
 
-    def _put_beside(self, taken: Taken) -> Refused:
+    def _put_beside(self, taken: TrashedTree) -> Refused:
         name = _beside(taken.name)
         try:
             kernel.rename_inside(self.fd, taken.name, self.parent, name)
@@ -287,7 +287,7 @@ def opening(parent: int, name: str) -> Iterator[Trash]:
         trash.close()
 
 
-def leftovers(parent: int) -> tuple[Taken, ...]:
+def leftovers(parent: int) -> tuple[TrashedTree, ...]:
     """The rest of an interrupted run in trash of our own. Other entries are ignored."""
     names = sorted(name for name in _names(parent) if is_trash(name))
     with _alone(parent):
@@ -345,7 +345,7 @@ def _prove(trash: int, bound: str) -> Refused | None:
     return None
 
 
-def _not_put_back(taken: Taken, why: str) -> Refused:
+def _not_put_back(taken: TrashedTree, why: str) -> Refused:
     place = f"{taken.trash}/{printable(taken.name)}"
     return Refused(f"it could not be put back: {why}; it is complete, in {place} beside its old place. Move it by hand")
 
@@ -364,7 +364,7 @@ def _is_place(folder: int, name: str, inode: int) -> bool:
     return holds_a_name(found) and found.st_ino == inode
 
 
-def _contents(parent: int, trash: str) -> list[Taken]:
+def _contents(parent: int, trash: str) -> list[TrashedTree]:
     try:
         fd = _private(parent, trash)
     except OSError:
@@ -381,7 +381,7 @@ def _contents(parent: int, trash: str) -> list[Taken]:
         os.close(fd)
     doomed, inode = proof
     mine = [(name, identity) for name, identity in found if inode is None or identity[1] == inode]
-    return [Taken(trash=trash, name=name, identity=identity, doomed=doomed) for name, identity in mine]
+    return [TrashedTree(trash=trash, name=name, identity=identity, doomed=doomed) for name, identity in mine]
 
 
 def _proof(trash: int) -> tuple[bool, int | None] | None:

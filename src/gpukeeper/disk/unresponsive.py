@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below
 
 LINKS = 40  # as many as the kernel follows
 PATIENCE_SECONDS = 5.0
@@ -35,18 +35,18 @@ def may_hang(kind: str) -> bool:
     return kind not in _ANSWERS
 
 
-def silent_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
+def silent_mount(path: str, mounts: Iterable[MountEntry]) -> MountEntry | None:
     """The mount of a path without links, where it may hang."""
     mount = covering(path, mounts)
     return mount if mount is not None and may_hang(mount.kind) else None
 
 
-def leads_through_silent(path: str, mounts: Iterable[Mount]) -> bool:
+def leads_through_silent(path: str, mounts: Iterable[MountEntry]) -> bool:
     """Whether a mount that may hang is on the path (without links), or at its end."""
     return any(may_hang(mount.kind) and is_at_or_below(path, mount.point) for mount in mounts)
 
 
-def real_path(path: str, mounts: Iterable[Mount]) -> str:
+def real_path(path: str, mounts: Iterable[MountEntry]) -> str:
     """Like realpath, but it does not query a filesystem that may hang: from there on, the path stays as it is
     written.
     """
@@ -71,7 +71,7 @@ def real_path(path: str, mounts: Iterable[Mount]) -> str:
     return at
 
 
-class Answering:
+class Responsiveness:
     """Whether paths answer at all. One that did not is retried after a while, with growing pauses."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class Answering:
         self._silent: dict[str, tuple[float, float]] = {}  # until when it is not retried, and the length of the pause
         self._left_behind: list[subprocess.Popen[bytes]] = []
 
-    def why_not(self, path: str, mounts: Iterable[Mount]) -> str | None:
+    def why_not(self, path: str, mounts: Iterable[MountEntry]) -> str | None:
         """A sentence; None: it answers. Blocks for a few seconds at most."""
         known = tuple(mounts)
         mount = silent_mount(real_path(path, known), known)

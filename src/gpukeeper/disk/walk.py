@@ -52,11 +52,11 @@ def read_ns(found: os.stat_result) -> int:
     return read if later and not stat.S_ISDIR(found.st_mode) else 0
 
 
-class Enough(Exception):
+class WalkStopped(Exception):
     """The walk ends here; what was not visited is unknown."""
 
 
-class Tally:
+class WalkTotals:
     """What was counted. Two of them can be merged, so that several processes can walk one tree."""
 
     def __init__(self, open_files: Mapping[Identity, int]) -> None:
@@ -153,7 +153,7 @@ class Tally:
             self.blocks -= one.st_blocks
 
 
-class Folder:
+class OpenDirectory:
     """One on the path from the top to the current position. `fd` -1: closed for now."""
 
     __slots__ = ("blocks", "fd", "identity", "name", "shape", "todo")
@@ -172,24 +172,24 @@ class Descent:
     def __init__(self, top: int, path: bytes = b"") -> None:
         """The top belongs to the caller, who closes it. `path`: its position, for the names of what is pending."""
         self.prefix = path
-        self.folders = [Folder("", top, os.fstat(top))]
+        self.folders = [OpenDirectory("", top, os.fstat(top))]
 
     @property
-    def here(self) -> Folder:
+    def here(self) -> OpenDirectory:
         return self.folders[-1]
 
-    def enter(self, name: str) -> tuple[Folder, os.stat_result]:
+    def enter(self, name: str) -> tuple[OpenDirectory, os.stat_result]:
         fd = kernel.open_inside(self.here.fd, name)
         # Taken before it is read, since reading it may update its own access time.
         found = os.fstat(fd)
-        folder = Folder(name, fd, found)
+        folder = OpenDirectory(name, fd, found)
         self.folders.append(folder)
         highest = len(self.folders) - 1 - DESCRIPTORS
         if highest >= 1:
             _close(self.folders[highest])
         return folder, found
 
-    def leave(self) -> Folder:
+    def leave(self) -> OpenDirectory:
         """Goes up one level, and returns the directory that was left."""
         left = self.folders.pop()
         try:
@@ -209,12 +209,12 @@ class Descent:
         return b"/".join(name for name in names if name)
 
 
-class Walk:
+class TreeWalk:
     """One walk over one tree, or over the part of it below `path`."""
 
     def __init__(
         self,
-        tally: Tally,
+        tally: WalkTotals,
         entries_max: int = 2**63,
         depth_max: int = 2**63,
         is_time_up: Callable[[], bool] = never,
@@ -274,9 +274,9 @@ class Walk:
         self.lock(folder.fd, name)
         self._list(folder, depth + len(way.folders) - 1)
 
-    def _list(self, folder: Folder, depth: int) -> None:
+    def _list(self, folder: OpenDirectory, depth: int) -> None:
         if depth >= self.depth_max:
-            raise Enough(f"is deeper than {self.depth_max:,} levels")
+            raise WalkStopped(f"is deeper than {self.depth_max:,} levels")
         try:
             with self.lister(folder.fd) as entries:
                 while chunk := list(islice(entries, CHUNK)):
@@ -286,7 +286,7 @@ class Walk:
         except OSError as error:
             self.tally.problem(reason(folder.name, error))
 
-    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
         # Directories are not queried before they are opened: what is mounted on one may never answer.
         folder.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
         chunk = [entry for entry in chunk if not entry.is_dir(follow_symlinks=False)]
@@ -299,7 +299,7 @@ class Walk:
         self.count(found)
         self._look_for_open(folder, chunk, found)
 
-    def _look_for_open(self, folder: Folder, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
+    def _look_for_open(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
         """Asked of the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
         if not self.locking:
             return
@@ -319,10 +319,10 @@ class Walk:
 
     def count(self, found: list[os.stat_result]) -> None:
         if self.is_time_up():
-            raise Enough("could not be measured in the available time")
+            raise WalkStopped("could not be measured in the available time")
         self.tally.add(found)
         if self.tally.entries > self.entries_max:
-            raise Enough(f"has more than {self.entries_max:,} entries")
+            raise WalkStopped(f"has more than {self.entries_max:,} entries")
 
     def lock(self, folder: int, name: str) -> None:
         """Tried, not kept: a process that wants it later finds a directory that is out of reach."""
@@ -338,9 +338,9 @@ class Walk:
         try:
             way.leave()
         except OSError as error:
-            raise Enough(CHANGED) from error  # the way back up is lost
+            raise WalkStopped(CHANGED) from error  # the way back up is lost
 
-    def _compare(self, folders: Iterable[Folder]) -> None:
+    def _compare(self, folders: Iterable[OpenDirectory]) -> None:
         for folder in folders:
             if folder.fd >= 0 and shape(os.fstat(folder.fd)) != folder.shape:
                 self.tally.problem(CHANGED)
@@ -386,7 +386,7 @@ def _reopened(below: int, identity: Identity) -> int:
     return fd
 
 
-def _close(folder: Folder) -> None:
+def _close(folder: OpenDirectory) -> None:
     if folder.fd >= 0:
         os.close(folder.fd)
         folder.fd = -1

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.access_times import Watched
+from gpukeeper.disk.access_times import WatchRecord
 from gpukeeper.disk.mounts import covering, own_mounts
 from gpukeeper.model.unknown import Unknown
 
@@ -64,7 +64,7 @@ def since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Watch:
+class FileWatcher:
     def __init__(self, clock: Callable[[], float] = since_start) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._fd = -1
@@ -102,7 +102,7 @@ class Watch:
                 except OSError as error:
                     self._why[folder] = error.strerror or str(error)
 
-    def watched(self, folder: str, name: str, now: datetime) -> Watched | Unknown | None:
+    def watched(self, folder: str, name: str, now: datetime) -> WatchRecord | Unknown | None:
         """Of an entry of that directory. Unknown: it could not be watched; None: it was not requested."""
         with self._lock:
             if self._fd < 0:
@@ -113,7 +113,7 @@ class Watch:
                 return Unknown(self._why.get(folder, "its filesystem is another one now"))
             time_now, last = self._clock(), self._last.get((folder, name))
             at = None if last is None else now - timedelta(seconds=time_now - last)
-            return Watched(now - timedelta(seconds=time_now - disk.since), at)
+            return WatchRecord(now - timedelta(seconds=time_now - disk.since), at)
 
     def _add(self, folder: str) -> None:
         mount = covering(folder, own_mounts())

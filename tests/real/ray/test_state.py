@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
 from tests.real.ray.asking import answers_of, api_of, ray_says, until_idle
 from tests.real.ray.bed import NEWEST, VERSIONS, Cluster, until
@@ -141,7 +141,7 @@ wait_for_end()
     until_idle(head)
 
 
-def _answers(api: StateApi, cluster: Cluster) -> Answers:
+def _answers(api: StateApi, cluster: Cluster) -> ClusterState:
     return asyncio.run(api.answers(cluster.head.session))
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices.busy import Judge, Use, of_sources
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.busy import GpuUse, Judge, of_sources
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
@@ -160,7 +160,7 @@ def test_the_first_minute_after_a_driver_load_is_discarded() -> None:
 
 def export(energy: int | Unknown, engine: float | Unknown = 0.0, gi: int | None = None, **facts: Any) -> Any:
     key = ("GPU-1", gi)
-    return {key: Exported(uuid="GPU-1", gpu_instance=gi, engine=engine, energy_mj=energy, **facts)}
+    return {key: ExportedGpu(uuid="GPU-1", gpu_instance=gi, engine=engine, energy_mj=energy, **facts)}
 
 
 def test_the_exporter_is_a_second_source_once_its_own_energy_counter_grew() -> None:
@@ -383,5 +383,5 @@ def test_no_sequence_of_readings_breaks_it_or_gives_what_is_no_use(readings: lis
         now, energy = now + timedelta(seconds=seconds), energy + seconds
         gpus = [whole(gpm=one, energy_mj=energy), cut((part(other),), uuid="GPU-2", energy_mj=energy)]
         for use in judge.judge(gpus, now).values():
-            assert isinstance(use, Use)
+            assert isinstance(use, GpuUse)
             assert isinstance(use.busy, Unknown) or 0.0 <= use.busy <= 100.0

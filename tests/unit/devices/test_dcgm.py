@@ -39,14 +39,14 @@ DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.091734
 SLICE = LABELS + ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
 
 
-def only(text: str) -> dcgm.Exported:
+def only(text: str) -> dcgm.ExportedGpu:
     found = read_dcgm(text)
     assert not isinstance(found, Unknown), found
     ((_key, export),) = found.items()
     return export
 
 
-def one(name: str, value: str, labels: str = LABELS) -> dcgm.Exported:
+def one(name: str, value: str, labels: str = LABELS) -> dcgm.ExportedGpu:
     return only(f"{name}{{{labels}}} {value}\n")
 
 

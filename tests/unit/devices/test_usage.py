@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.devices.busy import Use
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.busy import GpuUse
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import program
@@ -84,7 +84,7 @@ ANSWERS_ONCE = f"give(next(asked()), {ANSWER!r})"
 
 def test_one_child_answers_again_and_again() -> None:
     with asking(answering()) as usage:
-        assert read(usage)["GPU-1"] == Use(uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,))
+        assert read(usage)["GPU-1"] == GpuUse(uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,))
         assert read(usage)["GPU-1"].pids == (1,)
 
 
@@ -203,7 +203,7 @@ def test_the_exporter_is_asked_and_counts() -> None:
 
     async def fetch(url: str, deadline: timedelta) -> Any:
         assert url == "http://exporter:9400/metrics"
-        return {("GPU-1", None): Exported(uuid="GPU-1", engine=70.0, energy_mj=next(energy))}
+        return {("GPU-1", None): ExportedGpu(uuid="GPU-1", engine=70.0, energy_mj=next(energy))}
 
     with asking(answering(), exporter="http://exporter:9400/metrics", fetch=fetch) as usage:
         assert read(usage)["GPU-1"].busy == 12.5  # it has not been seen to move yet

@@ -14,13 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.measure import CHANGED, MOUNT_POINT, Limits, Measured, instant, measure, open_directory, printable
+from gpukeeper.disk.measure import (
+    CHANGED,
+    MOUNT_POINT,
+    Limits,
+    TreeMeasurement,
+    instant,
+    measure,
+    open_directory,
+    printable,
+)
 from gpukeeper.model.unknown import Unknown
 
 MIB = 1024 * 1024
 
 
-def measured(path: Path, **given: object) -> Measured:
+def measured(path: Path, **given: object) -> TreeMeasurement:
     with open_directory(str(path.parent)) as parent:
         found = measure(path.name, parent, **given)  # type: ignore[arg-type]
     assert found is not None

@@ -19,8 +19,8 @@ from gpukeeper.disk.trash import (
     RETURNED,
     TAKEN,
     TRASH,
-    Taken,
     Trash,
+    TrashedTree,
     is_trash,
     leftovers,
     making,
@@ -47,9 +47,9 @@ def identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def taken_from(parent: int, path: Path) -> Taken:
+def taken_from(parent: int, path: Path) -> TrashedTree:
     taken = take(parent, path.name, identity(path))
-    assert isinstance(taken, Taken), taken
+    assert isinstance(taken, TrashedTree), taken
     return taken
 
 
@@ -169,7 +169,7 @@ def test_what_another_run_is_at_work_on_is_nothing_left_over(tmp_path: Path, par
     with making(parent, "1:2") as trash:
         assert isinstance(trash, Trash)
         taken = trash.take(path.name, identity(path))
-        assert isinstance(taken, Taken)
+        assert isinstance(taken, TrashedTree)
         assert leftovers(parent) == ()
         assert sweep(parent) == 0
         answer = put_back(parent, taken)

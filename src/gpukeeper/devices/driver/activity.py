@@ -20,7 +20,7 @@ NO_GPM = Unknown("this model has no performance monitoring (GPM)", by_design=Tru
 ONLY_SLICES = Unknown("the GPU is split into slices, and each is measured separately", by_design=True)
 
 
-class Samples:
+class UtilisationSamples:
     """What the driver's buffer of utilisation samples returned since the last query."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Samples:
         return taken
 
 
-class Watch:
+class ActivityMonitor:
     """What is kept from one query to the next: the sample that each window begins with."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Watch:
     ) -> None:
         self._nvml, self._clock, self._sleep = nvml, clock, sleep
         self._gpm: dict[str, tuple[Any, float]] = {}  # by uuid of a GPU or slice: a sample, and when it was taken
-        self._samples: dict[str, Samples] = {}
+        self._samples: dict[str, UtilisationSamples] = {}
         self._handles: dict[str, Any] = {}  # of whole GPUs
         self._energy: dict[str, int | Unknown] = {}
         self._asked: float | None = None
@@ -108,7 +108,7 @@ class Watch:
                 self._handles.pop(uuid, None)
             else:
                 self._handles[uuid] = handle
-                self._samples.setdefault(uuid, Samples())
+                self._samples.setdefault(uuid, UtilisationSamples())
             for key, instance in measured_by_gpm(gpu):
                 if key not in self._gpm and self._gpm_support(handle) is None:
                     new = True

@@ -27,10 +27,10 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.devices.driver.activity import Watch
+from gpukeeper.devices.driver.activity import ActivityMonitor
 from gpukeeper.devices.driver.health import health, identity
 from gpukeeper.devices.driver.nvml import condition, errors, gpus, utilisation, words
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question, State
+from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest, State
 from gpukeeper.devices.driver.sampler import Sampler
 from gpukeeper.model import reading
 
@@ -77,7 +77,7 @@ def serve(
         answer(line)
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: DriverReply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -95,24 +95,24 @@ class Session:
     ) -> None:
         self._nvml, self._clock, self._sleep = nvml, clock, sleep
         self._opened = False
-        self._watch: Watch | None = None
+        self._watch: ActivityMonitor | None = None
         self._sampler: Sampler | None = None
 
-    def answer(self, line: bytes) -> Answer:
+    def answer(self, line: bytes) -> DriverReply:
         try:
-            question = reading.decode(line, type=Question)
+            question = reading.decode(line, type=DriverRequest)
         except msgspec.DecodeError as error:
-            return Answer(id=NO_ID, state="failed", why=f"the request could not be read: {error}")
+            return DriverReply(id=NO_ID, state="failed", why=f"the request could not be read: {error}")
         if question.about not in SUBJECTS:
-            return Answer(id=question.id, state="failed", why=f"{question.about!r} is not a valid request")
+            return DriverReply(id=question.id, state="failed", why=f"{question.about!r} is not a valid request")
         try:
             if not self._opened:
                 self._nvml.nvmlInit()
                 self._opened = True
-            return Answer(id=question.id, state="answered", **self._found(question.about))
+            return DriverReply(id=question.id, state="answered", **self._found(question.about))
         except errors(self._nvml) as error:
             self.close()
-            return Answer(id=question.id, state=self._state(error), why=words(error))
+            return DriverReply(id=question.id, state=self._state(error), why=words(error))
 
     def collect(self) -> None:
         if self._watch is not None:
@@ -140,7 +140,7 @@ class Session:
             case "condition":
                 return {"gpus": gpus(nvml, condition)}
             case "usage":
-                self._watch = self._watch or Watch(nvml, self._clock, self._sleep)
+                self._watch = self._watch or ActivityMonitor(nvml, self._clock, self._sleep)
                 return {"gpus": self._watch.read()}
             case "identity":
                 return identity(nvml)

@@ -25,7 +25,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.devices.driver.protocol import NO_ID, Answer, Question, Subject
+from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, Subject
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -43,17 +43,17 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 _counting = threading.Lock()
 
 
-def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> Answer | Unknown:
+def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
     """Blocks, for no longer than the deadline and a moment. No process of ours has a GPU open afterwards."""
     until = time.monotonic() + deadline.total_seconds()
-    client = Client(child, deadline)
+    client = DriverClient(child, deadline)
     answer = client.ask(about)
     if not client.finish(max(until - time.monotonic(), 0.0)):
         return Unknown(f"the NVIDIA driver was not closed within {in_words(deadline)}")
     return answer
 
 
-class Client:
+class DriverClient:
     """The process and its end. One request at a time; made for threads. Blocks for the deadline and a moment at most.
 
     `to_open`: deadlines for the first reply of a process. `pause`: before a process is started after a failure, longer
@@ -83,7 +83,7 @@ class Client:
         """Of one request that has to wait for another one first."""
         return self._deadline * (1 + self._to_open) + A_MOMENT
 
-    def ask(self, about: Subject) -> Answer | Unknown:
+    def ask(self, about: Subject) -> DriverReply | Unknown:
         """After a failed reply, as after Unknown, the next request starts another process: what this one opened may be
         stale (the driver was reloaded, a GPU was lost).
         """
@@ -125,7 +125,7 @@ class Client:
         finally:
             self._one_at_a_time.release()
 
-    def _ask(self, about: Subject) -> Answer | Unknown:
+    def _ask(self, about: Subject) -> DriverReply | Unknown:
         deadline = self._deadline if self._child is not None else self._deadline * self._to_open
         until = time.monotonic() + deadline.total_seconds()
         try:
@@ -136,9 +136,9 @@ class Client:
             )
         self._asked += 1
         try:
-            child.send(Question(self._asked, about))
+            child.send(DriverRequest(self._asked, about))
             while True:
-                answer = reading.decode(child.line(until), type=Answer)
+                answer = reading.decode(child.line(until), type=DriverReply)
                 if answer.id in (self._asked, NO_ID):
                     return answer
         except TimeoutError:
@@ -183,7 +183,7 @@ class _Program:
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
 
-    def send(self, question: Question) -> None:
+    def send(self, question: DriverRequest) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its last output says more
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")

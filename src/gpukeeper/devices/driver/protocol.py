@@ -21,12 +21,12 @@ State: TypeAlias = Literal["answered", "no driver", "failed"]  # no driver: the 
 NO_ID = 0  # of a reply to an invalid line
 
 
-class Question(msgspec.Struct, frozen=True):
+class DriverRequest(msgspec.Struct, frozen=True):
     id: int
     about: str  # a Subject; a newer client may request another one
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DriverReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: int
     state: State
     why: str = ""

@@ -42,10 +42,10 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
-from gpukeeper.platforms.host.acts import Removals
-from gpukeeper.platforms.host.connect import Needed, Patience, Scan, nothing_needed
+from gpukeeper.platforms.host.acts import TreeRemover
+from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
 from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.folders import TreeScope
 from gpukeeper.platforms.host.gpus import Gpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
@@ -76,14 +76,14 @@ class HostPlatform:
         proc: str = "/proc",
         scan: Scan | None = None,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
     ) -> None:
         """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
-        self._patience = patience or Patience()
+        self._patience = patience or Timeouts()
         self._unreadable = (marks or DiskMarks()).unreadable
         # Many steps may be in progress at once, and each of them reads several times.
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
@@ -94,7 +94,7 @@ class HostPlatform:
             self._at, named, scan, limits or Limits(), self._patience, mentioned, SharedQuestion(needed)
         )
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
-        self._removals = Removals(scan, self._patience, mentioned)
+        self._removals = TreeRemover(scan, self._patience, mentioned)
 
     def follow(self, policy: Policy) -> None:
         """A changed policy applies from the next read on."""
@@ -242,9 +242,9 @@ class HostPlatform:
             for one in trees
         )
 
-    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:
+    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> TreeScope:
         ours = [one for one in temporary if one.platform == self.name]
-        return Named(
+        return TreeScope(
             roots=roots_of(ours, reports),
             folders=self._folders,
             marks=marks,
@@ -255,5 +255,5 @@ class HostPlatform:
     def _on_disk(self) -> tuple[str, ...]:
         return (*(root.path for root in self._trees.named.roots), *self._folders)
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())

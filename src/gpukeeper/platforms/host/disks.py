@@ -17,7 +17,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Disk, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Page, Patience, Scan
+from gpukeeper.platforms.host.connect import Page, Scan, Timeouts
 from gpukeeper.platforms.host.roots import nearest
 
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
@@ -27,11 +27,11 @@ NOBODY = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be
 class Disks:
     def __init__(
         self,
-        at: Callable[[], translate.At],
+        at: Callable[[], translate.PlaceAndTime],
         folders: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
-        patience: Patience,
+        patience: Timeouts,
     ) -> None:
         self._at, self._folders, self._scan, self._proc, self._patience = at, folders, scan, proc, patience
 

@@ -20,7 +20,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Timeouts, user_name
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]
@@ -32,7 +32,9 @@ HIDEPID = "this machine hides the processes of other users (hidepid); run as roo
 
 
 class Gpus:
-    def __init__(self, at: Callable[[], translate.At], inventory: Inventory, proc: str, patience: Patience) -> None:
+    def __init__(
+        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, patience: Timeouts
+    ) -> None:
         self._at, self._inventory, self._proc, self._patience = at, inventory, proc, patience
 
     async def observe(self) -> AsyncIterator[Page]:

@@ -12,16 +12,16 @@ from datetime import datetime
 from gpukeeper.disk import remove, trash
 from gpukeeper.disk.measure import printable
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Expected, Removal
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import HOUR
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import logs, reach, sessions, sockets, translate, trees
-from gpukeeper.platforms.ray.finding import Spot
+from gpukeeper.platforms.ray.finding import Location
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Everyone
-from gpukeeper.platforms.ray.survey import Wants, logs_to_go
+from gpukeeper.platforms.ray.survey import SurveyOptions, logs_to_go
 from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
@@ -32,14 +32,14 @@ NOT_THEIRS = Refused(
 NOT_MEASURED = Refused("it was not measured completely, so nothing was done")
 
 
-class Act:
+class NodeRemoval:
     """One removal on one node."""
 
     def __init__(self, visit: Visit, scan: Scan, everyone: Everyone, works: Callable[[Node], str | None]) -> None:
         """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Spot, fresh: Subject, wants: Wants, uid: int | None = None) -> Answer:
+    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> Answer:
         if uid is not None and fresh.uids is None:
             return NOT_THEIRS
         trash.sweep(spot.folder.fd)
@@ -61,10 +61,10 @@ class Act:
             return Changed(f"it is kept: {trees.KEPT}")
         return self._remove_tree(spot, exactly)
 
-    def _seen_from(self, spot: Spot) -> Scan:
+    def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
 
-    def _finish(self, spot: Spot, fresh: Subject) -> Answer:
+    def _finish(self, spot: Location, fresh: Subject) -> Answer:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
@@ -79,7 +79,7 @@ class Act:
             )
         )
 
-    def _remove_tree(self, spot: Spot, exactly: Expected) -> Answer:
+    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> Answer:
         return answered(
             remove.remove(
                 spot.folder.fd,
@@ -91,7 +91,7 @@ class Act:
             )
         )
 
-    def _remove_session(self, spot: Spot, fresh: Subject, exactly: Expected) -> Answer:
+    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> Answer:
         session = spot.session
         if session is None:
             return Changed("it is not a session any more")
@@ -118,14 +118,16 @@ class Act:
             )
         )
 
-    def _remove_logs(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
+    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> Answer:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
             return Changed("the set of logs of ended processes has changed")
         back, removed, kept = 0, 0, []
         for place in logs.FOLDERS:
-            some = [(one.name, Expected((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place]
+            some = [
+                (one.name, ExpectedTree((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place
+            ]
             with logs.opened(spot.logs, place) as folder:
                 if folder is None or not some:
                     continue
@@ -148,11 +150,11 @@ class Act:
         return self._door_is_open(tree) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: Removal | Changed | Refused | Unknown) -> Answer:
+def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> Answer:
     if isinstance(answer, Unknown):
         # Nothing was done, and the reason is known: another read would not add anything.
         return Refused(f"it was not removed: {answer.why}")
-    if not isinstance(answer, Removal):
+    if not isinstance(answer, TreeRemoval):
         return answer
     if answer.left:
         return Refused(f"{answer.entries:,} entries were removed, but not: {'; '.join(answer.left[:3])}")

@@ -44,15 +44,15 @@ from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
 from gpukeeper.platforms.ray.asking import Asking
-from gpukeeper.platforms.ray.connect import Containers, Patience, no_containers
-from gpukeeper.platforms.ray.discovery import Discovery, Here
+from gpukeeper.platforms.ray.connect import Containers, Timeouts, no_containers
+from gpukeeper.platforms.ray.discovery import DiscoveredNodes, Discovery
 from gpukeeper.platforms.ray.idleness import Idleness, Load
-from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
+from gpukeeper.platforms.ray.looks import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 from gpukeeper.platforms.ray.settings import Counted, settings_of
-from gpukeeper.platforms.ray.survey import Surveyed
+from gpukeeper.platforms.ray.survey import NodeSurvey
 
 PAGE = 500
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
@@ -80,14 +80,14 @@ class RayPlatform:
         scan: Callable[[], OpenFiles] | None = None,
         everyone: Everyone | None = None,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         folders: Sequence[str] = (),
     ) -> None:
         """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
         are open, and which processes exist; by default all of `proc`.
         """
         self._place, self._clock = place, clock
-        self._patience = patience or Patience()
+        self._patience = patience or Timeouts()
         # Many steps may be in progress at once, and each of them reads several times.
         files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
@@ -95,8 +95,10 @@ class RayPlatform:
         )
         self._idleness = Idleness(environ, read, proc, self._patience)
         works = Shared(self._ask_what_works)
-        self._looks = Looks(self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits)
-        self._around: SharedQuestion[Here] = SharedQuestion(self._discovery.look)
+        self._looks = NodeReader(
+            self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
+        )
+        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.look)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._ask_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._ask_who_speaks)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
@@ -258,7 +260,7 @@ class RayPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
 
-    def _ask_what_works(self, name: str, uid: str, door: Door) -> str | None:
+    def _ask_what_works(self, name: str, uid: str, door: NodeAccess) -> str | None:
         now = self._discovery.again(name, uid, door)
         return None if now is None else self._idleness.works(now)
 
@@ -269,7 +271,7 @@ class RayPlatform:
     def _policy(self) -> Policy:
         return self._discovery.policy
 
-    async def _look_around(self) -> Here:
+    async def _look_around(self) -> DiscoveredNodes:
         try:
             return await self._around()
         except TimeoutError:
@@ -277,21 +279,23 @@ class RayPlatform:
         except OSError as error:
             raise PlatformError(f"the processes of {self._place} could not be listed: {error.strerror}") from error
 
-    async def _spoken_for(self, here: Here, asking: Asking) -> dict[str, str]:
+    async def _spoken_for(self, here: DiscoveredNodes, asking: Asking) -> dict[str, str]:
         """Sessions that a dashboard reports as running, each with a sentence."""
         await asking.find(raylet for node in here.found.nodes for raylet in node.raylets)
         return {session: f"Ray at {one.api.address} runs it" for session, one in asking.heard().items()}
 
     async def _survey(
-        self, node: Node, here: Here, spoken_for: Mapping[str, str]
-    ) -> tuple[Surveyed, int | Unknown, OpenFiles] | Unseen:
+        self, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+    ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
         wants, patience = self._discovery.wants(node, spoken_for), self._patience.node
         found = await self._in_thread(
             lambda: self._looks.everything(node, here.everyone, wants, patience), patience, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
-    async def _one(self, ref: Ref, node: Node, here: Here, spoken_for: Mapping[str, str]) -> Subject | Unknown | None:
+    async def _one(
+        self, ref: Ref, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+    ) -> Subject | Unknown | None:
         wants, patience = self._discovery.wants(node, spoken_for), self._patience.tree
         return await self._in_thread(
             lambda: self._looks.one(ref, node, here.everyone, wants, patience), patience, ref.name
@@ -312,7 +316,7 @@ class RayPlatform:
         await self._idleness.measure(settings.window)
         return await self._idleness.of(node, self._idleness.asking(settings), settings)
 
-    async def _look_at_node(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+    async def _look_at_node(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = next((one for one in here.found.nodes if one.uid == ref.uid), None)
         if node is None:
             listed = here.listed and ref.name not in here.found.asleep
@@ -323,7 +327,7 @@ class RayPlatform:
             return Unknown(found.why)
         return self._node(node, found, await self._load_of(node.name, node.uid), asking)
 
-    async def _look_at_disk(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+    async def _look_at_disk(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = here.node(ref.namespace)
         if node is None:
             return Unknown(f"{ref.namespace} is not available now")
@@ -334,7 +338,7 @@ class RayPlatform:
             (one for one in self._disks(node, found[0]) if one.ref.uid == ref.uid), Gone(ref, self._clock.now())
         )
 
-    async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
+    async def _look_elsewhere(self, ref: Ref, here: DiscoveredNodes) -> Gone | Unknown:
         """Its node does not exist under that name. Gone only if every node was read, and it is on none; a node that was
         found by its raylet may exist without one.
         """
@@ -349,7 +353,7 @@ class RayPlatform:
     def _pages(
         self,
         node: Node,
-        found: tuple[Surveyed, int | Unknown, OpenFiles],
+        found: tuple[NodeSurvey, int | Unknown, OpenFiles],
         load: Load,
         asking: Asking,
         known: set[str],
@@ -365,9 +369,9 @@ class RayPlatform:
         for start in range(0, len(subjects), PAGE):
             yield self._page(subjects[start : start + PAGE])
 
-    def _disks(self, node: Node, surveyed: Surveyed) -> list[Subject]:
+    def _disks(self, node: Node, surveyed: NodeSurvey) -> list[Subject]:
         """Of the other roots: the disk of the first one is reported with the node."""
-        at = translate.At(self._place, self._clock.now(), node.name)
+        at = translate.PlaceAndTime(self._place, self._clock.now(), node.name)
         others = list(surveyed.disks.items())[1:]
         facts = (translate.NodeDisk(f"{node.uid}:{device}", one.disk, one.size, one.free) for device, one in others)
         return [translate.disk_subject(one, at) for one in facts]
@@ -380,7 +384,7 @@ class RayPlatform:
         return msgspec.structs.replace(subject, busy=load.busy, together=together)
 
     def _node(
-        self, node: Node, found: tuple[Surveyed, int | Unknown, OpenFiles], load: Load, asking: Asking
+        self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, asking: Asking
     ) -> Subject:
         surveyed, size, used = found
         folder = surveyed.folder
@@ -427,8 +431,8 @@ class RayPlatform:
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())
 
 
 def _is_one_of(root: str, roots: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy, without
+from gpukeeper.platforms.ray.busy import ClusterState, busy, without
 from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
 from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token, why_out_of_reach
 
@@ -46,7 +46,7 @@ class Asking:
     ) -> None:
         self._setting, self._environ, self._deadline, self._proc = setting, environ, deadline, proc
         self._known: dict[tuple[str, str], Dashboard | Unknown] = {}
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[str, ClusterState] = {}
 
     async def busy(self, raylets: Iterable[Raylet]) -> str | Unknown | None:
         """What runs on the Ray nodes of these raylets; None only if Ray reports each of them as idle."""

@@ -74,7 +74,7 @@ class Bundle(msgspec.Struct, frozen=True):
     node_id: str | None = None
 
 
-class Group(msgspec.Struct, frozen=True):
+class PlacementGroup(msgspec.Struct, frozen=True):
     """A placement group; `node_id` of a bundle is empty until it is placed."""
 
     state: str
@@ -96,7 +96,7 @@ class Job(msgspec.Struct, frozen=True):
     driver_node_id: str | None = None
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """Ray's responses, requested one after the other, each complete or Unknown. Jobs: those that have not ended, or
     have a driver.
     """
@@ -105,11 +105,11 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     workers: Said[Worker]
     actors: Said[Actor]
     tasks: Said[Task]
-    groups: Said[Group]
+    groups: Said[PlacementGroup]
     jobs: Said[Job]
 
 
-def busy(node_id: str, answers: Answers) -> str | Unknown | None:
+def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
     """What runs on that node, in a few words; None: Ray lists nothing.
 
     What is known to run counts although other responses are missing. A node that Ray reports as dead, or does not know,
@@ -131,7 +131,7 @@ def busy(node_id: str, answers: Answers) -> str | Unknown | None:
     return next((part for part in asked if isinstance(part, Unknown)), None)
 
 
-def without(job: str, answers: Answers) -> Answers:
+def without(job: str, answers: ClusterState) -> ClusterState:
     """The same without one job: our own, which only reads and is no work."""
     return msgspec.structs.replace(
         answers,
@@ -175,7 +175,7 @@ def _tasks(node: RayNode, tasks: Said[Task]) -> str | None:
     return _sentence(names, "task ", " runs", "tasks run, ", " for one")
 
 
-def _groups(node: RayNode, groups: Said[Group]) -> str | None:
+def _groups(node: RayNode, groups: Said[PlacementGroup]) -> str | None:
     there = [one for one in _known(groups) if one.state not in OVER_GROUP and _holds(one, node)]
     if not there:
         return None
@@ -202,7 +202,7 @@ def _at(job: Job, node: RayNode) -> bool:
     return node.is_head is not False  # not placed yet: the head starts it unless configured otherwise
 
 
-def _holds(group: Group, node: RayNode) -> bool:
+def _holds(group: PlacementGroup, node: RayNode) -> bool:
     return any(bundle.node_id == node.node_id for bundle in group.bundles or ())
 
 

@@ -16,7 +16,7 @@ DEFAULT_TMP = "/tmp"  # noqa: S108 - Ray's own default
 VARIABLES = ("RAY_TMPDIR", "TMPDIR")
 
 
-class Inside(msgspec.Struct, frozen=True):
+class NodeContainer(msgspec.Struct, frozen=True):
     """A container that the policy lists as a node. `pid` 0: it is not running now."""
 
     name: str
@@ -24,10 +24,10 @@ class Inside(msgspec.Struct, frozen=True):
     uid: str
 
 
-Containers: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[Inside] | Unknown]]
+Containers: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[NodeContainer] | Unknown]]
 
 
-class Patience(msgspec.Struct, frozen=True):
+class Timeouts(msgspec.Struct, frozen=True):
     """Time limits of each kind of read."""
 
     processes: timedelta = timedelta(seconds=30)
@@ -37,7 +37,7 @@ class Patience(msgspec.Struct, frozen=True):
     asking: timedelta = timedelta(seconds=10)  # Ray itself
 
 
-async def no_containers(patterns: Sequence[str]) -> Sequence[Inside]:
+async def no_containers(patterns: Sequence[str]) -> Sequence[NodeContainer]:
     return ()
 
 

@@ -18,7 +18,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
 from gpukeeper.platforms.ray.busy import foreign, quiet
-from gpukeeper.platforms.ray.connect import Patience
+from gpukeeper.platforms.ray.connect import Timeouts
 from gpukeeper.platforms.ray.cpu import Cpu
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
 from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True):
 class Idleness:
     """Kept between passes: CPU time is measured from one to the next."""
 
-    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, patience: Patience) -> None:
+    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, patience: Timeouts) -> None:
         self._environ, self._everyone, self._proc, self._patience = environ, everyone, proc, patience
         self._cpu = Cpu()
 

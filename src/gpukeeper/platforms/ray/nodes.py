@@ -14,9 +14,9 @@ import msgspec
 
 from gpukeeper.model.decision import Unseen
 from gpukeeper.platforms.ray.busy import foreign
-from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.processes import Process, Raylet, flags_of, raylet_of
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 
 MACHINE = "machine"  # the uid of this machine as a node
 _UNLISTED = re.compile(r"[0-9a-f]{12}|mnt:\[\d+\]")
@@ -25,7 +25,7 @@ _UNLISTED = re.compile(r"[0-9a-f]{12}|mnt:\[\d+\]")
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
-    door: Door
+    door: NodeAccess
     processes: tuple[Process, ...]
     raylets: tuple[Raylet, ...] = ()
     uids: frozenset[int] | None = None  # whose files count there; None: any user's
@@ -35,7 +35,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.door.pid is None
 
 
-class Found(msgspec.Struct, frozen=True):
+class NodeListing(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
     unseen: tuple[Unseen, ...] = ()
     asleep: tuple[str, ...] = ()  # containers that are nodes and are not running: their files cannot be reached
@@ -44,11 +44,13 @@ class Found(msgspec.Struct, frozen=True):
 SameFiles = Callable[[Process], bool]
 
 
-def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str, sees_ours: SameFiles) -> Found:
+def find(
+    everyone: Sequence[Process], containers: Sequence[NodeContainer], machine: str, sees_ours: SameFiles
+) -> NodeListing:
     """`machine`: the name of this machine. It is always among the nodes; the caller decides whether it counts."""
     nodes, unseen = [], []
     ours = tuple(one for one in everyone if sees_ours(one))
-    nodes.append(_node(machine, MACHINE, Door(), ours))
+    nodes.append(_node(machine, MACHINE, NodeAccess(), ours))
     by_pid = {one.pid: one for one in everyone}
     for inside in containers:
         if not inside.pid:
@@ -58,16 +60,16 @@ def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str
             why = "its first process has ended" if main is None else "its namespaces could not be read; run as root"
             unseen.append(Unseen(inside.name, why))
             continue
-        door = Door(main.pid, main.starttime)
+        door = NodeAccess(main.pid, main.starttime)
         nodes.append(_node(inside.name, inside.uid, door, members_of(main, everyone, ours)))
     known = {one.pid for node in nodes for one in node.processes}
     others = [one for one in everyone if one.pid not in known and raylet_of(one) is not None]
     for main in _one_of_each(others):
         name = main.container[:12] if main.container else str(main.mounts)
-        door = Door(main.pid, main.starttime)
+        door = NodeAccess(main.pid, main.starttime)
         uid, members = main.container or str(main.mounts), members_of(main, everyone, ours)
         nodes.append(_node(name, uid, door, members, _whose(main, others)))
-    return Found(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+    return NodeListing(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
 
 
 def is_found_by_raylet(name: str) -> bool:
@@ -155,7 +157,9 @@ def _whose(main: Process, raylets: Iterable[Process]) -> frozenset[int] | None:
     return None if 0 in uids else uids
 
 
-def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...], uids: frozenset[int] | None = None) -> Node:
+def _node(
+    name: str, uid: str, door: NodeAccess, processes: tuple[Process, ...], uids: frozenset[int] | None = None
+) -> Node:
     raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
     return Node(name=name, uid=uid, door=door, processes=processes, raylets=raylets, uids=uids)
 

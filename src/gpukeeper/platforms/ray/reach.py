@@ -23,7 +23,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GONE = "the process through which its files are reached has ended"
 
 
-class Door(msgspec.Struct, frozen=True):
+class NodeAccess(msgspec.Struct, frozen=True):
     """The process through which a node's files are reached. No pid: our own, for this machine itself."""
 
     pid: int | None = None
@@ -34,7 +34,7 @@ class Door(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def opened(door: Door, proc: str = "/proc") -> Iterator[int]:
+def opened(door: NodeAccess, proc: str = "/proc") -> Iterator[int]:
     """The root directory of a node. FileNotFoundError: its process ended, and its pid may have been reused."""
     root = os.open("/" if door.pid is None else f"{proc}/{door.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

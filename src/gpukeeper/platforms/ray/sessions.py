@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, open_files
-from gpukeeper.disk.measure import Measured
+from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import reach, sockets, translate
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.processes import Process
-from gpukeeper.platforms.ray.reach import Door
-from gpukeeper.platforms.ray.visit import Folder, Visit
+from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray.visit import NodeDirectory, Visit
 
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
 LATEST = "session_latest"
@@ -45,16 +45,16 @@ class Session(msgspec.Struct, frozen=True):
     uid: int
 
 
-class Standing(msgspec.Struct, frozen=True):
+class SessionState(msgspec.Struct, frozen=True):
     """Whether it is alive, the evidence for it, and what it contains. Not measured if it is alive."""
 
     alive: bool | Unknown
     why: str | None = None
-    measured: Measured | None = None
+    measured: TreeMeasurement | None = None
     findings: tuple[str, ...] = ()
 
 
-def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
+def listed(folder: NodeDirectory, root: RayRoot) -> Iterator[Session]:
     """Directories only, named as Ray names them: `session_latest` is a link, and other entries are users' own."""
     if root.maybe and not is_temp_dir(folder.fd):
         return
@@ -79,34 +79,34 @@ def is_temp_dir(folder: int) -> bool:
         return False
 
 
-def standing(session: Session, folder: Folder, visit: Visit, spoken_for: Mapping[str, str]) -> Standing:
+def standing(session: Session, folder: NodeDirectory, visit: Visit, spoken_for: Mapping[str, str]) -> SessionState:
     """`spoken_for`: names of sessions that a dashboard reports as running, each with a sentence."""
     try:
         fd = kernel.open_inside(folder.fd, session.name)
     except OSError as error:
-        return Standing(Unknown(f"it could not be opened: {error.strerror}"))
+        return SessionState(Unknown(f"it could not be opened: {error.strerror}"))
     try:
         # Cheapest first, and none of these needs a walk over what may be millions of files.
         answers = [named_by(session, visit), sockets.listener(fd), spoken_for.get(session.name)]
         alive = next((one for one in answers if isinstance(one, str)), None)
         if alive is not None:
-            return Standing(True, alive)
+            return SessionState(True, alive)
         found = visit.measure(folder.fd, session.name)
         if found is None:
-            return Standing(Unknown("it was removed while it was read"))
+            return SessionState(Unknown("it was removed while it was read"))
         found = visit.with_mounts(folder, session.name, found)
         user = open_files.user_of(session.name, found, visit.below(folder))
         if user is not None:
-            return Standing(True, visit.about(user), found)
+            return SessionState(True, visit.about(user), found)
         asked = peoples(fd)
         unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
         findings = (asked.why,) if asked is not None else ()
-        return Standing(unknown[0] if unknown else False, None, found, findings)
+        return SessionState(unknown[0] if unknown else False, None, found, findings)
     finally:
         os.close(fd)
 
 
-def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) -> Subject | Unknown:
+def subject_of(session: Session, state: SessionState, folder: NodeDirectory, visit: Visit) -> Subject | Unknown:
     owner = visit.owner(session.uid)
     if state.alive is True:
         why = state.why or "it is in use"
@@ -189,13 +189,13 @@ def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
     if len(path) >= LONG:
         return True
     try:
-        with reach.opened(Door(process.pid, process.starttime), proc) as root:
+        with reach.opened(NodeAccess(process.pid, process.starttime), proc) as root:
             return reach.identity(root, path) == session.identity
     except OSError:
         return True
 
 
-def _unseen(session: Session, folder: Folder, visit: Visit, found: Measured) -> Unknown | None:
+def _unseen(session: Session, folder: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
     """Why it is not known to be unused. Its sockets were checked one by one, so they are no reason."""
     if (unseen := visit.why_unseen(folder, session.name)) is not None:
         return unseen

@@ -30,9 +30,9 @@ from gpukeeper.platforms.ray.busy import (
     OVER_JOB,
     OVER_TASK,
     Actor,
-    Answers,
-    Group,
+    ClusterState,
     Job,
+    PlacementGroup,
     RayNode,
     Said,
     Task,
@@ -72,7 +72,7 @@ class StateApi:
     async def version(self) -> Version | Unknown:
         return await self._get("/api/version", Version)
 
-    async def answers(self, session: str) -> Answers:
+    async def answers(self, session: str) -> ClusterState:
         """Everything that shows what runs, of that session. The order matters, for Ray gives no snapshot: a driver may
         create a lasting actor and end between two requests, so what starts something is requested before what it
         starts. And a job exists before its driver, so that a driver without a job is Ray's own.
@@ -80,15 +80,15 @@ class StateApi:
         workers = await self._all("workers", Worker)
         jobs = await self._jobs_of(workers, await self._all("jobs", Job))
         tasks = await self._all("tasks", Task)
-        groups = await self._all("placement_groups", Group)
+        groups = await self._all("placement_groups", PlacementGroup)
         actors = await self._all("actors", Actor)
         nodes = await self._all("nodes", RayNode)
         stranger = self._mismatch(await self.version(), session)
         if stranger is not None:
-            return Answers(
+            return ClusterState(
                 nodes=stranger, workers=stranger, actors=stranger, tasks=stranger, groups=stranger, jobs=stranger
             )
-        return Answers(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
+        return ClusterState(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
 
     async def speaks_for(self, session: str) -> Unknown | None:
         """None: this address reports that session itself."""
@@ -306,7 +306,7 @@ def _url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _refusal(answer: http_client.Answer) -> str:
+def _refusal(answer: http_client.Response) -> str:
     if answer.status == HTTPStatus.UNAUTHORIZED:
         return (
             f"it requires a token; set it in {TOKEN} or {TOKEN_PATH}, and set the address in the policy: "

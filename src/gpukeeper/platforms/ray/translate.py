@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.disk import access_times
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
@@ -24,7 +24,7 @@ LIVES = Unknown("a live session is not measured file by file", by_design=True)
 LONG_LOG = 10_000_000_000  # bytes
 
 
-class At(msgspec.Struct, frozen=True):
+class PlaceAndTime(msgspec.Struct, frozen=True):
     """Where and when it was read. `node`: the name of the Ray node."""
 
     place: str
@@ -100,8 +100,8 @@ def ctime_in(incarnation: str) -> int | None:
 
 def tree_subject(
     path: str,
-    measured: Measured,
-    at: At,
+    measured: TreeMeasurement,
+    at: PlaceAndTime,
     *,
     kind: str = TREE,
     category: Category = Category.TEMPORARY,
@@ -141,7 +141,9 @@ def tree_subject(
     )
 
 
-def live_session(path: str, identity: tuple[int, int], why: str, owner: str, disk: Disk | None, at: At) -> Subject:
+def live_session(
+    path: str, identity: tuple[int, int], why: str, owner: str, disk: Disk | None, at: PlaceAndTime
+) -> Subject:
     device, inode = identity
     return Subject(
         seen=at.seen(SESSION, path, tree_uid(device, inode), f"{inode}:alive"),
@@ -165,7 +167,7 @@ def logs_subject(
     files: Sequence[LogFile],
     owner: str,
     disk: Disk | None,
-    at: At,
+    at: PlaceAndTime,
     *,
     in_use: bool | Unknown = False,
 ) -> Subject:
@@ -195,7 +197,7 @@ def logs_incarnation(inode: int, files: Iterable[LogFile]) -> str:
     return f"{inode}:{digest.hexdigest()[:16]}"
 
 
-def node_subject(facts: NodeFacts, at: At) -> Subject:
+def node_subject(facts: NodeFacts, at: PlaceAndTime) -> Subject:
     labels = {"sessions_live": str(facts.live), "sessions_dead": str(facts.dead)}
     labels |= {} if isinstance(facts.size, Unknown) else {"temporary": str(facts.size)}
     labels |= {} if isinstance(facts.cpu, Unknown) else {"cpu": f"{facts.cpu:.1f}"}
@@ -218,7 +220,7 @@ def node_subject(facts: NodeFacts, at: At) -> Subject:
     )
 
 
-def disk_subject(facts: NodeDisk, at: At) -> Subject:
+def disk_subject(facts: NodeDisk, at: PlaceAndTime) -> Subject:
     """A disk of a node besides its first one."""
     fixed = Unknown("a disk neither begins nor ends", by_design=True)
     return Subject(

@@ -18,7 +18,7 @@ from gpukeeper.acceptance.bench.foreign import Neighbours
 from gpukeeper.acceptance.bench.probing import Bench
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import Broken, Done, Job
-from gpukeeper.devices.health import Driver
+from gpukeeper.devices.health import HealthMonitor
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import answering, program
@@ -73,8 +73,8 @@ def refusing(state: str, why: str) -> dict[str, Any]:
     return {question: {"state": state, "why": why} for question in ANSWERS}
 
 
-def driver(answers: dict[str, Any]) -> Driver:
-    return Driver(answering(answers), timedelta(minutes=1))
+def driver(answers: dict[str, Any]) -> HealthMonitor:
+    return HealthMonitor(answering(answers), timedelta(minutes=1))
 
 
 def on_bench(
@@ -158,7 +158,7 @@ for question in asked():
 """
 
     async def run() -> Any:
-        asked = Driver(program(used), timedelta(minutes=1))
+        asked = HealthMonitor(program(used), timedelta(minutes=1))
         bench = Bench(str(python), "cuda", PROGRAM, to_start_s=60.0)
         async with LocalWorkbench(str(python), driver=asked, bench=bench) as workbench:
             await workbench.machine()

@@ -16,14 +16,14 @@ import pytest
 from gpukeeper.devices.driver import child
 from gpukeeper.devices.driver.child import Session, serve
 from gpukeeper.devices.driver.client import CHILD
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question
+from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest
 from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
 
 STATES = {"answered", "no driver", "failed"}
 
 
-def ask(session: Session, about: str, number: int = 1) -> Answer:
-    return session.answer(msgspec.json.encode(Question(number, about)))
+def ask(session: Session, about: str, number: int = 1) -> DriverReply:
+    return session.answer(msgspec.json.encode(DriverRequest(number, about)))
 
 
 @pytest.mark.parametrize(

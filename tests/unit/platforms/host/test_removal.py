@@ -17,7 +17,7 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host.connect import Patience
+from gpukeeper.platforms.host.connect import Timeouts
 from tests.unit.platforms.host.machine import Machine, a_tick, everything_seen, held_open
 
 
@@ -121,7 +121,7 @@ def test_a_removal_that_hangs_is_not_begun_a_second_time(tmp_path: Path) -> None
             let_go.wait()
         return everything_seen()
 
-    machine = Machine(tmp_path, scan=hanging, patience=Patience(removal=timedelta(seconds=-9)))
+    machine = Machine(tmp_path, scan=hanging, patience=Timeouts(removal=timedelta(seconds=-9)))
     machine.tree()
     seen = machine.observe()["tmp-a"]
     hang.set()
@@ -192,7 +192,7 @@ def interrupted(machine: Machine, seen: Subject, *, doomed: bool) -> Path:
     parent = os.open(machine.root, os.O_RDONLY)
     device, inode = (int(number) for number in seen.ref.uid.split(":"))
     taken = trash.take(parent, Path(seen.ref.name).name, (device, inode))
-    assert isinstance(taken, trash.Taken)
+    assert isinstance(taken, trash.TrashedTree)
     if doomed:
         folder = os.open(machine.root / taken.trash, os.O_RDONLY)
         kernel.rename_inside(folder, trash.TAKEN, folder, trash.DOOMED)

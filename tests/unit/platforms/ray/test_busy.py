@@ -12,11 +12,11 @@ import pytest
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
     Actor,
-    Answers,
     Bundle,
+    ClusterState,
     Driver,
-    Group,
     Job,
+    PlacementGroup,
     RayNode,
     Task,
     Worker,
@@ -28,12 +28,12 @@ from gpukeeper.platforms.ray.busy import (
 
 HERE, THERE, IP = "a" * 56, "b" * 56, "10.0.0.1"
 NODES = (RayNode(HERE, IP, "ALIVE", True), RayNode(THERE, IP, "ALIVE", False))
-NOTHING = Answers(nodes=NODES, workers=(), actors=(), tasks=(), groups=(), jobs=())
+NOTHING = ClusterState(nodes=NODES, workers=(), actors=(), tasks=(), groups=(), jobs=())
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
 RAYLET = "/venv/ray/core/src/ray/raylet/raylet --node_id=a"
 
 
-def said(**parts: Any) -> Answers:
+def said(**parts: Any) -> ClusterState:
     return msgspec.structs.replace(NOTHING, **parts)
 
 
@@ -49,8 +49,8 @@ def task(name: str = "train_step", state: str = "RUNNING", node_id: str | None =
     return Task(f"{name}-{state}", name, state, node_id)
 
 
-def group(state: str = "CREATED", *node_ids: str | None, name: str | None = "reserved") -> Group:
-    return Group(state, name, tuple(Bundle(node_id) for node_id in node_ids))
+def group(state: str = "CREATED", *node_ids: str | None, name: str | None = "reserved") -> PlacementGroup:
+    return PlacementGroup(state, name, tuple(Bundle(node_id) for node_id in node_ids))
 
 
 RUNNING = Job("RUNNING", "03000000", driver=Driver(IP))
@@ -78,7 +78,7 @@ RUNNING = Job("RUNNING", "03000000", driver=Driver(IP))
         (said(jobs=(Job("RUNNING", submission_id="raysubmit_1", driver_node_id=HERE),)), "job raysubmit_1 is running"),
     ],
 )
-def test_what_runs_there_is_named(answers: Answers, words: str) -> None:
+def test_what_runs_there_is_named(answers: ClusterState, words: str) -> None:
     assert busy(HERE, answers) == words
 
 
@@ -100,7 +100,7 @@ def test_what_runs_there_is_named(answers: Answers, words: str) -> None:
         said(jobs=(Job("RUNNING", submission_id="raysubmit_1", driver_node_id=THERE),)),
     ],
 )
-def test_what_is_over_idle_or_elsewhere_does_not_count(answers: Answers) -> None:
+def test_what_is_over_idle_or_elsewhere_does_not_count(answers: ClusterState) -> None:
     assert busy(HERE, answers) is None
 
 

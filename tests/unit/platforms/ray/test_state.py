@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token, why_out_of_reach
 
 SESSION, NODE = "session_2026-11-15_13-26-05_963367_26613", "a" * 56
@@ -112,7 +112,7 @@ def dashboard() -> Iterator[Dashboard]:
         yield made
 
 
-def answers(dashboard: Dashboard) -> Answers:
+def answers(dashboard: Dashboard) -> ClusterState:
     return asyncio.run(StateApi(dashboard.url, dashboard.token, deadline=SOON).answers(SESSION))
 
 
