@@ -45,8 +45,8 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 from gpukeeper.platforms.docker import archive as docker_archive
-from gpukeeper.platforms.docker import asks, owners
 from gpukeeper.platforms.docker import connect as docker_api
+from gpukeeper.platforms.docker import gpu_requests, owners
 from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.records import Records
@@ -125,12 +125,12 @@ def _told(subject: Subject) -> None:
 
 def _container(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
-    asked = asks.asked(found)
+    asked = gpu_requests.asked(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
     people = owners.KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
     facts = docker_examples.facts(
         asks=asked,
-        devices=asks.devices_of(found, asked, (), inventory),
+        devices=gpu_requests.devices_of(found, asked, (), inventory),
         owned=owners.owned(found, people),
     )
     docker.anonymous_volumes(found)

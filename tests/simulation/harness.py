@@ -42,7 +42,7 @@ from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import AdapterBug, SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
-from gpukeeper.platforms.simulated.people import SimulatedUsers
+from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import Crashed, LogEntry, SimulatedPlace, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -83,7 +83,7 @@ def _against_holders(folder: Path, removals: int) -> tuple[Counter[str], list[st
 def _left_in_trash(root: Path) -> list[str]:
     """What is whole and not under a name that its owner can reach. A neighbour's folder of such a name is not ours."""
     with open_directory(str(root)) as parent:
-        return [f"{one.trash}/{one.name}" for one in leftovers(parent) if not one.doomed]
+        return [f"{one.trash}/{one.name}" for one in leftovers(parent) if not one.deleting]
 
 
 def _attempt(root: Path, used: OpenFiles | None) -> str:

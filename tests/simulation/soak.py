@@ -43,7 +43,7 @@ from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import ROUGH
-from gpukeeper.platforms.simulated.people import SimulatedUsers
+from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import Crashed, World
 from tests.simulation.harness import PLACES, POLICY
 

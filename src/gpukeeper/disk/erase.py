@@ -1,7 +1,7 @@
 """Deleting a tree by descriptors, and counting the bytes returned. Called only for trees in our own trash.
 
 It follows no link and enters no mount. An entry that cannot be removed is reported and does not end the work. Imports
-little: the processes of `crew_child` start with it.
+little: the processes of `worker` start with it.
 """
 
 from __future__ import annotations

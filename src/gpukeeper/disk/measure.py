@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.disk import crew, kernel
+from gpukeeper.disk import kernel, worker_pool
 from gpukeeper.disk.kernel import mount_id
 from gpukeeper.disk.walk import (
     CHANGED,
@@ -228,9 +228,9 @@ def _share_out(walk: TreeWalk, top: int, left: list[Pending]) -> None:
         if tally.entries > walk.entries_max:
             raise WalkStopped(f"has more than {walk.entries_max:,} entries")
 
-    with crew.WorkerPool("measure", top, settings) as programs:
+    with worker_pool.WorkerPool("measure", top, settings) as programs:
         while left and not programs.is_ready():
-            left += walk.one(top, left.pop(), crew.MEANWHILE)
+            left += walk.one(top, left.pop(), worker_pool.MEANWHILE)
         why = programs.share_out(left, accept, walk.is_time_up)
     if why is not None:
         raise WalkStopped("could not be measured in the available time" if why == OUT_OF_TIME else why)

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, procfs
-from gpukeeper.disk.elsewhere import Export, exported
 from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
 from gpukeeper.disk.namespaces import mountinfo_of
+from gpukeeper.disk.remote_use import Export, exported
 from gpukeeper.disk.unresponsive import leads_through_silent, may_hang
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 from gpukeeper.model.unknown import Unknown

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import crew, kernel, measure, rights, trash
+from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
 from gpukeeper.disk.trash import Trash, TrashedTree
@@ -127,7 +127,7 @@ def finish(
     """
     try:
         with trash.opening(folder, taken.trash) as bin_:
-            if not taken.doomed:
+            if not taken.deleting:
                 return bin_.put_back(taken) or Changed("an interrupted run had moved it to the trash; it was put back")
             bin_.free_place()
             act = _Act(bin_, taken, until, progress)
@@ -165,7 +165,7 @@ def remove_files(
         if not free:
             return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
         before_bytes = _free_bytes(bin_.fd)
-        bin_.doom()
+        bin_.mark_for_deletion()
         eraser = TreeDeleter(until)
         for name in free:
             eraser.remove_file(bin_.fd, name)
@@ -220,7 +220,7 @@ class _Act:
 
     def undo(self, why: Changed | Unknown) -> Changed | Refused | Unknown:
         """Puts it back. What is half deleted stays in the trash, so that it is not taken for complete."""
-        if self.taken.doomed:
+        if self.taken.deleting:
             return Unknown(f"the rest of it is in {self.taken.trash}: {why.why}")
         return self.bin.put_back(self.taken) or why
 
@@ -268,14 +268,14 @@ class _Act:
         if why is not None:
             return self.undo(why)
         free = _free_bytes(self.bin.fd)
-        self._doom()
+        self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         eraser.remove_file(self.bin.fd, self.taken.name)
         return _removal(eraser, free, self.bin)
 
     def _delete(self, tree: int, entries: int) -> TreeRemoval:
         free = _free_bytes(self.bin.fd)
-        self._doom()
+        self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         if entries < ALONE:
             eraser.empty(tree)
@@ -296,11 +296,11 @@ class _Act:
 
         settings = {"until": self.until, "quantum": SHARE}
         # They watch the clock themselves and report their result; we wait a little longer for that.
-        with crew.WorkerPool("erase", tree, settings) as programs:
-            left, unfinished = eraser.empty(tree, quantum=crew.MEANWHILE)
+        with worker_pool.WorkerPool("erase", tree, settings) as programs:
+            left, unfinished = eraser.empty(tree, quantum=worker_pool.MEANWHILE)
             later += unfinished
             while left and eraser.stopped is None and not programs.is_ready():
-                more, unfinished = eraser.remove(tree, left.pop()[0], crew.MEANWHILE)
+                more, unfinished = eraser.remove(tree, left.pop()[0], worker_pool.MEANWHILE)
                 left += more
                 later += unfinished
             why = programs.share_out(left, accept, lambda: _is_past(self.until + 5))
@@ -311,9 +311,9 @@ class _Act:
         for path in sorted(set(later), key=lambda path: path.count(b"/"), reverse=True):
             eraser.remove_empty(tree, path)
 
-    def _doom(self) -> None:
-        self.bin.doom()
-        self.taken = msgspec.structs.replace(self.taken, doomed=True)
+    def _mark_for_deletion(self) -> None:
+        self.bin.mark_for_deletion()
+        self.taken = msgspec.structs.replace(self.taken, deleting=True)
 
 
 def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:

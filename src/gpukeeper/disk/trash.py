@@ -29,11 +29,9 @@ from gpukeeper.disk.walk import Identity, printable
 from gpukeeper.model.decision import Changed, Refused
 
 TRASH = ".gpukeeper-trash-"  # and 16 hexadecimal digits; such names are never offered as trees themselves
-TAKEN, DOOMED = ".gpukeeper", ".gpukeeper-deleting"  # the name of the link in it
-PLACE, FREED = (
-    ".gpukeeper-place",
-    ".gpukeeper-freed",
-)  # the link about the file at the tree's name; that file, back here
+TAKEN, DELETING = ".gpukeeper", ".gpukeeper-deleting"  # the name of the link in it
+# The link about the file at the tree's name; that file, back here.
+PLACE, FREED = ".gpukeeper-place", ".gpukeeper-freed"
 # and 8 hexadecimal digits, after the name of a tree that could not have its name back
 RETURNED = ".gpukeeper-returned-"
 SEVERAL = "*"
@@ -72,7 +70,7 @@ class TrashedTree(msgspec.Struct, frozen=True, kw_only=True):
     trash: str  # name of the trash directory, beside the tree
     name: str  # of the tree, before and after
     identity: Identity
-    doomed: bool = False  # its deletion began: it may be incomplete
+    deleting: bool = False  # its deletion began: it may be incomplete
 
 
 def is_trash(name: str) -> bool:
@@ -137,12 +135,12 @@ class Trash:
         self._forget_place()
         return None
 
-    def doom(self) -> None:
+    def mark_for_deletion(self) -> None:
         """From here on a crash leads to deletion and not to putting back. By a rename, since that needs no space at
         all. Its name is free again.
         """
         with suppress(FileNotFoundError):  # it was before
-            kernel.rename_inside(self.fd, TAKEN, self.fd, DOOMED)
+            kernel.rename_inside(self.fd, TAKEN, self.fd, DELETING)
         self.free_place()
 
     def free_place(self) -> None:
@@ -241,7 +239,7 @@ class Trash:
         if not self._holds_tree():
             self.free_place()
         names = set(_names(self.fd))
-        if names - {TAKEN, DOOMED}:
+        if names - {TAKEN, DELETING}:
             return False
         for name in names:
             os.unlink(name, dir_fd=self.fd)
@@ -254,7 +252,7 @@ class Trash:
     def _holds_tree(self) -> bool:
         """Something other than our own file."""
         place = self._place()
-        names = set(_names(self.fd)) - {TAKEN, DOOMED, PLACE, FREED}
+        names = set(_names(self.fd)) - {TAKEN, DELETING, PLACE, FREED}
         return any(place is None or not _is_place(self.fd, name, place[0]) for name in names)
 
 
@@ -373,15 +371,15 @@ def _contents(parent: int, trash: str) -> list[TrashedTree]:
         proof = _proof(fd)
         if proof is None:
             return []
-        names = sorted(set(_names(fd)) - {TAKEN, DOOMED, PLACE, FREED})
+        names = sorted(set(_names(fd)) - {TAKEN, DELETING, PLACE, FREED})
         found = [(name, _identity(fd, name)) for name in names]
     except OSError:
         return []
     finally:
         os.close(fd)
-    doomed, inode = proof
+    deleting, inode = proof
     mine = [(name, identity) for name, identity in found if inode is None or identity[1] == inode]
-    return [TrashedTree(trash=trash, name=name, identity=identity, doomed=doomed) for name, identity in mine]
+    return [TrashedTree(trash=trash, name=name, identity=identity, deleting=deleting) for name, identity in mine]
 
 
 def _proof(trash: int) -> tuple[bool, int | None] | None:
@@ -390,7 +388,7 @@ def _proof(trash: int) -> tuple[bool, int | None] | None:
     By inode, without the device: its number may be another after a reboot, and nothing gets in here by rename from
     another filesystem.
     """
-    for name, doomed in ((TAKEN, False), (DOOMED, True)):
+    for name, deleting in ((TAKEN, False), (DELETING, True)):
         try:
             if os.stat(name, dir_fd=trash, follow_symlinks=False).st_uid != os.geteuid():
                 return None
@@ -400,7 +398,7 @@ def _proof(trash: int) -> tuple[bool, int | None] | None:
         match = _PROOF.fullmatch(text)
         if match is None or int(match[1]) != os.fstat(trash).st_ino:
             return None
-        return doomed, None if match[2] is None else int(match[2])
+        return deleting, None if match[2] is None else int(match[2])
     return None
 
 

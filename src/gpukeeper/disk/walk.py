@@ -1,7 +1,7 @@
 """Walking a tree by descriptors: what it contains, counted. Reads only.
 
 No link is followed and no mount entered, whatever is renamed in the meantime. However deep the tree, only the lowest
-directories are open. Imports little and returns plain values: the processes of `crew_child` start with it.
+directories are open. Imports little and returns plain values: the processes of `worker` start with it.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk import crew, measure, remove
+from gpukeeper.disk import measure, remove, worker_pool
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import KERNEL, OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
-from gpukeeper.disk.trash import DOOMED, TAKEN, TrashedTree, take
+from gpukeeper.disk.trash import DELETING, TAKEN, TrashedTree, take
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.unit.disk.trees import (
@@ -43,8 +43,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is shared out at once: nothing is done alone until the other programs have started."""
     monkeypatch.setattr(measure, "ALONE", 5)
     monkeypatch.setattr(remove, "ALONE", 5)
-    monkeypatch.setattr(crew, "MEANWHILE", 1)
-    monkeypatch.setattr(crew.WorkerPool, "is_ready", lambda self: True)
+    monkeypatch.setattr(worker_pool, "MEANWHILE", 1)
+    monkeypatch.setattr(worker_pool.WorkerPool, "is_ready", lambda self: True)
 
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -348,12 +348,12 @@ def test_measuring_alone_and_shared_out_give_the_same(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("shared")
 def test_a_program_that_ends_early_is_a_problem_and_no_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "CHILD", ("false",))
+    monkeypatch.setattr(worker_pool, "CHILD", ("false",))
     tree(tmp_path)
     with open_directory(str(tmp_path)) as parent:
         found = measure.measure("tree", parent, alone=1)
     assert found is not None
-    assert found.size == Unknown(crew.ENDED)
+    assert found.size == Unknown(worker_pool.ENDED)
 
 
 @pytest.mark.usefixtures("shared")
@@ -362,7 +362,7 @@ def test_when_a_program_ends_early_the_rest_waits_in_the_trash(tmp_path: Path, m
     wanted = expected(path)
     with monkeypatch.context() as broken:
         broken.setattr(measure, "ALONE", 10**6)
-        broken.setattr(crew, "CHILD", ("false",))
+        broken.setattr(worker_pool, "CHILD", ("false",))
         answer = removed(path, wanted)
     assert isinstance(answer, TreeRemoval)
     assert "the next pass continues" in answer.left[0]
@@ -468,7 +468,7 @@ def half_deleted(tmp_path: Path) -> Path:
     with open_directory(str(tmp_path)) as parent:
         take(parent, "tree", expected(path).identity)
     (folder,) = trash_in(tmp_path)
-    (folder / TAKEN).rename(folder / DOOMED)
+    (folder / TAKEN).rename(folder / DELETING)
     (folder / "tree/d0/f0").unlink()
     return folder
 

@@ -14,7 +14,7 @@ import pytest
 from gpukeeper.disk import kernel
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import (
-    DOOMED,
+    DELETING,
     FREED,
     RETURNED,
     TAKEN,
@@ -132,7 +132,7 @@ def test_where_names_cannot_be_exchanged_the_tree_comes_back_all_the_same(
     assert trash_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("moment", ["made", "exchanged", "doomed", "freed"])
+@pytest.mark.parametrize("moment", ["made", "exchanged", "deleting", "freed"])
 def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path, parent: int, moment: str) -> None:
     path = tree(tmp_path)
     trash = Trash(parent, f"{TRASH}{'0' * 16}", -1, holds_place=True)
@@ -144,8 +144,8 @@ def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path
         assert trash._make_place("tree")
     else:
         trash._move_in("tree")
-    if moment in {"doomed", "freed"}:
-        kernel.rename_inside(trash.fd, TAKEN, trash.fd, DOOMED)
+    if moment in {"deleting", "freed"}:
+        kernel.rename_inside(trash.fd, TAKEN, trash.fd, DELETING)
     if moment == "freed":
         kernel.rename_inside(parent, "tree", trash.fd, FREED)
     os.close(trash.fd)
@@ -188,11 +188,11 @@ def forged(tmp_path: Path, mode: int = 0o700, proof: str = "1 {dev}:{ino} {dev}:
     return folder
 
 
-@pytest.mark.parametrize("link", [TAKEN, DOOMED])
+@pytest.mark.parametrize("link", [TAKEN, DELETING])
 def test_a_trash_folder_that_proves_itself_is_ours(tmp_path: Path, parent: int, link: str) -> None:
     """The forger of the next test with nothing wrong: so that it fails there for the reason it names."""
     forged(tmp_path, link=link)
-    assert [(one.name, one.doomed) for one in leftovers(parent)] == [("tree", link == DOOMED)]
+    assert [(one.name, one.deleting) for one in leftovers(parent)] == [("tree", link == DELETING)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import msgspec
 
 from gpukeeper.acceptance.judging.messages import classify
 from gpukeeper.acceptance.record import Answer, Broken, Done, Job
-from gpukeeper.devices.leash import ChildProcess, ProcessEnded
+from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 from gpukeeper.model import reading
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU

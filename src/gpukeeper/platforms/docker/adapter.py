@@ -46,11 +46,7 @@ from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import Captures
 from gpukeeper.platforms.docker.connect import SLOW, Engine
-from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
-from gpukeeper.platforms.docker.people import UserDirectory
-from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.surroundings import (
+from gpukeeper.platforms.docker.host_facts import (
     SCAN,
     HostInspector,
     HostSnapshot,
@@ -59,6 +55,10 @@ from gpukeeper.platforms.docker.surroundings import (
     container_ids,
     holders_of,
 )
+from gpukeeper.platforms.docker.leftovers import Leftovers
+from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.records import FILTERS, Records
+from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected, when
 
 PAGE = 200

@@ -15,7 +15,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.docker.asks import GpuRequest
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
 from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ContainerSummary, ImageSummary, Inspected, when
 

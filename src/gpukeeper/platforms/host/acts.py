@@ -12,7 +12,7 @@ from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, mentions, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, Scan, Timeouts
-from gpukeeper.platforms.host.folders import TreeScope, spellings
+from gpukeeper.platforms.host.directories import TreeScope, spellings
 from gpukeeper.platforms.host.mentions import Mentioned
 from gpukeeper.platforms.host.resolve import opened
 from gpukeeper.platforms.host.roots import TreeEntry
@@ -24,8 +24,8 @@ UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk do
 
 
 class TreeRemover:
-    def __init__(self, scan: Scan, patience: Timeouts, mentioned: Mentioned = mentions.below) -> None:
-        self._scan, self._patience, self._mentioned = scan, patience, mentioned
+    def __init__(self, scan: Scan, timeouts: Timeouts, mentioned: Mentioned = mentions.below) -> None:
+        self._scan, self._timeouts, self._mentioned = scan, timeouts, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
     async def remove(
@@ -40,7 +40,7 @@ class TreeRemover:
         if fresh.ref.uid in self._under_way:
             return UNDER_WAY
         self._under_way.add(fresh.ref.uid)
-        deadline = self._patience.removal
+        deadline = self._timeouts.removal
 
         def work() -> Accepted | Changed | Refused:
             try:

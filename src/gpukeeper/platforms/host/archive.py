@@ -24,7 +24,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
 from gpukeeper.platforms.host.connect import Timeouts
-from gpukeeper.platforms.host.folders import TreeScope
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import ForeignLink, opened
 from gpukeeper.platforms.host.roots import ANY, TreeRoot
 
@@ -32,8 +32,8 @@ PRIVATE = ".gpukeeper-restore-"
 CLEANUP = 60  # seconds
 
 
-async def bring_back(ref: Ref, saved: bytes, named: TreeScope, patience: Timeouts) -> Accepted | Refused | Unknown:
-    deadline = patience.tree
+async def bring_back(ref: Ref, saved: bytes, named: TreeScope, timeouts: Timeouts) -> Accepted | Refused | Unknown:
+    deadline = timeouts.tree
     root = next((one for one in named.roots if one.kind == translate.REPORT and _is_below(ref, one)), None)
     if root is None:
         return Refused(f"{Path(ref.name).parent} is no longer a root of reports in the policy")

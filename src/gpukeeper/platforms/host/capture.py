@@ -23,7 +23,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, Timeouts
-from gpukeeper.platforms.host.folders import TreeScope
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import opened
 
 FILE = "report.tar.gz"
@@ -37,8 +37,8 @@ class CannotSave(Exception):
     """Why the report is kept."""
 
 
-async def report(subject: Subject, named: TreeScope, patience: Timeouts) -> Evidence | Unknown:
-    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), patience.tree
+async def report(subject: Subject, named: TreeScope, timeouts: Timeouts) -> Evidence | Unknown:
+    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), timeouts.tree
     if identity is None:
         return Unknown(f"{subject.ref.uid!r} does not identify a report")
     try:

@@ -31,12 +31,12 @@ class Disks:
         folders: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
-        patience: Timeouts,
+        timeouts: Timeouts,
     ) -> None:
-        self._at, self._folders, self._scan, self._proc, self._patience = at, folders, scan, proc, patience
+        self._at, self._folders, self._scan, self._proc, self._timeouts = at, folders, scan, proc, timeouts
 
     async def observe(self) -> Page:
-        deadline = self._patience.disk
+        deadline = self._timeouts.disk
         facts: dict[int, Usage] = {}
         unseen = []
         for folder in self._folders():  # one by one: a hanging network disk must not hide the others
@@ -59,7 +59,7 @@ class Disks:
 
     async def _open_files(self) -> OpenFiles:
         try:
-            return await in_thread(self._scan, self._patience.processes)
+            return await in_thread(self._scan, self._timeouts.processes)
         except (OSError, TimeoutError):
             return NOBODY
 

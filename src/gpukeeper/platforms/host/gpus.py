@@ -33,9 +33,9 @@ HIDEPID = "this machine hides the processes of other users (hidepid); run as roo
 
 class Gpus:
     def __init__(
-        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, patience: Timeouts
+        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
     ) -> None:
-        self._at, self._inventory, self._proc, self._patience = at, inventory, proc, patience
+        self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
         gpus = await self._ask()
@@ -65,7 +65,7 @@ class Gpus:
 
     async def look_at_holder(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._ask()
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._find(ref, gpus), deadline)
         except TimeoutError:
@@ -74,14 +74,14 @@ class Gpus:
             return Unknown(errors.unreadable(ref.name, error).why)
 
     async def _ask(self) -> Facts:
-        deadline = self._patience.gpus
+        deadline = self._timeouts.gpus
         try:
             return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)
         except TimeoutError:
             return Unknown(errors.too_slow("GPUs", deadline).why)
 
     async def _holders(self, gpus: Facts) -> Scanned:
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._scan(gpus), deadline)
         except TimeoutError:

@@ -14,8 +14,8 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import LastUse, ReadRecording, Reads
-from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.trash import is_trash
 from gpukeeper.disk.unresponsive import Responsiveness
 from gpukeeper.disk.watch import FileWatcher
@@ -23,11 +23,11 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, folders, mentions, reports, roots, translate
+from gpukeeper.platforms.host import directories, errors, mentions, reports, roots, translate
 from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Scan, Timeouts, nothing_needed, user_name
-from gpukeeper.platforms.host.folders import RootDirectory, TreeScope
+from gpukeeper.platforms.host.directories import RootDirectory, TreeScope
+from gpukeeper.platforms.host.measurement_cache import MeasurementCache
 from gpukeeper.platforms.host.mentions import Mentioned, Mentions
-from gpukeeper.platforms.host.remembered import MeasurementCache
 from gpukeeper.platforms.host.resolve import opened
 from gpukeeper.platforms.host.roots import TreeEntry
 
@@ -64,12 +64,12 @@ class Trees:
         named: TreeScope,
         scan: Scan,
         limits: Limits,
-        patience: Timeouts,
+        timeouts: Timeouts,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
         watch: FileWatcher | None = None,
     ) -> None:
-        self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
+        self._at, self._scan, self._limits, self._timeouts = at, scan, limits, timeouts
         self._mentioned, self._needed, self.watch = mentioned, needed, watch or FileWatcher()
         self._answering = Responsiveness()
         self.follow(named)
@@ -85,15 +85,15 @@ class Trees:
 
     async def ask_roots(self) -> tuple[Unseen, ...]:
         """Roots whose filesystem does not answer are skipped until it does."""
-        self.named, unseen = await folders.answering(self._all, self._answering, self._patience.tree)
+        self.named, unseen = await directories.answering(self._all, self._answering, self._timeouts.tree)
         return unseen
 
     async def observe(self) -> AsyncIterator[Page]:
         """Directory by directory: the total size of its trees is known only when all of them were measured."""
-        listed, unseen = await folders.list_all(self.named, self._patience.tree)
+        listed, unseen = await directories.list_all(self.named, self._timeouts.tree)
         if unseen:
             yield (), unseen
-        until = time.monotonic() + self._patience.trees.total_seconds()
+        until = time.monotonic() + self._timeouts.trees.total_seconds()
         there: set[str] = set()
         for path, entries in listed.items():
             trees, missed = await self._observe_folder(path, entries, until)
@@ -111,7 +111,7 @@ class Trees:
         wanted = translate.two_numbers(ref.uid, ":")
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a tree")
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         try:
             entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
         except TimeoutError:
@@ -123,10 +123,10 @@ class Trees:
         return entry if isinstance(entry, Unknown) else await self._look_at(entry, ref)
 
     async def _look_at(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
-        folder = await folders.learn(self.named, entry.folder, [entry], self._patience.tree)
+        folder = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
         if isinstance(folder, Unseen):
             return Unknown(folder.why)
-        until = time.monotonic() + self._patience.tree.total_seconds()
+        until = time.monotonic() + self._timeouts.tree.total_seconds()
         found = await self._measure(entry, folder, await self._in_use(entry.inside), until, self._limits)
         if isinstance(found, Unseen):
             return Unknown(found.why)
@@ -141,11 +141,11 @@ class Trees:
     async def _ranked_again(self, report: Subject, entry: TreeEntry) -> Subject:
         """According to the last observe, and what still exists of what was newer then."""
         root = next(one for one in self.named.roots if one.path == entry.root)
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         if entry.folder not in self._ranked:
-            listed = await folders.list_one(root, deadline)
+            listed = await directories.list_one(root, deadline)
             if not isinstance(listed, Unseen):
-                until = time.monotonic() + self._patience.trees.total_seconds()
+                until = time.monotonic() + self._timeouts.trees.total_seconds()
                 await self._observe_folder(entry.folder, listed, until)
         ranked = self._ranked.get(entry.folder)
         try:
@@ -157,7 +157,7 @@ class Trees:
         return _with_rank(report, ranked, there, self.named.keep_last)
 
     async def _observe_folder(self, path: str, entries: Sequence[TreeEntry], until: float) -> Page:
-        folder = await folders.learn(self.named, path, entries, self._patience.tree)
+        folder = await directories.learn(self.named, path, entries, self._timeouts.tree)
         if isinstance(folder, Unseen):
             return (), (folder,)
         left = [entry for entry in entries if entry.taken is not None]
@@ -224,7 +224,7 @@ class Trees:
         fresh: bool = True,
     ) -> Found:
         """None: it is gone since it was listed. `fresh`: not from the cache. Without limits it is not walked."""
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         try:
             return await in_thread(
                 lambda: self._weigh(entry, folder, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
@@ -278,7 +278,7 @@ class Trees:
         known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts
         if mounts.has_mount_inside(entry.real_path, known):
             return _unmeasured(top, Unknown(measure.MOUNT_POINT))
-        end = min(until, time.monotonic() + self._patience.tree.total_seconds())
+        end = min(until, time.monotonic() + self._timeouts.tree.total_seconds())
         files = {} if isinstance(in_use, Unknown) else in_use.below.open_files.files
         with opened(entry.inside) as folder:
             return measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
@@ -320,7 +320,7 @@ class Trees:
         return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
     async def _in_use(self, folder: str) -> InUse:
-        what, deadline = "the list of open files", self._patience.processes
+        what, deadline = "the list of open files", self._timeouts.processes
         needed = await self._needed()
         if isinstance(needed, Unknown):
             return Unknown(f"whether a stopped container needs it is unknown: {needed.why}")
@@ -336,7 +336,7 @@ class Trees:
             self.watch.add(folder)
         found = self._scan()
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
-        named = self._mentioned(folders.spellings(self.named, folder))
+        named = self._mentioned(directories.spellings(self.named, folder))
         entries = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
         return RootUse(open_files.below(folder, found), named.and_also(entries), reads)
 
@@ -349,7 +349,7 @@ class Trees:
         paths = [one.real_path for one in folder.entries if not mounts.has_mount_inside(one.real_path, known)]
         total = 0
         for start in range(0, len(paths), AT_ONCE):
-            some, deadline = paths[start : start + AT_ONCE], self._patience.tree
+            some, deadline = paths[start : start + AT_ONCE], self._timeouts.tree
             try:
                 held = await in_thread(lambda: measure.estimate(some, deadline), deadline + A_MOMENT)  # noqa: B023
             except TimeoutError:

@@ -43,14 +43,14 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
-from gpukeeper.platforms.ray.asking import Asking
 from gpukeeper.platforms.ray.connect import Containers, Timeouts, no_containers
+from gpukeeper.platforms.ray.dashboards import Asking
 from gpukeeper.platforms.ray.discovery import DiscoveredNodes, Discovery
 from gpukeeper.platforms.ray.idleness import Idleness, Load
-from gpukeeper.platforms.ray.looks import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
 from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray.reader import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.settings import Counted, settings_of
 from gpukeeper.platforms.ray.survey import NodeSurvey
 
@@ -80,20 +80,20 @@ class RayPlatform:
         scan: Callable[[], OpenFiles] | None = None,
         everyone: Everyone | None = None,
         limits: Limits | None = None,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         folders: Sequence[str] = (),
     ) -> None:
         """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
         are open, and which processes exist; by default all of `proc`.
         """
         self._place, self._clock = place, clock
-        self._patience = patience or Timeouts()
+        self._timeouts = timeouts or Timeouts()
         # Many steps may be in progress at once, and each of them reads several times.
         files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
-            place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience, folders=folders
+            place, policy, containers, environ, proc=proc, everyone=read, timeouts=self._timeouts, folders=folders
         )
-        self._idleness = Idleness(environ, read, proc, self._patience)
+        self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._ask_what_works)
         self._looks = NodeReader(
             self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
@@ -199,9 +199,9 @@ class RayPlatform:
         node = here.node(subject.ref.namespace)
         if node is None:
             return Unknown(f"{subject.ref.namespace} is not available now")
-        wants, patience = self._discovery.wants(node), self._patience.tree
+        wants, timeouts = self._discovery.wants(node), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.capture(subject, node, here.everyone, wants, patience), patience, subject.ref.name
+            lambda: self._looks.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
         )
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
@@ -220,13 +220,13 @@ class RayPlatform:
 
         def work() -> Accepted | Changed | Refused | Unknown:
             try:
-                return self._looks.remove(fresh, node, here.everyone, wants, self._patience.removal, step.uid)
+                return self._looks.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:
                 return Changed(reach.GONE)
             finally:
                 self._under_way.discard(fresh.ref.uid)
 
-        return await self._in_thread(work, self._patience.removal, fresh.ref.name)
+        return await self._in_thread(work, self._timeouts.removal, fresh.ref.name)
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -287,18 +287,18 @@ class RayPlatform:
     async def _survey(
         self, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
-        wants, patience = self._discovery.wants(node, spoken_for), self._patience.node
+        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.node
         found = await self._in_thread(
-            lambda: self._looks.everything(node, here.everyone, wants, patience), patience, node.name
+            lambda: self._looks.everything(node, here.everyone, wants, timeouts), timeouts, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
     async def _one(
         self, ref: Ref, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
     ) -> Subject | Unknown | None:
-        wants, patience = self._discovery.wants(node, spoken_for), self._patience.tree
+        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.one(ref, node, here.everyone, wants, patience), patience, ref.name
+            lambda: self._looks.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
         )
 
     async def _ask_who_speaks(self) -> dict[str, str]:

@@ -54,13 +54,13 @@ class Discovery:
         *,
         proc: str = "/proc",
         everyone: Everyone = read_all,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         folders: Sequence[str] = (),
     ) -> None:
         """`folders`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
-        self._patience = patience or Timeouts()
+        self._timeouts = timeouts or Timeouts()
         self._folders = tuple(folders)
         self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
 
@@ -68,7 +68,7 @@ class Discovery:
         """OSError or TimeoutError if not even the processes can be listed."""
         listed = await self._containers(settings_of(self.policy).workers)
         inside: tuple[NodeContainer, ...] = () if isinstance(listed, Unknown) else tuple(listed)
-        here = await in_thread(lambda: self.find(inside), self._patience.processes)
+        here = await in_thread(lambda: self.find(inside), self._timeouts.processes)
         if isinstance(listed, Unknown):
             unseen = (*here.found.unseen, Unseen(CONTAINERS, listed.why))
             return DiscoveredNodes(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)

@@ -16,10 +16,10 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
-from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
 from gpukeeper.platforms.ray.busy import foreign, quiet
 from gpukeeper.platforms.ray.connect import Timeouts
 from gpukeeper.platforms.ray.cpu import Cpu
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
 from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
 from gpukeeper.platforms.ray.settings import RaySettings
@@ -37,12 +37,12 @@ class Load(msgspec.Struct, frozen=True):
 class Idleness:
     """Kept between passes: CPU time is measured from one to the next."""
 
-    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, patience: Timeouts) -> None:
-        self._environ, self._everyone, self._proc, self._patience = environ, everyone, proc, patience
+    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, timeouts: Timeouts) -> None:
+        self._environ, self._everyone, self._proc, self._timeouts = environ, everyone, proc, timeouts
         self._cpu = Cpu()
 
     def asking(self, settings: RaySettings) -> Asking:
-        return Asking(settings.dashboard, self._environ, self._patience.asking, self._proc)
+        return Asking(settings.dashboard, self._environ, self._timeouts.asking, self._proc)
 
     def begin(self, everyone: Iterable[Process], window: timedelta) -> None:
         self._cpu.begin(everyone, window)
@@ -73,7 +73,7 @@ class Idleness:
 
     async def _gpu(self, processes: Iterable[Process]) -> str | Unknown | None:
         try:
-            found = await in_thread(lambda: holders.scan(self._proc), self._patience.processes)
+            found = await in_thread(lambda: holders.scan(self._proc), self._timeouts.processes)
         except (TimeoutError, OSError):
             return Unknown("the processes that have a GPU open could not be read")
         pids = {one.pid for one in processes}

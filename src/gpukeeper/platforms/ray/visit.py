@@ -12,10 +12,10 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads
-from gpukeeper.disk.elsewhere import why_unseen
 from gpukeeper.disk.measure import Limits, TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
+from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.remove import ExpectedTree
 from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.disk.usage import usage
@@ -197,7 +197,7 @@ class Visit:
         user = open_files.users_of_trash(taken.trash, seen_from_here(folder, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
         path = f"{folder.path}/{taken.trash}/{taken.name}"
-        words = "its deletion had begun" if taken.doomed else "it was only taken, and is put back"
+        words = "its deletion had begun" if taken.deleting else "it was only taken, and is put back"
         return translate.tree_subject(
             path,
             found,

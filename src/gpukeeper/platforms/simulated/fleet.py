@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop
-from gpukeeper.platforms.simulated.people import SimulatedUsers
+from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 PEOPLE = ("ann", "bob", "eve", "kim", "raj")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.platforms.docker.asks import GpuRequest
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
 from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.translate import ContainerFacts, PlaceAndTime
 from gpukeeper.platforms.docker.wire import Inspected

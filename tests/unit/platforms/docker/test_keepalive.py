@@ -12,10 +12,10 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot
 from gpukeeper.platforms.docker.keepalive import is_there
-from gpukeeper.platforms.docker.people import UserDirectory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.surroundings import HostInspector, HostSnapshot
+from gpukeeper.platforms.docker.users import UserDirectory
 from tests.unit.platforms.docker.examples import ID, StillClock, container, ended
 
 FILE = "/workspace/.keep-alive"

@@ -166,7 +166,7 @@ def test_a_tree_that_a_child_sits_in_is_in_use(tmp_path: Path) -> None:
 
 def test_a_tree_beyond_patience_or_limits_is_listed_with_an_unknown_size(tmp_path: Path) -> None:
     tree(tmp_path)
-    for given in ({"patience": Timeouts(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
+    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
         (found,) = subjects(host(tmp_path, **given)).values()
         assert isinstance(found.size, Unknown)
         assert isinstance(found.in_use, Unknown)
@@ -398,7 +398,7 @@ def test_a_hanging_inventory_is_unseen(proc: Path) -> None:
     def hang(deadline: timedelta) -> tuple[GpuFacts, ...] | Unknown:
         return inventory(deadline, [sys.executable, "-c", "import time; time.sleep(600)"])
 
-    platform = gpu_host(proc, inventory=hang, patience=Timeouts(gpus=timedelta(milliseconds=20)))
+    platform = gpu_host(proc, inventory=hang, timeouts=Timeouts(gpus=timedelta(milliseconds=20)))
     assert "did not answer" in unseen(platform)["GPUs"]
 
 

@@ -83,7 +83,7 @@ def test_what_others_hold_is_not_known_when_they_may_not_be_looked_at(tmp_path: 
 
 
 def test_a_disk_that_cannot_be_asked_is_unseen(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, patience=Timeouts(disk=timedelta(seconds=-1)))
+    machine = Machine(tmp_path, timeouts=Timeouts(disk=timedelta(seconds=-1)))
 
     async def unseen() -> list[Unseen]:
         return [one async for page in machine.platform.observe(PlaceScope()) for one in page.unseen]

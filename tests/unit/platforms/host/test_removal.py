@@ -121,7 +121,7 @@ def test_a_removal_that_hangs_is_not_begun_a_second_time(tmp_path: Path) -> None
             let_go.wait()
         return everything_seen()
 
-    machine = Machine(tmp_path, scan=hanging, patience=Timeouts(removal=timedelta(seconds=-9)))
+    machine = Machine(tmp_path, scan=hanging, timeouts=Timeouts(removal=timedelta(seconds=-9)))
     machine.tree()
     seen = machine.observe()["tmp-a"]
     hang.set()
@@ -187,15 +187,15 @@ def test_well_known_names_are_never_offered_whatever_the_policy_says(tmp_path: P
 # Interrupted removals
 
 
-def interrupted(machine: Machine, seen: Subject, *, doomed: bool) -> Path:
+def interrupted(machine: Machine, seen: Subject, *, deleting: bool) -> Path:
     """As a crash leaves it: in the trash, whole, or with its deletion begun."""
     parent = os.open(machine.root, os.O_RDONLY)
     device, inode = (int(number) for number in seen.ref.uid.split(":"))
     taken = trash.take(parent, Path(seen.ref.name).name, (device, inode))
     assert isinstance(taken, trash.TrashedTree)
-    if doomed:
+    if deleting:
         folder = os.open(machine.root / taken.trash, os.O_RDONLY)
-        kernel.rename_inside(folder, trash.TAKEN, folder, trash.DOOMED)
+        kernel.rename_inside(folder, trash.TAKEN, folder, trash.DELETING)
         os.close(folder)
         (machine.root / taken.trash / taken.name / "below" / "f0").unlink()
     os.close(parent)
@@ -205,7 +205,7 @@ def interrupted(machine: Machine, seen: Subject, *, doomed: bool) -> Path:
 def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
-    path = interrupted(machine, before, doomed=True)
+    path = interrupted(machine, before, deleting=True)
     left = machine.observe()["tmp-a"]
     assert left.ref.name == str(path)
     assert (left.ref.uid, left.ref.kind, left.category) == (before.ref.uid, "tree", Category.UNFINISHED)
@@ -221,7 +221,7 @@ def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: M
 def test_what_was_only_taken_is_put_back_and_decided_anew(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
-    interrupted(machine, before, doomed=False)
+    interrupted(machine, before, deleting=False)
     answer = machine.remove(machine.observe()["tmp-a"])
     assert isinstance(answer, Changed)
     assert "put back" in answer.why

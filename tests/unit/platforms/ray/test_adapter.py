@@ -153,7 +153,7 @@ def test_rays_own_programs_may_take_what_they_take(tmp_path: Path) -> None:
     assert one_of(platform(tmp_path, here=here, settings={"cpu": 5.0}), tmp_path, "tmpone").busy is None
 
 
-def doomed(folder: Path, name: str, *, begun: bool) -> TrashedTree:
+def left_in_trash(folder: Path, name: str, *, begun: bool) -> TrashedTree:
     """As a removal leaves it that was killed in the middle."""
     about = (folder / name).stat()
     with open_directory(str(folder)) as fd:
@@ -161,7 +161,7 @@ def doomed(folder: Path, name: str, *, begun: bool) -> TrashedTree:
         assert isinstance(taken, TrashedTree)
         if begun:
             with trash.opening(fd, taken.trash) as bin_:
-                bin_.doom()
+                bin_.mark_for_deletion()
     return taken
 
 
@@ -169,7 +169,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     before = one_of(ray, tmp_path, "tmpone")
-    taken = doomed(tmp_path, "tmpone", begun=True)
+    taken = left_in_trash(tmp_path, "tmpone", begun=True)
     left = run(ray.look(before.ref))
     assert isinstance(left, Subject)
     assert (left.category, left.ref.uid) == (Category.UNFINISHED, before.ref.uid)
@@ -187,7 +187,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
 def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
     session(tmp_path)
     ray = platform(tmp_path)
-    doomed(tmp_path / "ray", SESSION, begun=False)
+    left_in_trash(tmp_path / "ray", SESSION, begun=False)
     found = one_of(ray, tmp_path, SESSION)
     assert found.category is Category.UNFINISHED
     answer = run(ray.act(step(found), found))

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
 from gpukeeper.platforms.ray.connect import Timeouts
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
 from gpukeeper.platforms.ray.idleness import Idleness, of_ray, works
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process, raylet_of

@@ -269,7 +269,7 @@ def test_a_filesystem_that_other_machines_share_is_never_known_to_be_free(
     """Whatever this one is: it plays the part of one on the network."""
     session(tmp_path)
     (tmp_path / "tmpone").mkdir()
-    monkeypatch.setattr("gpukeeper.disk.elsewhere.LOCAL", frozenset())
+    monkeypatch.setattr("gpukeeper.disk.remote_use.LOCAL", frozenset())
     ray = platform(tmp_path)
     for name in (SESSION, "tmpone"):
         found = one_of(ray, tmp_path, name)

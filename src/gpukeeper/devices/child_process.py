@@ -1,4 +1,4 @@
-"""A child process that we exchange lines with, and that never outlives us (leash_child enforces that).
+"""A child process that we exchange lines with, and that never outlives us (`supervisor` enforces that).
 
 Made for one event loop. A caller that waits for a line gives it a deadline; a process that misses it is ended, with all
 that it started.
@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from gpukeeper.devices import leash_child
+from gpukeeper.devices import supervisor
 
-HOLDER = (sys.executable, "-I", "-S", str(Path(leash_child.__file__)))
+HOLDER = (sys.executable, "-I", "-S", str(Path(supervisor.__file__)))
 PATIENCE_S = 3.0  # between SIGTERM and SIGKILL
-TO_END_S = PATIENCE_S + leash_child.UNKILLABLE_S + 3.0
+TO_END_S = PATIENCE_S + supervisor.UNKILLABLE_S + 3.0
 LONGEST_LINE = 64 * 1024 * 1024
 KEPT_WORDS = 64 * 1024  # of its stderr: the last part
 
@@ -32,10 +32,10 @@ class ProcessEnded(Exception):
 class ChildProcess:
     """Created by `start`. `words` is the end of its stderr."""
 
-    def __init__(self, process: asyncio.subprocess.Process, leash: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, owner_pipe: int) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process, self._leash, self._input, self._output = process, leash, process.stdin, process.stdout
+        self._process, self._owner_pipe, self._input, self._output = process, owner_pipe, process.stdin, process.stdout
         self._said: deque[bytes] = deque()
         self._said_bytes = 0
         self._listening = asyncio.create_task(self._listen())
@@ -139,9 +139,9 @@ class ChildProcess:
                 return interrupted
 
     def _let_go(self) -> None:
-        leash, self._leash = self._leash, -1
-        if leash >= 0:
-            os.close(leash)
+        owner_pipe, self._owner_pipe = self._owner_pipe, -1
+        if owner_pipe >= 0:
+            os.close(owner_pipe)
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None

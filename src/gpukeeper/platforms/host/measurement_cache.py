@@ -18,7 +18,7 @@ from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement, instant
 from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.host.folders import RootDirectory
+from gpukeeper.platforms.host.directories import RootDirectory
 from gpukeeper.platforms.host.roots import TreeEntry
 from gpukeeper.platforms.host.translate import tree_uid
 

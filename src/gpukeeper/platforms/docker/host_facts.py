@@ -20,11 +20,11 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.asks import asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import asked, devices_of
 from gpukeeper.platforms.docker.owners import owned
-from gpukeeper.platforms.docker.people import UserDirectory
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
+from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import Inspected, when
 
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.asks import GpuRequest, asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest, asked, devices_of
 from tests.unit.platforms.docker.examples import CUT, SECOND, WHOLE, container, docker
 
 GPU = [["gpu"]]

@@ -1,5 +1,5 @@
-"""`python -m gpukeeper.disk.crew_child WORK TOP SETTINGS`: one of the worker processes that share a large tree; see
-`crew`.
+"""`python -m gpukeeper.disk.worker WORK TOP SETTINGS`: one of the worker processes that share a large tree; see
+`worker_pool`.
 
 TOP and SETTINGS are descriptors. Every line of standard input is a list of directories below the top; for each line it
 prints one: what it counted, and which directories it leaves to others since it has done its share.

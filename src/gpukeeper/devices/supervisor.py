@@ -1,6 +1,6 @@
 """The supervisor of another program: when its parent is gone, or closes the pipe, everything below it ends.
 
-Run it: python -I -S leash_child.py FD SECONDS PROGRAM ARGUMENT…. FD is the end of a pipe that closes with its owner,
+Run it: python -I -S supervisor.py FD SECONDS PROGRAM ARGUMENT…. FD is the end of a pipe that closes with its owner,
 SECONDS the time between SIGTERM and SIGKILL. It adopts orphans (torchrun gives each rank a session of its own, and dies
 without them), so that no process below it escapes. It ends with the program's own exit code; it knows nothing about
 gpukeeper.
@@ -24,7 +24,7 @@ GLANCE_S = 0.05  # at what dies
 
 
 def main(arguments: list[str]) -> int:
-    leash, patience = int(arguments[0]), float(arguments[1])
+    owner_pipe, patience = int(arguments[0]), float(arguments[1])
     kernel = ctypes.CDLL(None, use_errno=True)
     kernel.prctl(SET_SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe()
@@ -34,13 +34,13 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: None)  # the pipe wakes us
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def on_a_leash_too() -> None:
+    def die_with_supervisor() -> None:
         """If even this program is killed, the one it supervises is killed with it."""
         kernel.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     try:
-        child = subprocess.Popen(arguments[2:], preexec_fn=on_a_leash_too)  # noqa: PLW1509 - there is one thread only
+        child = subprocess.Popen(arguments[2:], preexec_fn=die_with_supervisor)  # noqa: PLW1509 - there is one thread only
     except OSError as error:
         sys.stderr.write(f"{arguments[2]} could not be started: {error.strerror}\n")
         return NOT_STARTED
@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
     for inherited in (0, 1):  # readers of the program's output must see its end, and it the end of its input
         os.dup2(nowhere, inherited)
     while child.poll() is None:
-        ready = select.select([leash, woken], [], [])[0]
+        ready = select.select([owner_pipe, woken], [], [])[0]
         if woken in ready and any(number != signal.SIGCHLD for number in os.read(woken, 4096)):
             break
-        if leash in ready:
+        if owner_pipe in ready:
             break
         _reap(but=child.pid)
     code = child.poll()

@@ -18,7 +18,7 @@ from typing import Any, Self
 from gpukeeper.disk.walk import OUT_OF_TIME, Pending
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
-CHILD = (sys.executable, "-P", "-m", "gpukeeper.disk.crew_child")
+CHILD = (sys.executable, "-P", "-m", "gpukeeper.disk.worker")
 HANDS = 2
 AHEAD = 2  # lines sent ahead to each, so that none waits for us
 JOBS_IN_A_LINE = 64

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpukeeper.devices import leash
-from gpukeeper.devices.leash import ChildProcess, ProcessEnded
+from gpukeeper.devices import child_process
+from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 
 PATIENCE_S = 30.0
 # Starts a child in a session of its own, as torchrun does with ranks, says both pids, and waits for its input to end.
@@ -31,7 +31,7 @@ DEAF = FAMILY.format(how="signal.signal(signal.SIGTERM, signal.SIG_IGN)", then="
 LEAVES = FAMILY.format(how="", then="os._exit(7)")
 OWNER = """
 import asyncio, signal, sys
-from gpukeeper.devices.leash import ChildProcess
+from gpukeeper.devices.child_process import ChildProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 async def main():
     held = await ChildProcess.start([sys.executable, "-c", sys.argv[1]])
@@ -117,7 +117,7 @@ def test_only_the_end_of_what_it_says_is_kept() -> None:
     words = held("import sys; sys.stderr.write('x' * 1_000_000 + 'the end')", wait)
     assert isinstance(words, str)
     assert words.endswith("xthe end")
-    assert len(words) == leash.KEPT_WORDS
+    assert len(words) == child_process.KEPT_WORDS
 
 
 def test_no_answer_in_time_and_no_answer_at_all_are_told_apart() -> None:
@@ -147,7 +147,7 @@ def test_who_lets_go_ends_everything_even_in_sessions_of_their_own() -> None:
 
 
 def test_who_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leash, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(child_process, "PATIENCE_S", 0.1)
 
     async def run() -> None:
         process = await ChildProcess.start(python(DEAF))

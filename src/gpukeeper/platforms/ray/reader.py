@@ -40,32 +40,32 @@ class NodeReader:
         self._proc, self._limits = proc, limits
 
     def everything(
-        self, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, patience: timedelta
+        self, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles]:
         """Of one node; and how much space it all takes."""
         around = self._around(everyone)
-        with self._visiting(node, around, wants, patience) as visit:
+        with self._visiting(node, around, wants, timeouts) as visit:
             found = survey.survey(visit, wants)
         found.subjects = list(filesystems.identified(found.subjects))
         door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
         return found, found.size(survey.estimate(found, door)), around.used
 
     def one(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, patience: timedelta
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> Subject | Unknown | None:
         """None: it does not exist any more."""
         with (
-            self._visit(ref, node, everyone, wants, patience) as visit,
+            self._visit(ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, ref, wants) as spot,
         ):
             found = self._subject(spot, visit, wants) if isinstance(spot, Location) else spot
         return filesystems.identified([found])[0] if isinstance(found, Subject) else found
 
     def capture(
-        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, patience: timedelta
+        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> Evidence | NothingToCapture | Unknown:
         with (
-            self._visit(subject.ref, node, everyone, wants, patience) as visit,
+            self._visit(subject.ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, subject.ref, wants) as spot,
         ):
             if not isinstance(spot, Location):
@@ -79,12 +79,12 @@ class NodeReader:
         node: Node,
         everyone: tuple[Process, ...],
         wants: SurveyOptions,
-        patience: timedelta,
+        timeouts: timedelta,
         uid: int | None = None,
     ) -> Accepted | Changed | Refused | Unknown:
         """`uid`: of the user who requests it, if not an admin."""
         with (
-            self._visit(fresh.ref, node, everyone, wants, patience) as visit,
+            self._visit(fresh.ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
         ):
             if spot is None:
@@ -95,7 +95,7 @@ class NodeReader:
             return act.remove(spot, fresh, wants, uid)
 
     def _visit(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, patience: timedelta
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> AbstractContextManager[Visit]:
         """Open files are read before anything of a session is opened; of a temporary tree nothing is opened while it is
         searched for, and one that is about to be moved is checked after that.
@@ -103,15 +103,15 @@ class NodeReader:
         around = self._around(everyone)
         if ref.kind != translate.TREE:
             _ = around.used
-        return self._visiting(node, around, wants, patience)
+        return self._visiting(node, around, wants, timeouts)
 
     def _around(self, everyone: tuple[Process, ...]) -> MachineSnapshot:
         return MachineSnapshot(everyone, self._scan, self._proc)
 
     def _visiting(
-        self, node: Node, around: MachineSnapshot, wants: SurveyOptions, patience: timedelta
+        self, node: Node, around: MachineSnapshot, wants: SurveyOptions, timeouts: timedelta
     ) -> AbstractContextManager[Visit]:
-        until = time.monotonic() + patience.total_seconds()
+        until = time.monotonic() + timeouts.total_seconds()
         return visiting(node, around, self._at(), until, self._limits, wants.needed)
 
     def _subject(self, spot: Location, visit: Visit, wants: SurveyOptions) -> Subject | Unknown | None:
