@@ -56,7 +56,7 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
     }
     lines = [line.reason for run in runs for line in run.lines if isinstance(line, Decided | Intended | Closed)]
     for words in (
-        *("a dead session", "logs of processes that ended", "a report", "left by a removal of gpukeeper"),
-        *("while the disk is too full", "somebody opened it, or work began beside it", "work runs beside it"),
+        *("a dead session", "logs of processes that ended", "a report", "left by an interrupted removal of gpukeeper"),
+        *("while the disk is too full", "it was opened, or work began beside it", "work runs beside it"),
     ):
         assert any(words in reason for reason in lines), f"nothing happened that says: {words}"

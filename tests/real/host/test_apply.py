@@ -41,7 +41,7 @@ def test_what_is_due_goes_and_everything_else_stays(host: Host) -> None:
     with held_open(used):
         planned = {Path(d["seen"]["ref"]["name"]).name: d for d in host.plan("--kind", "tree")}
         assert {name for name, d in planned.items() if d["action"] == "remove"} == {"tmp-old", "pip-build"}
-        assert planned["tmp-wanted"]["reason"] == "it stays: a file called .keep in it asks for that"
+        assert planned["tmp-wanted"]["reason"] == "it stays: it contains a file named .keep"
         assert planned["tmp-used"]["reason"].startswith("in use")
         ran = host.apply()
     assert ran.code == 0, ran.err
@@ -88,7 +88,7 @@ def test_killed_in_the_middle_the_next_apply_finishes_it(host: Host, moment: str
         assert ran.code in (0, 3), ran.err
     (intent, *_), outcomes = host.lines("intent"), host.lines("outcome")
     first = next(line for line in outcomes if line["step"] == intent["step"])
-    assert (first["result"], "at a later look" in first["reason"]) in {("still there", True), ("reclaimed", True)}
+    assert (first["result"], "in a later pass" in first["reason"]) in {("still there", True), ("reclaimed", True)}
     assert outcomes[-1]["result"] == "reclaimed"
 
 

@@ -168,7 +168,7 @@ def test_what_changed_since_the_question_is_left_alone(attacked: Attacked) -> No
         (path / "below" / "new").write_text("from somebody else, written after the question")
         answer = attacked.ask(verb="remove", workload=str(path), token=asked["token"])
     assert (answer["done"], path.exists()) == (False, True), answer
-    assert "not what it was when you were asked" in answer["words"]
+    assert "has changed since the confirmation was requested" in answer["words"]
 
 
 # Using it up

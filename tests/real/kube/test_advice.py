@@ -95,7 +95,7 @@ def test_every_end_of_a_loop_is_counted_and_no_date_is_promised(trainer_v23: Con
 
     decision = trainer_v23.until(waiting, "it is looked at while it has failed")
     assert decision.due is None, "its end counts anew each time"
-    assert "times and ran again, so that this may never come" in decision.reason
+    assert "times and was restarted, so this time may never come" in decision.reason
     trainer_v23.api.delete("trainjobs", namespace, RUN, propagation="Background")
 
 

@@ -337,7 +337,7 @@ def test_a_rayjob_past_its_deadline(plane: ControlPlane, namespace: str) -> None
     assert (left.state, left.outcome, left.live_children) == (State.ENDED, Outcome.FAILED, 1)
     said = bench.decisions()["rayjob/tune"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.REPORT)
-    assert "1 of its children run and hold GPUs" in said.reason
+    assert "1 of its children still run and hold GPUs" in said.reason
 
 
 @pytest.mark.usefixtures("kwok_node")

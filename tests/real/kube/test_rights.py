@@ -148,7 +148,7 @@ def test_without_a_right_on_pods_no_root_goes(plane: ControlPlane, namespace: st
     found = bench.run(look_and_plan(bench.keeper, bench.platform, bench.book)).survey.decisions
     (said,) = [one for one in found if one.seen.ref.kind == "job"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN)
-    assert "whether its children still run is not known" in said.reason
+    assert "whether its children still run is unknown" in said.reason
     looked = bench.run(bench.platform.look(said.seen.ref))
     assert isinstance(looked, Subject)
     assert isinstance(looked.live_children, Unknown)

@@ -92,12 +92,12 @@ def test_a_ttl_that_the_crd_of_a_trainjob_has_is_left_to_the_platform(with_ttl: 
     bench.later(minutes=61)
     decision = bench.decisions()[f"trainjob/{RUN}"]
     assert (decision.rule, decision.verdict) == ("own_ttl", Verdict.WAIT)
-    assert "the platform removes it itself then" in decision.reason
+    assert "then the platform removes it" in decision.reason
     assert passes(bench) == []
     bench.later(minutes=61)
     lines = passes(bench)
     assert reclaimed(lines) == {f"trainjob/{RUN}": Action.REMOVE}
-    assert "the platform itself has not removed it" in lines[0].reason
+    assert "the platform has not removed it" in lines[0].reason
     with_ttl.api.wait_gone("trainjobs", namespace, RUN)
 
 

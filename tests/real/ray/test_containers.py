@@ -224,7 +224,7 @@ def test_a_second_run_at_once_waits_for_nobody(bed: DockerBed) -> None:
 
     done = run(meanwhile())
     assert done.returncode == 3, done.stdout + done.stderr  # the other places were free
-    assert "Another pass is at work on ray/" in done.stderr
+    assert "Another pass is running on ray/" in done.stderr
     assert entries(bed, "ray-worker-1") == ["tmpone"]
 
 

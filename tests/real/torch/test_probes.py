@@ -11,7 +11,7 @@ GEMM = {"n": 192, "rounds": 20, "repeats": 3}
 
 def test_products_are_timed_for_every_kind_of_number(worker: bed.Worker) -> None:
     result = worker.run("gemm", dtypes=["fp32", "tf32", "bf16", "int8"], sweep=[64, 128], **GEMM)
-    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU has no tf32"}
+    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU does not support tf32"}
     for dtype, method in (("fp32", "gemm/mm/n192/normal/burst20"), ("int8", "gemm/int_mm/n192/uniform/burst20")):
         assert len(result["dtypes"][dtype]["tflops"]) == 3
         assert min(result["dtypes"][dtype]["tflops"]) > 0

@@ -24,7 +24,7 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_give_up(tmp_path: P
     assert left.stage(0) == "rendezvous"
     assert left.stage(1) is None
     last = left.broken(0).splitlines()[-1]
-    assert last.startswith("RendezvousError: rank 0 of 2 did not meet all others at ")
+    assert last.startswith("RendezvousError: rank 0 of 2 could not connect to all other ranks at ")
 
 
 def test_ranks_of_somebody_elses_launcher_find_each_other(tmp_path: Path) -> None:

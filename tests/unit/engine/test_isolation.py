@@ -169,7 +169,8 @@ async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Bench) -> None:
     b.platform.bug_in, b.platform.problem = "act", PlatformError("the engine hung up")
     report = await reclaim(b.keeper, b.platform, b.book)
     assert report.stopped == (
-        "the pass on docker/node-3 stopped: the engine hung up. Nothing more was touched there; the next pass goes on."
+        "the pass on docker/node-3 stopped: the engine hung up. Nothing more was touched there; "
+        "the next pass continues."
     )
 
 

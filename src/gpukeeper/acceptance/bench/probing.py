@@ -148,7 +148,7 @@ class Worker:
     async def _refused(self, said: Mapping[str, Any], began: float) -> Broken:
         """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
         await self.close()
-        words = _words(said) or f"it answered with no record: {str(said)[:500]}"
+        words = _words(said) or f"invalid output: {str(said)[:500]}"
         return Broken(kind=classify(words), words=words, seconds=time.monotonic() - began)
 
     async def _broken(self, error: BaseException, began: float, deadline_s: float) -> Broken:
@@ -156,14 +156,14 @@ class Worker:
         seconds = time.monotonic() - began
         if isinstance(error, Ended) and process is not None:
             code = await _exit_code(process)
-            words = f"it ended{_how(code)}\n{_last_lines(await process.last_words())}".strip()
+            words = f"exited{_how(code)}\n{_last_lines(await process.last_words())}".strip()
             await self.close()
             return Broken(kind=classify(words, code), words=words, seconds=seconds)
         last = "" if process is None else process.words
         await self.close()  # with everything it started
         match error:
             case TimeoutError():
-                words = f"{_last_lines(last)}\nit gave no answer within {deadline_s:g} s and was ended".strip()
+                words = f"{_last_lines(last)}\ntimeout: no result within {deadline_s:g} s, so it was stopped".strip()
                 return Broken(kind="timeout", words=words, seconds=seconds)
             case OSError():
                 return Broken(kind="failed", words=f"it could not be started: {error.strerror}", seconds=seconds)
@@ -284,7 +284,7 @@ def answer_of(rank: int, left: RanksEnd) -> Answer:
         return Done(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
     words = _words(record or {}) or _last_lines(left.words.get(rank, ""))
     if record is not None:
-        return Broken(kind=classify(words), words=words or "its record says nothing", seconds=left.seconds)
+        return Broken(kind=classify(words), words=words or "its record is empty", seconds=left.seconds)
     if left.exit_code is None:
         return _late(rank, words, left)
     codes = {int(found[1]): int(found[2]) for found in _EXITED.finditer(left.torchrun)}
@@ -296,7 +296,7 @@ def answer_of(rank: int, left: RanksEnd) -> Answer:
         return Broken(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
     code = codes.get(rank, left.exit_code)
     words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
-    words = f"{words}\nrank {rank} gave no record and ended{_how(code)}".strip()
+    words = f"{words}\nrank {rank} exited without a record{_how(code)}".strip()
     return Broken(kind=classify(words, code), words=words, seconds=left.seconds)
 
 
@@ -304,8 +304,10 @@ def _late(rank: int, words: str, left: RanksEnd) -> Broken:
     """Whoever waits at the meeting point for somebody who never comes is not the one that hangs."""
     waiting = [one for one, stage in left.stages.items() if stage == "rendezvous"]
     stage = left.stages.get(rank, "")
-    came = f"it had come as far as {stage!r}" if stage else "it had not even begun"
-    words = f"{words}\nrank {rank} gave no record within {left.deadline_s:g} s and was ended; {came}".strip()
+    came = f"last stage: {stage!r}" if stage else "it had not started"
+    words = (
+        f"{words}\ntimeout: no record of rank {rank} within {left.deadline_s:g} s, so it was stopped; {came}"
+    ).strip()
     kind = "rendezvous" if rank in waiting else "timeout"
     return Broken(kind=kind, words=words, seconds=left.seconds)
 
@@ -315,9 +317,9 @@ def _record(line: bytes) -> dict[str, Any]:
     try:
         said = reading.decode(line)
     except msgspec.DecodeError as error:
-        raise ValueError(f"it answered with no record: {error}") from error
+        raise ValueError(f"invalid output: {error}") from error
     if not isinstance(said, dict):
-        raise ValueError(f"it answered with no record: {str(said)[:500]}")
+        raise ValueError(f"invalid output: {str(said)[:500]}")
     return said
 
 

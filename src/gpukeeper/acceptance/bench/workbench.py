@@ -29,7 +29,7 @@ from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.unknown import Unknown
 
 CPU = "cpu"
-CPU_MODE = Unknown("the CPU is tested in the place of a GPU", by_design=True)
+CPU_MODE = Unknown("the CPU is tested instead of a GPU", by_design=True)
 SCAN = timedelta(seconds=20)
 SETTLES_S = 1.5  # the driver averages use over up to a second
 WATCH_S = 1.0  # how often processes are listed while something is measured
@@ -101,7 +101,7 @@ class LocalWorkbench:
             def others(uuid: str, listed: Listed, memory: Fact) -> tuple[int, ...] | Unknown:
                 whole = whole_of(uuid, known)
                 if whole is None:
-                    return Unknown("it was not here at the start")
+                    return Unknown("it was not present at the start")
                 used, busy = (self._used_before_us or {}).get(uuid), self._busy_before_us.get(uuid)
                 return neighbours.on(whole, uuid, listed, memory, used, busy)
 
@@ -111,7 +111,7 @@ class LocalWorkbench:
         try:
             return self._only_ours(await in_thread(seen, SCAN))
         except (TimeoutError, OSError) as error:
-            why = Unknown(f"processes and the kernel log could not be read: {error or 'it took too long'}")
+            why = Unknown(f"processes and the kernel log could not be read: {error or 'timeout'}")
             unseen = health_of(looks, datetime.now(UTC), lambda *_: why, {})
             return self._only_ours({uuid: _with_met(one, met.get(uuid, {})) for uuid, one in unseen.items()})
 
@@ -293,7 +293,7 @@ def _with_met(look: Health, met: Mapping[int, str]) -> Health:
 
 def _cause(no_python: Unknown) -> str:
     """Without the advice at its end: the findings give it."""
-    return no_python.why.partition(" Get it: ")[0]
+    return no_python.why.partition(" To install it: ")[0]
 
 
 def whole_of(uuid: str, gpus: Sequence[GpuFacts]) -> GpuFacts | None:

@@ -1,4 +1,4 @@
-"""What the engine says, only the parts we decide on. Podman answers in the same words."""
+"""The engine's messages, only the parts we decide on. Podman uses the same ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpukeeper.model.unknown import Unknown
 
 
 class Part(msgspec.Struct, frozen=True, rename="pascal"):
-    """Null and absent are the same to the engine, and so to us: every part has a default."""
+    """Null and absent are the same for the engine, and so for us: every field has a default."""
 
 
 class Listed(Part, frozen=True):
-    """One line of the list: enough to see that something changed, not enough to decide."""
+    """One entry of the list: enough to notice a change, not enough to decide."""
 
     id: str
     names: list[str] | None = None
@@ -174,7 +174,7 @@ class Change(Part, frozen=True):
 
 
 class Made(Part, frozen=True):
-    """What creating answers."""
+    """The response to a creation."""
 
     id: str
 
@@ -185,7 +185,7 @@ class Pruned(Part, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """How the engine words a refusal."""
+    """The message of an error response."""
 
     message: str = ""
 
@@ -197,4 +197,4 @@ def when(text: str) -> datetime | Unknown | None:
     try:
         return reading.moment(text)
     except ValueError as problem:
-        return Unknown(f"the engine gave a time that {problem} ({text[:40]!r})")
+        return Unknown(f"the engine returned a time that {problem} ({text[:40]!r})")

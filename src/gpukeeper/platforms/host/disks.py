@@ -1,4 +1,4 @@
-"""The filesystems that the policy's roots and gpukeeper's own folders lie on: how full they are. Looks only."""
+"""The filesystems of the policy's roots and of gpukeeper's own directories: how full they are. Reads only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Disks:
         deadline = self._patience.disk
         facts: dict[int, Usage] = {}
         unseen = []
-        for folder in self._folders():  # one by one: a dead network disk must not hide the others
+        for folder in self._folders():  # one by one: a hanging network disk must not hide the others
             try:
                 one = await in_thread(lambda: usage_of(folder), deadline)  # noqa: B023
                 facts.setdefault(one.device, one)
@@ -77,7 +77,7 @@ class Disks:
         for pid, size in held.most_common():
             if size >= NOTABLE:
                 who = f"pid {pid} ({printable(self._comm(pid))})"
-                yield f"{size_in_words(size)} are held by deleted files that {who} still has open"
+                yield f"{size_in_words(size)} are used by deleted files that {who} still has open"
 
     def _comm(self, pid: int) -> str:
         with suppress(OSError):
@@ -86,12 +86,12 @@ class Disks:
 
 
 def usage_of(folder: str) -> Usage:
-    """Of the filesystem that the folder lies on, or would lie on."""
+    """Of the filesystem that contains the directory, or would contain it."""
     return usage(nearest(os.path.realpath(folder)))
 
 
 def disk_of(folder: str) -> Disk | None:
-    """None: not known, so that it is never taken for too full."""
+    """None: unknown, so it never counts as too full."""
     try:
         return translate.disk(usage_of(folder))
     except OSError:

@@ -1,7 +1,8 @@
-"""What need not be walked again. Times only move forward, so a tree that was used lately stays young for as long as
-the policy's age; and where all trees of a folder are far below the threshold, none of them is due.
+"""What need not be walked again.
 
-Pure but for the stat of one entry. Never a reason to act: a look before an act measures anew.
+Times only move forward, so a tree that was used recently stays young for as long as the policy's age; and if all trees
+of a directory are far below the threshold, none of them is due. Pure except for the stat of one entry. Never a reason
+to act: the re-check before a step measures again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Remembered:
         self._totals = {path: total for path, total in self._totals.items() if path in folders}
 
     def is_far_below(self, folder: Folder, now: datetime) -> bool:
-        """All of its trees together, by a look that is not too long ago, and its disk is not too full."""
+        """All of its trees together, according to a recent observe, and its disk is not too full."""
         total, at = self._totals.get(folder.path, (0, None))
         fresh = at is not None and timedelta() <= now - at < LASTS
         return fresh and not folder.may_be_too_full and total < folder.above * FAR_BELOW
@@ -64,7 +65,9 @@ class Remembered:
         now: datetime,
         last_use: Callable[[Measured], LastUse],
     ) -> Measured | None:
-        """The last measurement if it will do. None: measure it anew. `last_use`: what follows from a measurement."""
+        """The last measurement if it is still valid. None: measure it again. `last_use`: what follows from a
+        measurement.
+        """
         known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
         if known is None or entry.taken is not None or not timedelta() <= now - known.at < LASTS:
             return None
@@ -78,6 +81,6 @@ class Remembered:
 
 
 def _times(top: os.stat_result) -> tuple[int, ...]:
-    """As a walk counts them: that a folder was listed is no use of it."""
+    """As a walk counts them: listing a directory is no use of it."""
     changed = (top.st_mtime_ns, top.st_ctime_ns)
     return changed if stat.S_ISDIR(top.st_mode) else (*changed, top.st_atime_ns)

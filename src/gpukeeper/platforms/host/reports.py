@@ -1,4 +1,4 @@
-"""Which reports are the newest of their folder. Those stay, however old they are."""
+"""Which reports are the newest of their directory. Those are kept, however old they are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gpukeeper.platforms.host import roots, translate
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """The reports of one folder whose times are known, newest first, as an observe found them."""
+    """The reports of one directory whose times are known, newest first, as of the last observe."""
 
     uids: tuple[str, ...]
 
     def why_kept(self, uid: str, there: frozenset[str], keep_last: int) -> str | None:
-        """`there`: what is in the folder now. Reports only grow newer, so of those that were newer than this one and
-        are still there every one still is. One that came since is left out, and so keeps more."""
+        """`there`: what is in the directory now. Reports only get newer, so those that were newer than this one and
+        still exist still are. A report created since then is not counted, so more is kept.
+        """
         newer = self.uids[: self.uids.index(uid)] if uid in self.uids else ()
         if keep_last == 0 or len(there.intersection(newer)) >= keep_last:
             return None
@@ -27,8 +28,9 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def rank(reports: Sequence[Subject], contents: Mapping[str, datetime | Unknown]) -> Ranked:
-    """By what is in them, not by when somebody read or moved one. One that could not be measured takes nobody's place;
-    it stays by itself."""
+    """By content, not by the time of a read or a move. A report that could not be measured is not ranked; it is kept
+    anyway.
+    """
     uids = [one.ref.uid for one in reports]
     timed = [(at, uid) for uid in uids if isinstance(at := contents.get(uid), datetime)]
     return Ranked(tuple(uid for _, uid in sorted(timed, reverse=True)))

@@ -1,4 +1,4 @@
-"""The trees of this machine: temporary ones, reports, and what interrupted removals left. Looks only."""
+"""The trees of this machine: temporary ones, reports, and the rest of interrupted removals. Reads only."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gpukeeper.platforms.host.roots import Entry
 
 
 class Heavy:
-    """A tree with so many entries that it is not walked before it is clear that this is worth it."""
+    """A tree with so many entries that it is walked only if it could be due."""
 
 
 HEAVY = Heavy()
 
 
 class Used(msgspec.Struct, frozen=True):
-    """What is in use below one folder, and which of its entries somebody names."""
+    """What is in use below one directory, and which of its entries a process names."""
 
     below: open_files.Below
     named: Mentions
@@ -50,9 +50,9 @@ class Used(msgspec.Struct, frozen=True):
 InUse: TypeAlias = Used | Unknown
 Found: TypeAlias = Subject | Unseen | Heavy | None
 NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
-NOT_RANKED = Unknown("which reports of its root are the newest could not be learned")
-STAYS = Unknown("not measured, since it stays anyway")
-FAR_BELOW = Unknown("not measured, since such trees are far below the threshold together")
+NOT_RANKED = Unknown("the newest reports of its root could not be determined")
+STAYS = Unknown("not measured, because it is kept anyway")
+FAR_BELOW = Unknown("not measured, because all such trees together are far below the threshold")
 LIGHT = 5_000  # entries; a tree with more is heavy
 AT_ONCE = 1_000  # paths of one estimate
 
@@ -75,20 +75,21 @@ class Trees:
         self.follow(named)
 
     def follow(self, named: Named) -> None:
-        """What was learned under another policy is learned anew."""
+        """What was cached under another policy is dropped."""
         self.named = self._all = named
-        self._together: dict[str, int] = {}  # by folder, of the last observe; a look measures one tree only
-        self._ranked: dict[str, reports.Ranked] = {}  # by folder, the same
-        self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when what is in them last changed
+        # by directory, of the last observe; a read of one tree measures only that tree
+        self._together: dict[str, int] = {}
+        self._ranked: dict[str, reports.Ranked] = {}  # by directory, the same
+        self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when their content last changed
         self._remembered = Remembered()
 
     async def ask_roots(self) -> tuple[Unseen, ...]:
-        """Whose filesystem does not answer is left out until it does."""
+        """Roots whose filesystem does not answer are skipped until it does."""
         self.named, unseen = await folders.answering(self._all, self._answering, self._patience.tree)
         return unseen
 
     async def observe(self) -> AsyncIterator[Page]:
-        """Folder by folder: how much its trees hold together is known only when all of them were measured."""
+        """Directory by directory: the total size of its trees is known only when all of them were measured."""
         listed, unseen = await folders.list_all(self.named, self._patience.tree)
         if unseen:
             yield (), unseen
@@ -109,7 +110,7 @@ class Trees:
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, ":")
         if wanted is None:
-            return Unknown(f"{ref.uid!r} names no tree")
+            return Unknown(f"{ref.uid!r} does not identify a tree")
         deadline = self._patience.tree
         try:
             entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
@@ -130,7 +131,7 @@ class Trees:
         if isinstance(found, Unseen):
             return Unknown(found.why)
         if not isinstance(found, Subject) or found.ref.uid != ref.uid:
-            return Unknown(f"it {measure.CHANGED}")  # the next look tells what became of it
+            return Unknown(f"it {measure.CHANGED}")  # the next read shows its state
         if entry.taken is not None:
             return found
         if entry.kind == translate.REPORT:
@@ -138,7 +139,7 @@ class Trees:
         return msgspec.structs.replace(found, together=self._together.get(entry.folder, NOT_SUMMED))
 
     async def _ranked_again(self, report: Subject, entry: Entry) -> Subject:
-        """By the last observe, and by what is still there of what was newer then."""
+        """According to the last observe, and what still exists of what was newer then."""
         root = next(one for one in self.named.roots if one.path == entry.root)
         deadline = self._patience.tree
         if entry.folder not in self._ranked:
@@ -166,7 +167,7 @@ class Trees:
         return trees, tuple(one for one in found if isinstance(one, Unseen))
 
     def _compared(self, folder: Folder, trees: Sequence[Subject]) -> tuple[Subject, ...]:
-        """What is known only of all together: their sum, and which are the newest."""
+        """What is known only of all together: the total size, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
         ranked = self._ranked[folder.path] = reports.rank(found, self._contents)
         there = frozenset(one.ref.uid for one in found)
@@ -192,7 +193,7 @@ class Trees:
     # Measuring
 
     async def _measure_all(self, folder: Folder, entries: Sequence[Entry], until: float) -> list[Found]:
-        """What is light, or known well enough, first; the rest only where something could come of it."""
+        """Small trees, and those with a valid cached measurement, first; the rest only where it could be due."""
         light = msgspec.structs.replace(self._limits, entries=min(self._limits.entries, LIGHT))
         first = await self._measure_some(folder, entries, until, light)
         heavy = [entry for entry, one in zip(entries, first, strict=True) if one is HEAVY]
@@ -207,7 +208,7 @@ class Trees:
     ) -> list[Found]:
         found: list[Found] = []
         for start in range(0, len(entries), PAGE):
-            in_use = await self._in_use(folder.path)  # anew, since measuring takes its time
+            in_use = await self._in_use(folder.path)  # the current time: measuring takes a while
             some = entries[start : start + PAGE]
             found += [await self._measure(entry, folder, in_use, until, limits, fresh=False) for entry in some]
         return found
@@ -215,7 +216,7 @@ class Trees:
     async def _measure(
         self, entry: Entry, folder: Folder, in_use: InUse, until: float, limits: Limits | None, *, fresh: bool = True
     ) -> Found:
-        """None: it went away since it was listed. `fresh`: not from memory. Without limits it is not walked."""
+        """None: it is gone since it was listed. `fresh`: not from the cache. Without limits it is not walked."""
         deadline = self._patience.tree
         try:
             return await in_thread(
@@ -255,7 +256,7 @@ class Trees:
         return _unmeasured(top, STAYS) if known is None and stays else known
 
     def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits, top: os.stat_result) -> Measured | None:
-        """What holds a mount is not walked: a single file mounted inside escapes a walk, or never answers it."""
+        """A tree that contains a mount is not walked: a single file mounted inside escapes a walk, or may hang it."""
         known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts
         if mounts.has_mount_inside(entry.real_path, known):
             return _unmeasured(top, Unknown(measure.MOUNT_POINT))
@@ -294,7 +295,7 @@ class Trees:
         return subject
 
     def _last_use(self, entry: Entry, found: Measured, in_use: InUse) -> LastUse:
-        """What an interrupted removal left is not used by anybody: no one can reach it."""
+        """The rest of an interrupted removal is unused: no process can reach it."""
         now = self._at().now
         if entry.taken is not None or isinstance(in_use, Unknown):
             return access_times.recorded(found, now)
@@ -304,7 +305,7 @@ class Trees:
         what, deadline = "the list of open files", self._patience.processes
         needed = await self._needed()
         if isinstance(needed, Unknown):
-            return Unknown(f"whether a stopped container needs it is not known: {needed.why}")
+            return Unknown(f"whether a stopped container needs it is unknown: {needed.why}")
         try:
             return await in_thread(lambda: self._used(folder, needed), deadline)
         except TimeoutError:
@@ -322,7 +323,7 @@ class Trees:
         return Used(open_files.below(folder, found), named.and_also(entries), reads)
 
     async def _is_far_below(self, folder: Folder) -> bool:
-        """By an estimate, which takes half the time of a walk and is good for nothing else."""
+        """By an estimate, which takes half the time of a walk and is used for nothing else."""
         now = self._at().now
         if folder.may_be_too_full or folder.above == 0 or self._remembered.is_far_below(folder, now):
             return self._remembered.is_far_below(folder, now)
@@ -343,7 +344,7 @@ class Trees:
 
 
 def _entry_of(folder: str, path: str) -> str | None:
-    """The entry of a folder in which a path lies; links resolved, as the folder's are."""
+    """The entry of a directory that contains a path; links resolved, like the directory's."""
     real, prefix = os.path.realpath(path), folder.rstrip("/") + "/"
     return real[len(prefix) :].split("/", 1)[0] if real.startswith(prefix) else None
 

@@ -1,4 +1,4 @@
-"""What people leave on the disks of the simulated fleet: they spill, crash, open, work beside it and fill it up."""
+"""What users leave on the disks of the simulated fleet: they spill, crash, open, work beside it and fill it up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TEMPORARY = ("ray_tmp_", "pip-", "tmp", "tmp-keep-", "keep-")
 
 
 class Files:
-    """The part of the people's agenda that is about trees."""
+    """The part of the users' agenda that is about trees."""
 
     def __init__(self, world: World, minute: timedelta) -> None:
         self._world, self._minute = world, minute
 
-    # What a person does to an existing tree; also used to stir the world between two calls.
+    # What a user does to an existing tree; also used to change the world between two calls.
 
     @property
     def stirrers(self) -> list[Callable[[Thing], None]]:
@@ -35,14 +35,14 @@ class Files:
             self._world.note("person", thing, effect="files touched")
 
     def open(self, thing: Thing) -> None:
-        """No time and no version says so: only who looks for open files sees it."""
+        """No time and no version shows it: only a read of open files does."""
         if thing.shape is Shape.TREE:
             thing.in_use = True
             self._world.note("person", thing, effect="files opened")
             self._world.after(self._span(20, 90), lambda: self._close(thing))
 
     def read(self, thing: Thing) -> None:
-        """Again and again, and closed in between. The disk records the first read after a change, and one a day."""
+        """Again and again, and closed in between. The disk records the first read after a change, and one per day."""
         if thing.shape is Shape.TREE and thing.category is Category.TEMPORARY and not thing.gone:
             now = thing.last_used = self._now()
             if thing.read is None or now - thing.read >= DAY:
@@ -52,7 +52,7 @@ class Files:
                 self._world.after(self._span(5, 40), lambda: self.read(thing))
 
     def move(self, thing: Thing) -> None:
-        """From elsewhere to below a root: only its top tells."""
+        """From another directory to below a root: only its top shows it."""
         if thing.shape is Shape.TREE and thing.category is Category.TEMPORARY:
             thing.last_used = thing.moved = self._now()
             thing.touch()
@@ -64,7 +64,7 @@ class Files:
             self._world.note("person", thing, effect="work begins beside it")
 
     def revive(self, thing: Thing) -> None:
-        """A dead session lives again: the same folder, another incarnation."""
+        """A dead session is alive again: the same directory, another incarnation."""
         if thing.category is Category.DEAD_SESSION and not thing.in_use:
             self._live(thing)
 
@@ -101,7 +101,7 @@ class Files:
             self.fills(place)
 
     def fills(self, place: Place) -> None:
-        """Somebody else's files, that come and go."""
+        """Files of others, that come and go."""
         node = self._node(place)
         node.others = self._world.rng.randint(60, 190) * GIB
         self._world.after(self._span(30, 200), lambda: setattr(node, "others", 0))

@@ -1,4 +1,4 @@
-"""The fleet of the demo: three Docker hosts, a cluster and two Ray nodes, with the people who use them."""
+"""The fleet of the demo: three Docker hosts, a cluster and two Ray nodes, with their users."""
 
 from __future__ import annotations
 

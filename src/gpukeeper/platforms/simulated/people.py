@@ -1,4 +1,6 @@
-"""People of the simulated fleet: they start, forget, restart, hold, crash and remove work, each by their own dice."""
+"""Users of the simulated fleet: they start, forget, restart, hold, crash and remove work, each with their own random
+generator.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ADJECTIVES = ("train", "eval", "tune", "notebook", "sweep", "render", "embed", "
 
 
 class People:
-    """Fills a world's agenda. `pace`: mean time between two arrivals at a place; `hurry`: how much quicker all is."""
+    """Fills a world's agenda. `pace`: mean time between two arrivals at a place; `hurry`: factor by which everything is
+    faster.
+    """
 
     def __init__(self, world: World, pace: timedelta, hurry: float = 1.0) -> None:
         self._world = world
@@ -33,7 +37,7 @@ class People:
                 self._device(place, gpu)
             self._arrive_later(place)
 
-    # What a person does to an existing thing; also used to stir the world between two calls.
+    # What a user does to an existing thing; also used to change the world between two calls.
 
     def restart(self, thing: Thing) -> None:
         if thing.shape is Shape.WORKLOAD and thing.root is None and not thing.ends_for_good:
@@ -53,7 +57,7 @@ class People:
             self._world.remove(thing)
 
     def replace(self, thing: Thing) -> None:
-        """The same name, another thing: what a decision by name would hit wrongly."""
+        """The same name, another thing: a decision by name would hit the wrong one."""
         if thing.shape is not Shape.WORKLOAD or thing.root is not None:
             return
         self._world.remove(thing)
@@ -156,7 +160,7 @@ class People:
         if root.gone:
             return
         root.start(self._now(), 10 * self._minute)
-        root.run = 1  # the same incarnation: only its end, seen before, tells
+        root.run = 1  # the same incarnation: only its end, seen before, shows it
         self._world.after(15 * self._minute, lambda: None if root.gone else root.end(self._now(), Outcome.FAILED))
         self._world.after(30 * self._minute, lambda: self._run_in_loop(root))
 

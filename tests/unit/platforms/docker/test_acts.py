@@ -128,7 +128,7 @@ def test_nobody_is_stopped_whose_jobs_could_not_be_told() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
     async def blind(_container: Inspected) -> Sequence[Holder]:
-        raise PlatformError("who holds its GPUs is not known")
+        raise PlatformError("the processes that hold its GPUs are unknown")
 
     with pytest.raises(PlatformError):
         stop(fake, seen(told(host=ALWAYS)), blind)
@@ -223,7 +223,7 @@ def test_a_start_after_our_look_is_reported_as_lost(ahead: int, lost: bool) -> N
     ]
     answer = remove(fake, seen(told(state=ended())))
     assert isinstance(answer, Accepted)
-    assert ("somebody started it" in answer.missed) is lost
+    assert ("it was started at the same time" in answer.missed) is lost
 
 
 @pytest.mark.parametrize("change", [{"name": "/other"}, {"state": ended(FinishedAt="2026-11-15T10:30:00Z")}])

@@ -147,7 +147,7 @@ def test_the_recorded_changes() -> None:
 def test_unnamed_volumes_are_lost_only_with_what_goes_when_stopped() -> None:
     mounts = [{"Type": "volume", "Name": "a" * 64, "Destination": "/data"}]
     assert losses(container(mounts=mounts), ()) == ()
-    assert losses(container(mounts=mounts, host={"AutoRemove": True}), ()) == ("the unnamed volume at /data",)
+    assert losses(container(mounts=mounts, host={"AutoRemove": True}), ()) == ("the anonymous volume at /data",)
 
 
 def take(fake: FakeEngine, what: tuple[str, ...]) -> Any:

@@ -51,7 +51,7 @@ def test_a_trusted_label_that_came_with_the_image_is_only_a_claim(label: str) ->
 
 
 def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing_gets_stricter() -> None:
-    silent = Unknown("its image cannot be looked at")
+    silent = Unknown("its image cannot be inspected")
     running = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": True})
     assert (running.owner, running.verified) == (silent, False)
     ended = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": False})
@@ -63,7 +63,7 @@ def test_a_folder_that_is_only_read_makes_nobody_the_verified_owner() -> None:
     read = [{**mount, "RW": False} for mount in bind("/home/ann/x")]
     found = whose(mounts=read)
     assert (found.owner, found.verified) == ("ann", False)
-    assert found.evidence == ("/home/ann/x belongs to ann, and it may only be read",)
+    assert found.evidence == ("/home/ann/x belongs to ann, mounted read-only",)
     both = whose(mounts=[*read, *bind("/home/bob/y")])
     assert (both.owner, both.verified) == ("bob", True)
 
@@ -103,7 +103,7 @@ def test_a_folder_that_only_a_label_names_tells_the_owner_and_wins_no_time(label
 def test_somebody_elses_name_on_ones_own_folder_is_a_conflict() -> None:
     found = whose(labels={"ds01.user": "bob"}, mounts=bind("/home/ann/x"))
     assert found.owner == "ann"
-    assert "not clear" in found.findings[0]
+    assert "ambiguous" in found.findings[0]
 
 
 def test_folders_of_two_people_verify_neither() -> None:

@@ -224,7 +224,7 @@ def test_who_only_writes_a_pods_label_asks() -> None:
     """Left alone until an admin answers, and listed: a label must not make anybody's work vanish from sight."""
     marks = marks_of(container(labels={"io.kubernetes.pod.uid": "1"}), {}, None)
     assert marks.managed_elsewhere is None
-    assert marks.asks_exemption == "labels of a pod, without the cgroup of one"
+    assert marks.asks_exemption == "labels of a pod, without the cgroup of a pod"
 
 
 @pytest.mark.parametrize(("text", "ttl"), [("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("0s", timedelta())])

@@ -140,7 +140,7 @@ def test_a_keep_file_keeps_a_tree_and_says_so(machine: Machine) -> None:
     seen = machine.observe()["tmp-a"]
     (path / ".keep").touch()
     kept = machine.look(seen)
-    assert kept.kept == "a file called .keep in it asks for that"
+    assert kept.kept == "it contains a file named .keep"
     assert isinstance(machine.remove(kept), Changed)
     (path / ".keep").unlink()
     assert machine.look(seen).kept is None
@@ -152,7 +152,7 @@ def test_a_name_that_the_policy_keeps_is_shown_and_not_even_walked(tmp_path: Pat
     entry = Temporary(root=str(tmp_path), names=("tmp*",), keep=("*model",), above=0)
     machine.platform.follow(Policy(temporary=(entry,)))
     seen = machine.observe()
-    assert seen["tmp-model"].kept == "the policy keeps its name"
+    assert seen["tmp-model"].kept == "the policy keeps entries with its name"
     assert isinstance(seen["tmp-model"].size, Unknown)
     assert seen["tmp-a"].together == seen["tmp-a"].size, "what stays anyway is not held against the others"
     assert isinstance(machine.remove(machine.look(seen["tmp-model"])), Changed)

@@ -158,7 +158,7 @@ def test_a_tree_that_was_not_measured_keeps_its_unknowns() -> None:
 
 def test_trees_together_hold_at_least_what_was_measured_and_may_go() -> None:
     trees = [tree_subject(standing(), measured(size), AT) for size in (1, Unknown("?"), 2)]
-    stays = tree_subject(standing(kept="a file asks for that"), measured(100), AT)
+    stays = tree_subject(standing(kept="it contains a file named .keep"), measured(100), AT)
     assert all_together([*trees, stays]) == 3
 
 

@@ -431,7 +431,7 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         Use.UNKNOWN,
         "stands still",
     ),
-    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "when it started is not known"),
+    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "when it started is unknown"),
     "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "names no GPU of a pod"),
 }
 

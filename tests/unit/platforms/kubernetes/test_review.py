@@ -393,7 +393,7 @@ def test_a_description_without_a_uid_is_no_reason_to_go_on_without_evidence() ->
 
 
 def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path: Path) -> None:
-    """A server that just began lists its own groups first. Else all work of the kind would be `seen to be gone`."""
+    """A server that just began lists its own groups first. Else all work of the kind would be `verified: gone`."""
     api, time = a_cluster(), Time()
 
     async def story(cluster: Cluster) -> list[object]:
