@@ -131,7 +131,7 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     """Whether the dashboards of the Ray nodes here are reachable; nodes of other clusters count as busy."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.platforms.ray.asking import Asking, Dashboard
+    from gpukeeper.platforms.ray.dashboards import Asking, Dashboard
     from gpukeeper.platforms.ray.processes import raylet_of, read_all
     from gpukeeper.platforms.ray.settings import settings_of
 

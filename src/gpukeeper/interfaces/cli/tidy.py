@@ -46,7 +46,7 @@ def tidy(
         say(f"The command exited with {code}; its temporary files are in {folder / host.INSIDE}")
     else:
         left = host.remove_folder(folder, since)
-        if isinstance(left, host.Kept):
+        if isinstance(left, host.Remainder):
             say(f"{left.path} was kept: {left.why}")
         elif left and sys.stderr.isatty():
             say(f"{size_in_words(left)} of temporary files deleted.")
