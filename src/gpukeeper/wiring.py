@@ -100,7 +100,7 @@ class Session:
     usage: GpuUsage | None = None
     notes: list[str] = field(default_factory=list)
 
-    def looking_only(self) -> Rulebook:
+    def observe_only(self) -> Rulebook:
         """The last good policy, without the right to act."""
         return Rulebook(msgspec.structs.replace(self.loaded.policy, mode=Mode.PLAN))
 

@@ -34,7 +34,7 @@ def read_exemptions(path: Path, classes: Iterable[str]) -> FromFile:
     read = document.read(text)
     broken = next((problem for problem in read.problems if not problem.paths[0]), None)
     if broken:
-        return _everything_kept(broken.told(str(path), read.lines))
+        return _everything_kept(broken.message(str(path), read.lines))
     if not isinstance(read.tree, list):
         return _everything_kept(f"{path}: not a list of exemptions (an empty list is written [])")
     return _entries(read, str(path), list(classes))

@@ -137,12 +137,12 @@ def load_text(text: str, name: str = "policy.yaml", folder: Path = Path()) -> Lo
     """`folder`: where `exemptions_from` is looked for. Raises PolicyError with every problem."""
     read = document.read(text)
     if not isinstance(read.tree, dict):
-        raise PolicyError(problems.told_in_order(read.problems or [_no_settings(read)], name, read.lines))
+        raise PolicyError(problems.messages_in_order(read.problems or [_no_settings(read)], name, read.lines))
     file, layers, found = validated(read.tree, read.lines, name)
     found = read.problems + found
     found += _apart_from(found, check(file))
     if found:
-        raise PolicyError(problems.told_in_order(found, name, read.lines))
+        raise PolicyError(problems.messages_in_order(found, name, read.lines))
     return _loaded(file, layers, name, folder)
 
 

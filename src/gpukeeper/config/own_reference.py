@@ -24,7 +24,9 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     """Raises UsageError with every problem."""
     read = document.read(_text(path))
     if read.problems:
-        raise UsageError("\n".join([*(one.told(str(path), read.lines) for one in read.problems), "Nothing was run."]))
+        raise UsageError(
+            "\n".join([*(one.message(str(path), read.lines) for one in read.problems), "Nothing was run."])
+        )
     try:
         rows = reference.read(read.tree or [])
     except msgspec.ValidationError as error:

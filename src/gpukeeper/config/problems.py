@@ -26,7 +26,7 @@ class Problem:
     def at(self, lines: Mapping[Path, int]) -> int:
         return self.line or line_of(self.where(lines), lines)
 
-    def told(self, name: str, lines: Mapping[Path, int]) -> str:
+    def message(self, name: str, lines: Mapping[Path, int]) -> str:
         setting = f"{in_words(self.where(lines))}: " if self.name_setting and self.where(lines) else ""
         return f"{name}:{self.at(lines)}: {setting}{self.sentence}"
 
@@ -46,12 +46,12 @@ def in_words(path: Path) -> str:
     return words
 
 
-def told_in_order(problems: Iterable[Problem], name: str, lines: Mapping[Path, int]) -> list[str]:
+def messages_in_order(problems: Iterable[Problem], name: str, lines: Mapping[Path, int]) -> list[str]:
     """By line, each once."""
     chosen: dict[object, Problem] = {}
     for problem in problems:
         chosen.setdefault((problem.where(lines), problem.once or problem.sentence, problem.line), problem)
-    return [problem.told(name, lines) for problem in sorted(chosen.values(), key=lambda one: one.at(lines))]
+    return [problem.message(name, lines) for problem in sorted(chosen.values(), key=lambda one: one.at(lines))]
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:

@@ -101,7 +101,7 @@ def subject_row(subject: Subject) -> SubjectRow:
     )
 
 
-class Missed(Protocol):
+class UnseenItem(Protocol):
     """What could not be listed, with or without its place."""
 
     @property
@@ -120,10 +120,10 @@ def unseen_everywhere(unseen: Sequence[UnseenAt]) -> list[str]:
     ]
 
 
-def unseen_lines(platform: str, place: str, unseen: Iterable[Missed]) -> list[str]:
+def unseen_lines(platform: str, place: str, unseen: Iterable[UnseenItem]) -> list[str]:
     """One sentence for each reason: a missing right concerns a dozen kinds, in the same words but for their names."""
     where = f"{platform}/{place}"
-    alike: dict[str, list[Missed]] = {}
+    alike: dict[str, list[UnseenItem]] = {}
     for one in unseen:
         alike.setdefault(_gist(one), []).append(one)
     lines = []
@@ -140,7 +140,7 @@ def untouched(lines: Iterable[str]) -> list[str]:
     return [f"{line}. Its state is unknown, so it is not changed." for line in lines]
 
 
-def _gist(one: Missed) -> str:
+def _gist(one: UnseenItem) -> str:
     """Its reason without names: those in quotes, and its own."""
     kind = re.escape(one.what.partition(" ")[0])
     return re.sub(rf'"[^"]*"|\b{kind}[\w.-]*', "…", one.why)

@@ -114,7 +114,7 @@ def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
     return tuple(sums[name] for name in names if name in sums and sums[name].total.number)
 
 
-def told_view(found: Outlooks) -> PlanView:
+def daemon_plan_view(found: Outlooks) -> PlanView:
     """The same from a daemon; what only a whole look has is empty."""
     return PlanView(
         found.policy,
@@ -153,7 +153,7 @@ def summary(view: PlanView, again: str) -> str:
     return f"{count}; {kept_summary(view.kept)}.{acts}\n{_policy(view.policy)}"
 
 
-def told_summary(view: PlanView) -> str:
+def daemon_plan_summary(view: PlanView) -> str:
     count = f"{len(view.due)} due" if view.due else "Nothing is due"
     return f"{count}; {kept_summary(view.kept)}.\n{_policy(view.policy)}"
 
@@ -194,7 +194,7 @@ def unseen_notes(report: PassReport) -> list[str]:
     return untouched(unseen_lines(place.name, place.place, report.survey.unseen))
 
 
-def told_notes(found: Outlooks) -> Iterator[str]:
+def daemon_plan_notes(found: Outlooks) -> Iterator[str]:
     for place in found.places:
         where = f"{place.platform}/{place.place}"
         yield from untouched(unseen_lines(place.platform, place.place, place.unseen))

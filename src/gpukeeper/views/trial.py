@@ -32,7 +32,7 @@ MARGIN = timedelta(hours=2)
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class TrialInput(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
 
     subject: Subject
@@ -58,7 +58,7 @@ class TrialView(msgspec.Struct, frozen=True, kw_only=True):
     assumes: tuple[str, ...]
 
 
-def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
+def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
     """Raises UsageError for a hold that would not be granted."""
     book, subject = Rulebook(policy), given.subject
 
@@ -99,7 +99,7 @@ def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
     )
 
 
-def _view(given: Given, book: Rulebook, now: datetime) -> View:
+def _view(given: TrialInput, book: Rulebook, now: datetime) -> View:
     subject = given.subject
     started = subject.started if isinstance(subject.started, datetime) else None
     memory = Memory(first_start=started, started=started, state=str(subject.state), incarnation=INCARNATION)
@@ -117,7 +117,7 @@ def _view(given: Given, book: Rulebook, now: datetime) -> View:
     return msgspec.structs.replace(view, memory=msgspec.structs.replace(memory, holds=(granted,)))
 
 
-def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datetime) -> View:
+def _measured(view: View, given: TrialInput, book: Rulebook, now: datetime, at: datetime) -> View:
     """As a daemon would have measured it by then: in use until it became idle, and not since."""
     subject = view.subject
     if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
@@ -149,7 +149,7 @@ def _end(found: tuple[Ahead, ...], subject: Subject, decision: Decision) -> str:
     return "No further actions."
 
 
-def _assumed(policy: Policy, given: Given, found: tuple[Ahead, ...]) -> Iterator[str]:
+def _assumed(policy: Policy, given: TrialInput, found: tuple[Ahead, ...]) -> Iterator[str]:
     if given.subject.state is State.RUNNING and given.subject.devices:
         yield (
             "The GPUs are in use all the time."

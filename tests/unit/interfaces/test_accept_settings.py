@@ -8,13 +8,13 @@ import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Wish
-from gpukeeper.interfaces.cli.accept_settings import Flags, wish_of
-from gpukeeper.interfaces.cli.accept_variables import Told
+from gpukeeper.interfaces.cli.accept_settings import Flags, run_request
+from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 from gpukeeper.model.errors import UsageError
 
 
 def wish(**flags: Any) -> Wish:
-    return wish_of(Flags(**flags), Told(), CHECKS)
+    return run_request(Flags(**flags), EnvironmentSettings(), CHECKS)
 
 
 def refused(**flags: Any) -> str:
@@ -31,14 +31,16 @@ def test_without_flags_it_is_quick_and_everything() -> None:
 @pytest.mark.parametrize(
     ("flags", "told", "length"),
     [
-        ({"quick": True}, Told(within="5m"), ("quick", 60.0)),
-        ({}, Told(within="5m"), ("5m", 300.0)),
-        ({"full": True}, Told(), ("30m", 1800.0)),
-        ({"within": "4h"}, Told(within="5m"), ("4h", 14400.0)),
+        ({"quick": True}, EnvironmentSettings(within="5m"), ("quick", 60.0)),
+        ({}, EnvironmentSettings(within="5m"), ("5m", 300.0)),
+        ({"full": True}, EnvironmentSettings(), ("30m", 1800.0)),
+        ({"within": "4h"}, EnvironmentSettings(within="5m"), ("4h", 14400.0)),
     ],
 )
-def test_how_long_it_takes_is_said_by_flags_first(flags: dict[str, Any], told: Told, length: tuple[str, float]) -> None:
-    found = wish_of(Flags(**flags), told, CHECKS)
+def test_how_long_it_takes_is_said_by_flags_first(
+    flags: dict[str, Any], environment: EnvironmentSettings, length: tuple[str, float]
+) -> None:
+    found = run_request(Flags(**flags), environment, CHECKS)
     assert (found.profile, found.within_s) == length
 
 
@@ -48,10 +50,10 @@ def test_lists_may_be_repeated_or_have_commas() -> None:
 
 
 def test_flags_win_over_variables() -> None:
-    told = Told(expect=8, settings=["training.epochs=3"])
-    found = wish_of(Flags(expect=4, set_=["training.epochs=5"]), told, CHECKS)
+    environment = EnvironmentSettings(expect=8, settings=["training.epochs=3"])
+    found = run_request(Flags(expect=4, set_=["training.epochs=5"]), environment, CHECKS)
     assert (found.expected, found.params) == (4, {"training": {"epochs": 5}})
-    assert wish_of(Flags(), told, CHECKS).expected == 8
+    assert run_request(Flags(), environment, CHECKS).expected == 8
 
 
 @pytest.mark.parametrize(
@@ -83,15 +85,15 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
         ("environment.x=1", "It has no parameters"),
     ],
 )
-def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, said: str) -> None:
-    assert said in refused(set_=[words])
+def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, notes: str) -> None:
+    assert notes in refused(set_=[words])
 
 
 @pytest.mark.parametrize("check", ["training", "ddp"])
 def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> None:
-    told = refused(set_=[f"{check}.epochs=1"])
-    assert told.count("Nothing was run.") == 1
-    assert f"--set {check}: epochs 1" in told
+    environment = refused(set_=[f"{check}.epochs=1"])
+    assert environment.count("Nothing was run.") == 1
+    assert f"--set {check}: epochs 1" in environment
 
 
 @pytest.mark.parametrize(
@@ -115,13 +117,15 @@ def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> N
         ("collectives.rounds=0", "rounds 0 is too small to prove anything"),
     ],
 )
-def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
-    assert said in refused(set_=[words])
+def test_what_would_prove_nothing_is_refused(words: str, notes: str) -> None:
+    assert notes in refused(set_=[words])
 
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:
-    told = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
-    assert [words in told for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [True] * 3
+    environment = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
+    assert [words in environment for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize("name", ["environment", "health"])
@@ -136,7 +140,9 @@ def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
 
 
 def test_every_problem_is_told_at_once() -> None:
-    told = refused(check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"])
+    environment = refused(
+        check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"]
+    )
     for words in (
         '"gemm"',
         '"exact"',
@@ -146,8 +152,8 @@ def test_every_problem_is_told_at_once() -> None:
         "cannot be combined",
         'no parameter "x"',
     ):
-        assert words in told
-    assert len(told.splitlines()) == 8
+        assert words in environment
+    assert len(environment.splitlines()) == 8
 
 
 def test_what_is_asked_for_and_left_out_at_once_is_refused() -> None:

@@ -11,7 +11,7 @@ from gpukeeper.interfaces.terminal.top_picture import Age, Display, picture, scr
 from gpukeeper.lifecycle.claims import How
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.top import GpuLine, Step, TopView
+from gpukeeper.views.top import GpuLine, NextStep, TopView
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW
 
 AS_LISTED = Display()
@@ -29,7 +29,7 @@ TRAIN = GpuLine(
     use=83.4,
     memory_used_mib=72_704,
     memory_total_mib=81_920,
-    steps=(Step("warn", NOW + 10 * MINUTE, "idle"), Step("stop", NOW + 30 * MINUTE, "idle")),
+    steps=(NextStep("warn", NOW + 10 * MINUTE, "idle"), NextStep("stop", NOW + 30 * MINUTE, "idle")),
     reason="idle for 20m, allowed 30m",
 )
 UNMEASURED = GpuLine(
@@ -135,7 +135,7 @@ def test_an_old_measurement_is_marked_and_several_places_are_named() -> None:
 
 
 def test_a_due_act_comes_at_the_next_pass() -> None:
-    due = _replaced(TRAIN, steps=(Step("stop", None, "max_runtime"),), reason="ran for 2d, allowed 1d")
+    due = _replaced(TRAIN, steps=(NextStep("stop", None, "max_runtime"),), reason="ran for 2d, allowed 1d")
     assert lines(TopView(at=NOW, mode=Mode.ENFORCE, gpus=(due,)))[3] == (
         "  train-7b: stop at the next pass (max_runtime): ran for 2d, allowed 1d"
     )

@@ -11,11 +11,19 @@ from gpukeeper.engine.counts import Counts, Pile
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdict
+from gpukeeper.model.decision import Action, Decision, NextStep, Plan, Unseen, Verdict
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.applied import applied_summary, applied_view
-from gpukeeper.views.plan import kept_summary, notes, plan_view, summary, told_notes, told_summary, told_view
+from gpukeeper.views.plan import (
+    daemon_plan_notes,
+    daemon_plan_summary,
+    daemon_plan_view,
+    kept_summary,
+    notes,
+    plan_view,
+    summary,
+)
 from gpukeeper.views.workload import workload_row, workloads_view
 from tests.unit.lifecycle.examples import HOUR, NOW, decision
 
@@ -32,7 +40,7 @@ def report(*decisions: Decision, place: str = "node-3", **facts: Any) -> PassRep
     given = dict(facts.pop("survey", {}))
     counts = Counts(seen=len(decisions), trees=given.pop("trees", {}))
     survey = Survey(platform, NOW, decisions=list(decisions), counts=counts, **given)
-    steps = tuple(Step(f"s{n}", one) for n, one in enumerate(survey.due))
+    steps = tuple(NextStep(f"s{n}", one) for n, one in enumerate(survey.due))
     return PassReport(1, survey, facts.pop("plan", Plan("d1", NOW, steps)), **facts)
 
 
@@ -99,10 +107,10 @@ def test_what_a_daemon_tells_is_the_same_view() -> None:
         left_out=3,
     )
     found = Outlooks(now=NOW, policy=HEAD, paused="ann", places=(place,), who="bob", admin=False)
-    view = told_view(found)
+    view = daemon_plan_view(found)
     assert (view.places[0].steps, view.places[0].trees, view.places[0].paused) == ((decision(1),), (), "ann")
-    assert told_summary(view).startswith("1 due; 1 kept: 1 waiting.\nPolicy: policy.yaml")
-    assert list(told_notes(found)) == [
+    assert daemon_plan_summary(view).startswith("1 due; 1 kept: 1 waiting.\nPolicy: policy.yaml")
+    assert list(daemon_plan_notes(found)) == [
         "docker/node-3: 3 more objects are not listed.",
         "docker/node-3: from the daemon's pass 1h ago.",
         "All actions are paused: ann.",

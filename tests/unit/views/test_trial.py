@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.config.load import load_text
-from gpukeeper.interfaces.cli.hypothetical import Described, given
+from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.views.trial import TrialView, trial
@@ -32,7 +32,7 @@ match:
 
 
 def tried(more: str = "", **facts: Any) -> TrialView:
-    assumed, policy = given(Described(**facts), load_text(POLICY + more).policy, NOW)
+    assumed, policy = hypothetical_workload(WorkloadDescription(**facts), load_text(POLICY + more).policy, NOW)
     return trial(policy, assumed, NOW)
 
 
@@ -177,7 +177,9 @@ def test_what_it_assumes_is_said() -> None:
     for words in ("stays idle", "warning is delivered", "budget (50 a pass, 600 an hour)", "pass runs every 5m"):
         assert words in said
     assert "mode is plan" not in said
-    assumed, policy = given(Described(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW)
+    assumed, policy = hypothetical_workload(
+        WorkloadDescription(owner="bob"), load_text(POLICY.replace("enforce", "plan")).policy, NOW
+    )
     planned = trial(policy, assumed, NOW)
     assert any("The mode is plan" in words for words in planned.assumes)
 

@@ -94,14 +94,14 @@ def accept(
     json: o.Json = False,
 ) -> None:
     """Test all GPUs of this machine. Exit code 0: accepted, 4: failed, 5: inconclusive."""
-    from gpukeeper.interfaces.cli.accept_run import Asked, run
+    from gpukeeper.interfaces.cli.accept_run import AcceptOptions, run
     from gpukeeper.interfaces.cli.accept_run import self_test as run_self_test
     from gpukeeper.interfaces.cli.accept_settings import Flags
 
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
-    asked = Asked(
+    options = AcceptOptions(
         flags=Flags(quick, full, within, gpus or (), expect, device, ranks, check or (), skip or (), set_ or ()),
         reference=reference,
         python=python,
@@ -113,7 +113,7 @@ def accept(
         verbose=verbose,
         json=json,
     )
-    raise typer.Exit(run_self_test(asked) if self_test else run(asked))
+    raise typer.Exit(run_self_test(options) if self_test else run(options))
 
 
 def _refuse_options(context: typer.Context) -> None:

@@ -35,7 +35,7 @@ Run: TypeAlias = Annotated[
 def list_(report_dir: From = None, json: o.Json = False) -> None:
     """List the runs in the report directory, newest first."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.acceptance import RunsView
 
     folder = _folder(report_dir)
@@ -45,9 +45,9 @@ def list_(report_dir: From = None, json: o.Json = False) -> None:
         return
     show.table([_row(one) for one in found], head=("verdict", "run", "node", "when", "profile", "kept", "reason"))
     if not found:
-        say(f"No reports in {folder.path}. To create one: gpukeeper accept")
+        print_message(f"No reports in {folder.path}. To create one: gpukeeper accept")
     else:
-        say(f"in {folder.path}")
+        print_message(f"in {folder.path}")
 
 
 def show(
@@ -73,7 +73,7 @@ def show(
     if json:
         shown.as_json("acceptance", acceptance_document(report, str(folder.find(run))))
         return
-    once = words.Once()
+    once = words.AdviceFilter()
     for line in finding_lines(report.findings, report, verbose=verbose):
         words.to_stdout(once(line))
     words.ending(report, str(folder.find(run)), words.to_stdout, verbose=verbose, once=once)
@@ -225,14 +225,14 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.model.errors import UsageError
 
     try:
         path.write_text(text)
     except OSError as error:
         raise UsageError(f"{path} could not be written: {error.strerror}.") from error
-    say(f"wrote {path}")
+    print_message(f"wrote {path}")
 
 
 def _code(verdict: Grade) -> int:

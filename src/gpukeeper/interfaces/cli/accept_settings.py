@@ -10,7 +10,7 @@ from gpukeeper.model.errors import UsageError
 
 if TYPE_CHECKING:
     from gpukeeper.acceptance.check import Check, Wish
-    from gpukeeper.interfaces.cli.accept_variables import Told
+    from gpukeeper.interfaces.cli.accept_variables import EnvironmentSettings
 
 DEVICES = ("cuda", "cpu", "simulated")
 QUICK_S = 60.0
@@ -37,20 +37,20 @@ class Flags:
     set_: Sequence[str] = field(default_factory=tuple)
 
 
-def wish_of(flags: Flags, told: Told, checks: Sequence[Check]) -> Wish:
+def run_request(flags: Flags, environment: EnvironmentSettings, checks: Sequence[Check]) -> Wish:
     """Raises UsageError with every problem, a line each."""
     from gpukeeper.acceptance.check import Wish
 
     problems: list[str] = []
-    profile, within_s = _length(flags, told, problems)
+    profile, within_s = _length(flags, environment, problems)
     names = [one.name for one in checks]
     only, skip = _words(flags.check), _words(flags.skip)
     _unknown_checks(only, skip, names, problems)
     _device(flags, problems)
-    expected = told.expect if flags.expect is None else flags.expect
+    expected = environment.expect if flags.expect is None else flags.expect
     if expected is not None and not 1 <= expected <= MOST_GPUS:
         problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
-    params = _params([*told.settings, *flags.set_], checks, problems)
+    params = _params([*environment.settings, *flags.set_], checks, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = Wish(
@@ -90,14 +90,14 @@ def refuse_impossible(wish: Wish, checks: Sequence[Check]) -> None:
         raise UsageError("\n".join([*problems, NOTHING]))
 
 
-def _length(flags: Flags, told: Told, problems: list[str]) -> tuple[str, float]:
+def _length(flags: Flags, environment: EnvironmentSettings, problems: list[str]) -> tuple[str, float]:
     from gpukeeper.config.units import read_span
 
-    asked = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
-    asked += ["--within"] if flags.within is not None else []
-    if len(asked) > 1:
-        problems.append(f"{' and '.join(asked)} cannot be combined.")
-    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else told.within)
+    lengths = [word for word, given in (("--quick", flags.quick), ("--full", flags.full)) if given]
+    lengths += ["--within"] if flags.within is not None else []
+    if len(lengths) > 1:
+        problems.append(f"{' and '.join(lengths)} cannot be combined.")
+    words = flags.within or (FULL if flags.full else None) or (None if flags.quick else environment.within)
     if words is None:
         return "quick", QUICK_S
     try:

@@ -44,7 +44,7 @@ def apply(
     was running at some places; 11: at all places; 12: the breaker is open."""
     from gpukeeper.interfaces.cli.plan import check_textfile
     from gpukeeper.interfaces.terminal.interrupts import INTERRUPTED, Progress
-    from gpukeeper.interfaces.terminal.session import blind, opened, own_only
+    from gpukeeper.interfaces.terminal.session import opened, own_only, some_unreachable
 
     with opened(selection.policy, write=True, only=selection.platform, quiet=quiet or json) as session:
         _may_act(session, yes=yes, json=json)
@@ -58,11 +58,11 @@ def apply(
         if run.interrupted:
             raise typer.Exit(INTERRUPTED)
         _write_textfile(textfile, session, [one.after for one in done])
-        out_of_reach = selection.platform is None and blind(session)
+        out_of_reach = selection.platform is None and some_unreachable(session)
     raise typer.Exit(_exit_code(reports, out_of_reach=out_of_reach))
 
 
-class Done(NamedTuple):
+class AppliedPass(NamedTuple):
     """A pass at one place, and what became of its nodes and disks."""
 
     report: PassReport
@@ -96,7 +96,7 @@ async def _not_paused(session: Session) -> None:
 
 def _whose(session: Session, owner: str | None) -> str | None:
     """Admins may reclaim the work of all users, other users only their own."""
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.lifecycle.holds import is_admin
     from gpukeeper.model.errors import UsageError
 
@@ -105,13 +105,13 @@ def _whose(session: Session, owner: str | None) -> str | None:
         return owner
     if owner not in (None, me):
         raise UsageError(f"{me} is not an admin of this policy and may not reclaim work of {owner}")
-    say(f"{me} is not an admin of this policy: only work of {me} is reclaimed.")
+    print_message(f"{me} is not an admin of this policy: only work of {me} is reclaimed.")
     return me
 
 
 async def _apply(
     session: Session, narrow: Narrow, allow: int | None, run: Progress, *, ask: bool, again: bool
-) -> list[Done]:
+) -> list[AppliedPass]:
     """`again`: observe everything once more afterwards."""
     from gpukeeper.model.errors import LeaseHeld
 
@@ -128,7 +128,7 @@ async def _apply(
     # After the last of them: what went at one place may have freed a disk that another shows.
     acted = any(report.outcomes for report in reports)
     return [
-        Done(
+        AppliedPass(
             report,
             await _changes(report, look=acted),
             await _afterwards(session, report) if acted and again else report,
@@ -203,10 +203,10 @@ async def _confirm(plan: Plan) -> bool:
         signal.set_wakeup_fd(loop_hears)
 
 
-def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> None:
+def _print(session: Session, done: list[AppliedPass], *, json: bool, quiet: bool) -> None:
     from gpukeeper.interfaces.cli.plan import policy_head, print_notes
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.applied import applied_summary, applied_view
 
     if json:
@@ -221,7 +221,7 @@ def _print(session: Session, done: list[Done], *, json: bool, quiet: bool) -> No
         _print_nodes(one.report, one.nodes)
     if not quiet:
         print_notes(session, reports)
-        say(applied_summary(reports))
+        print_message(applied_summary(reports))
 
 
 def _print_nodes(report: PassReport, nodes: list[Change]) -> None:
@@ -250,10 +250,10 @@ def _check_row(line: GpuChecked) -> tuple[str, ...]:
 def _write_textfile(textfile: Path | None, session: Session, reports: list[PassReport]) -> None:
     """Not without a place: its gauges would be missing, as if nothing were there."""
     from gpukeeper.interfaces.cli.plan import write_textfile
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     if textfile is not None and any(report.leased for report in reports):
-        say(f"--textfile {textfile} was not written: not every place could be read.")
+        print_message(f"--textfile {textfile} was not written: not every place could be read.")
         return
     write_textfile(textfile, session, reports)
 

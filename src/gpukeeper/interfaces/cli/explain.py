@@ -40,7 +40,7 @@ def explain(
 ) -> None:
     """Show each rule's verdict on a workload, its signals, the next action, and what would change it."""
     from gpukeeper.engine.explain import Explained
-    from gpukeeper.interfaces.terminal.daemon import from_daemon
+    from gpukeeper.interfaces.terminal.daemon import query_daemon
     from gpukeeper.interfaces.terminal.session import opened, span
 
     if manifest:
@@ -50,7 +50,7 @@ def explain(
     pause = span(every, "--every")
     assert pause is not None
 
-    while (found := from_daemon(Explained, "explain", policy, workload=workload)) is not None:
+    while (found := query_daemon(Explained, "explain", policy, workload=workload)) is not None:
         _show(found, json=json, watch=watch)
         if not watch:
             return None

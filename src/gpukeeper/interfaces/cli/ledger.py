@@ -74,8 +74,8 @@ def _through_daemon(
     json: bool,
 ) -> bool:
     """Whether another user's daemon answered. It returns only lines about the caller's own work."""
-    from gpukeeper.interfaces.terminal.daemon import from_daemon
-    from gpukeeper.interfaces.terminal.session import say, span
+    from gpukeeper.interfaces.terminal.daemon import query_daemon
+    from gpukeeper.interfaces.terminal.session import print_message, span
     from gpukeeper.ledger.lines import Numbered, says
 
     length = span(since, "--since")
@@ -87,10 +87,10 @@ def _through_daemon(
         "workload": workload or "",
         "errors": errors,
     }
-    found = from_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
+    found = query_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
     if found is None:
         return False
-    say("From the daemon's ledger: lines about your own work (admins: all lines).")
+    print_message("From the daemon's ledger: lines about your own work (admins: all lines).")
     fitting = [one for one in found.lines if search is None or says(one[1], search)]
     _print_lines(fitting[-last:], json=json, follow=False)
     return True
@@ -98,14 +98,14 @@ def _through_daemon(
 
 def _print_lines(found: Sequence[tuple[int, Event]], *, json: bool, follow: bool) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.history import lines_view
 
     if json and not follow:
         show.as_json("ledger-list", lines_view(found))
         return
     if not found and not follow:
-        say("No lines found.")
+        print_message("No lines found.")
     for seq, line in found:
         _print(seq, line, json=json)
 

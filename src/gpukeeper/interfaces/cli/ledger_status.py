@@ -34,7 +34,7 @@ def status(json: o.Json = False) -> None:
 def verify(json: o.Json = False) -> None:
     """Read every line and archive and verify the checksums. Changes nothing. Exit code 1: something is damaged."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.ledger.inspection import inspect
     from gpukeeper.model.errors import LedgerError
 
@@ -45,7 +45,7 @@ def verify(json: o.Json = False) -> None:
     else:
         typer.echo(_verified(str(path), found))
     for words in found.problems:
-        say(words)
+        print_message(words)
     if found.problems:
         raise typer.Exit(LedgerError.exit_code)
 

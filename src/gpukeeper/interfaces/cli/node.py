@@ -40,7 +40,7 @@ Reason: TypeAlias = Annotated[str, typer.Option("--reason", help="Reason, shown 
 def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """List the GPUs with their last recorded condition, and why and since when they are quarantined."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import opened, say
+    from gpukeeper.interfaces.terminal.session import opened, print_message
     from gpukeeper.model.unknown import Unknown
     from gpukeeper.views.node import NodeView, gpu_condition
 
@@ -57,10 +57,12 @@ def list_(policy: o.PolicyFile = None, json: o.Json = False) -> None:
             show.as_json("node-list", view)
             return
         if view.unseen is not None:
-            say(f"The GPUs of this machine could not be read ({view.unseen}). The list shows GPUs from the ledger.")
+            print_message(
+                f"The GPUs of this machine could not be read ({view.unseen}). The list shows GPUs from the ledger."
+            )
         show.table([_row(gpu) for gpu in view.gpus], head=("condition", "gpu", "uuid", "since", "reason", "held by"))
         if not view.gpus:
-            say("No GPUs found.")
+            print_message("No GPUs found.")
 
 
 @app.command()
@@ -99,12 +101,12 @@ def return_(gpu: Gpu, reason: Reason = "", policy: o.PolicyFile = None, json: o.
 
 
 def _change(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal.session import opened
 
     with opened(policy, write=False) as session:
         uuid, _ = _find(gpu, _inventory(), _remembered(session))
-    ask(verb, policy=policy, json=json, workload=uuid, reason=reason)
+    submit(verb, policy=policy, json=json, workload=uuid, reason=reason)
 
 
 def _inventory() -> tuple[GpuFacts, ...] | Unknown:

@@ -98,18 +98,18 @@ def print_json(view: View) -> None:
 
 
 def print_view(view: View, *, quiet: bool) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.fleet import FleetView, unseen_everywhere
 
     number = _print_rows(view)
     if quiet:
         return
     for finding in view.findings:
-        say(f"finding: {finding.words}")
+        print_message(f"finding: {finding.words}")
     for words in unseen_everywhere(view.unseen):
-        say(words)
+        print_message(words)
     what = "object" if isinstance(view, FleetView) else "row"
-    say(
+    print_message(
         f"{number} {what if number == 1 else f'{what}s'} at {view.at:%Y-%m-%d %H:%M:%S} UTC"
         + (", incomplete: some could not be read" if view.unseen else "")
     )

@@ -15,13 +15,13 @@ def pause(
     json: o.Json = False,
 ) -> None:
     """Pause all actions at every place of this machine's ledger. Observing continues."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("pause", policy=policy, json=json, reason=reason)
+    submit("pause", policy=policy, json=json, reason=reason)
 
 
 def resume(policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Allow actions again after a pause."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("resume", policy=policy, json=json)
+    submit("resume", policy=policy, json=json)

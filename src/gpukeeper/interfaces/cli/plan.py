@@ -34,19 +34,19 @@ def plan(
     verbose: o.Verbose = False,
 ) -> None:
     """Show what would be done now, and why. Changes nothing."""
-    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import blind, opened, say
+    from gpukeeper.interfaces.terminal.session import opened, print_message, some_unreachable
     from gpukeeper.views.plan import plan_view, summary
 
     policy, platform, narrow = selection.policy, selection.platform, selection.narrow
     check_textfile(textfile, narrow)
-    told = outlook.told(policy, platform, narrow) if textfile is None else None
-    if told is not None:
-        outlook.show_plan(told, json=json, verbose=verbose, quiet=quiet)
-        if exit_code and any(place.due for place in told.places):
+    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow) if textfile is None else None
+    if by_daemon is not None:
+        daemon_plan.show_plan(by_daemon, json=json, verbose=verbose, quiet=quiet)
+        if exit_code and any(place.due for place in by_daemon.places):
             raise typer.Exit(4)
-        if exit_code and any(place.unseen for place in told.places):
+        if exit_code and any(place.unseen for place in by_daemon.places):
             raise typer.Exit(3)
         return
     with opened(policy, write=False, only=platform, quiet=quiet or json) as session:
@@ -59,8 +59,8 @@ def plan(
             print_plan(view, verbose=verbose)
         if not json and not quiet:
             print_notes(session, reports)
-            say(summary(view, _again(policy, platform, narrow)))
-        unseen = any(report.survey.unseen for report in reports) or (platform is None and blind(session))
+            print_message(summary(view, _again(policy, platform, narrow)))
+        unseen = any(report.survey.unseen for report in reports) or (platform is None and some_unreachable(session))
     covered = [one for one in reports if one.survey.platform.name in session.book.policy.scope]
     if any(report.stopped for report in reports) or _nothing_answered(covered):
         raise typer.Exit(1)
@@ -133,17 +133,17 @@ def _pile_in_words(pile: Pile) -> str:
 
     if not pile.number:
         return "-"
-    told = [size_in_words(pile.bytes)] if pile.sized else []
-    told += [f"{pile.unsized} not measured"] if pile.unsized else []
-    return f"{pile.number} ({', '.join(told)})" if told else str(pile.number)
+    parts = [size_in_words(pile.bytes)] if pile.sized else []
+    parts += [f"{pile.unsized} not measured"] if pile.unsized else []
+    return f"{pile.number} ({', '.join(parts)})" if parts else str(pile.number)
 
 
 def print_notes(session: Session, reports: list[PassReport]) -> None:
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.plan import notes
 
     for words in notes(reports, session.book.policy):
-        say(words)
+        print_message(words)
 
 
 def policy_head(session: Session) -> PolicyHead:

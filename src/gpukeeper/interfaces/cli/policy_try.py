@@ -13,7 +13,7 @@ from gpukeeper.interfaces.terminal import options as o
 
 if TYPE_CHECKING:
     from gpukeeper.config.load import Loaded
-    from gpukeeper.interfaces.cli.hypothetical import Described
+    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription
     from gpukeeper.lifecycle.forecast import Ahead
     from gpukeeper.model.subject import Outcome, State
     from gpukeeper.views.trial import TrialView
@@ -76,12 +76,12 @@ def try_(
 ) -> None:
     """Apply a policy to a hypothetical workload: show its class, and when it would be warned, stopped and removed."""
     from gpukeeper.config.load import load_policy
-    from gpukeeper.interfaces.cli.hypothetical import Described, given
+    from gpukeeper.interfaces.cli.hypothetical import WorkloadDescription, hypothetical_workload
     from gpukeeper.interfaces.terminal.session import span
     from gpukeeper.views.trial import trial
 
     where, _, place = platform.partition("/")
-    described = Described(
+    described = WorkloadDescription(
         platform=where,
         place=place or None,
         namespace=namespace,
@@ -106,7 +106,7 @@ def try_(
     )
     loaded = load_policy(policy)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    assumed, applied = given(described, loaded.policy, now)
+    assumed, applied = hypothetical_workload(described, loaded.policy, now)
     found = trial(applied, assumed, now)
     if json:
         _print_json(loaded, described, found)
@@ -144,7 +144,7 @@ def _outcome(written: str | None) -> Outcome | None:
     return None if written is None else Outcome(written)
 
 
-def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
+def _print_json(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
 
     head = {"source": loaded.source, "digest": loaded.policy.digest, "mode": loaded.policy.mode}
@@ -163,9 +163,9 @@ def _print_json(loaded: Loaded, described: Described, found: TrialView) -> None:
     show.as_json("policy-try", body)
 
 
-def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
+def _print(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     show.table(_facts(loaded, described, found))
     typer.echo("")
@@ -175,10 +175,10 @@ def _print(loaded: Loaded, described: Described, found: TrialView) -> None:
     show.text("\nAssumes:")
     for words in found.assumes:
         show.text(f"  {words}")
-    say(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
+    print_message(f"Policy: {loaded.source} ({loaded.policy.preset}, mode {loaded.policy.mode}).")
 
 
-def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple[str, str]]:
+def _facts(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> list[tuple[str, str]]:
     from gpukeeper.model.durations import in_words
 
     subject, now = found.subject, found.at
@@ -195,7 +195,7 @@ def _facts(loaded: Loaded, described: Described, found: TrialView) -> list[tuple
     ]
 
 
-def _because(loaded: Loaded, described: Described, found: TrialView) -> str:
+def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> str:
     """Why it has its class."""
     if described.class_ is not None:
         return "by --class"

@@ -7,6 +7,6 @@ from gpukeeper.interfaces.terminal import options as o
 
 def restore(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """Restore what gpukeeper stopped, or removed after capturing it. WORKLOAD: path or uid from the ledger."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("restore", policy=policy, json=json, workload=workload)
+    submit("restore", policy=policy, json=json, workload=workload)

@@ -30,7 +30,7 @@ def stop_all(
     json: o.Json = False,
 ) -> None:
     """Stop all running GPU workloads, or one owner's. Asks for confirmation. Exit code 3: some were not stopped."""
-    from gpukeeper.interfaces.terminal.session import confirmed, opened, say
+    from gpukeeper.interfaces.terminal.session import confirmed, opened, print_message
 
     with opened(policy, write=False, only=platform, quiet=json) as session:
         _may_act(session, owner, yes=yes, json=json)
@@ -43,13 +43,15 @@ def stop_all(
     _print(found, replies, json=json)
     stopped = sum(reply.done for _, reply in replies)
     if not json:
-        say(f"{stopped} of {len(replies)} stopped, {len(found.left)} skipped. To see the record: gpukeeper ledger list")
+        print_message(
+            f"{stopped} of {len(replies)} stopped, {len(found.left)} skipped. To see the record: gpukeeper ledger list"
+        )
     if stopped < len(replies) or found.unseen:
         raise typer.Exit(3)
 
 
 @dataclass
-class Found:
+class Targets:
     """What runs and holds GPUs, what of it is skipped and why, and what could not be read."""
 
     running: list[Subject] = field(default_factory=list)
@@ -78,14 +80,14 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
         )
 
 
-async def _look(session: Session, owner: str | None) -> Found:
+async def _look(session: Session, owner: str | None) -> Targets:
     from gpukeeper.engine.fleet import observe_fleet
     from gpukeeper.interfaces.terminal.session import narrowed, own_only
     from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
 
     narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
     looked = await observe_fleet(session.keeper, session.book)
-    found = Found(unseen=[f"{p.platform}/{p.place}: {p.what} could not be read ({p.why})" for p in looked.unseen])
+    found = Targets(unseen=[f"{p.platform}/{p.place}: {p.what} could not be read ({p.why})" for p in looked.unseen])
     for view in looked.views:
         subject = view.subject
         if not runs_on_gpus(subject) or not narrow.fits(subject, now):
@@ -98,18 +100,18 @@ async def _look(session: Session, owner: str | None) -> Found:
     return found
 
 
-def _announce(found: Found) -> None:
+def _announce(found: Targets) -> None:
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
 
     rows = [("stop", s.ref.path, show.fact(s.owner), "") for s in found.running]
     rows += [("skip", s.ref.path, show.fact(s.owner), why) for s, why in found.left]
     show.table(rows)
     for words in found.unseen:
-        say(words)
+        print_message(words)
 
 
-def _question(found: Found, owner: str | None) -> str:
+def _question(found: Targets, owner: str | None) -> str:
     whose = f"of {owner}" if owner is not None else "of all owners"
     count = len(found.running)
     return f"Stop {count} running workload{'s' if count != 1 else ''} {whose} now?"
@@ -118,7 +120,7 @@ def _question(found: Found, owner: str | None) -> str:
 def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool) -> Reply:
     """By uid: exactly what was listed, even if the name was reused since. The confirmation covers the whole list."""
     from gpukeeper.engine.requests import Reply, Request
-    from gpukeeper.interfaces.cli.ask import requested
+    from gpukeeper.interfaces.cli.submit import reply_to
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.model.errors import KeeperError
 
@@ -126,12 +128,12 @@ def _stop(subject: Subject, policy: Path | None, *, attended: bool, quiet: bool)
         show.progress_line(f"stopping {subject.ref.path}")
     request = Request(verb="stop", workload=subject.ref.uid, confirm=attended)
     try:
-        return requested(request, policy, (lambda words: True) if attended else None)
+        return reply_to(request, policy, (lambda words: True) if attended else None)
     except KeeperError as problem:  # the others must be stopped all the same
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 
 
-def _print(found: Found, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
+def _print(found: Targets, replies: list[tuple[Subject, Reply]], *, json: bool) -> None:
     from gpukeeper.interfaces.terminal import show
 
     if json:

@@ -23,7 +23,7 @@ def tidy(
 
     Files that a surviving process still has open are kept and reported.
     """
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.model.durations import size_in_words
     from gpukeeper.model.errors import UsageError
     from gpukeeper.platforms.host import tidy as host
@@ -41,13 +41,13 @@ def tidy(
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         failure = f"{command[0]} could not be started: {error.strerror}"
-        say(failure)
+        print_message(failure)
     if code != 0 and failure is None and keep_on_failure:
-        say(f"The command exited with {code}; its temporary files are in {folder / host.INSIDE}")
+        print_message(f"The command exited with {code}; its temporary files are in {folder / host.INSIDE}")
     else:
         left = host.remove_folder(folder, since)
         if isinstance(left, host.Remainder):
-            say(f"{left.path} was kept: {left.why}")
+            print_message(f"{left.path} was kept: {left.why}")
         elif left and sys.stderr.isatty():
-            say(f"{size_in_words(left)} of temporary files deleted.")
+            print_message(f"{size_in_words(left)} of temporary files deleted.")
     raise typer.Exit(code)

@@ -164,9 +164,9 @@ class Gathering:
 def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[Gather]:
     """What is seen from here, joined with what the daemon tells those who may not read its ledger."""
     from gpukeeper.engine.fleet import observe_fleet
-    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.views.top import top_view, with_notes, with_told
+    from gpukeeper.views.top import top_view, with_daemon_plan, with_notes
 
     notes: list[str] = []
     with opened(policy, write=False, only=platform, quiet=False, tell=notes.append) as session:
@@ -177,8 +177,8 @@ def _own(policy: Path | None, platform: str | None, narrow: Narrow) -> Iterator[
             return top_view(found, session.book, narrow, session.keeper.clock.now(), paused)
 
         def gather() -> TopView:
-            view, told = asyncio.run(look()), outlook.told(policy, platform, narrow)
-            return with_notes(view, notes) if told is None else with_told(view, told)
+            view, by_daemon = asyncio.run(look()), daemon_plan.read_daemon_plan(policy, platform, narrow)
+            return with_notes(view, notes) if by_daemon is None else with_daemon_plan(view, by_daemon)
 
         yield gather
 

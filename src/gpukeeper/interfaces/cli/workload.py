@@ -33,29 +33,29 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """List all workloads with their next action."""
-    from gpukeeper.interfaces.cli import outlook
+    from gpukeeper.interfaces.cli import daemon_plan
     from gpukeeper.interfaces.cli.plan import plans
-    from gpukeeper.interfaces.terminal.session import narrowed, opened, say, say_out_of_reach
+    from gpukeeper.interfaces.terminal.session import narrowed, opened, print_message, print_unreachable
     from gpukeeper.views.plan import unseen_notes
 
     narrow = narrowed(owner=owner, image=image, class_=class_)
-    told = outlook.told(policy, platform, narrow)
-    if told is not None:
-        _print_list([d for place in told.places for d in place.decisions], told.now, json=json)
-        outlook.say_the_rest(told, quiet=json)
+    by_daemon = daemon_plan.read_daemon_plan(policy, platform, narrow)
+    if by_daemon is not None:
+        _print_list([d for place in by_daemon.places for d in place.decisions], by_daemon.now, json=json)
+        daemon_plan.print_daemon_notes(by_daemon, quiet=json)
         return
     with opened(policy, write=False, only=platform) as session:
         reports = asyncio.run(plans(session, narrow))
         if not _print_list([d for r in reports for d in r.survey.decisions], session.keeper.clock.now(), json=json):
-            say_out_of_reach(session, platform)
+            print_unreachable(session, platform)
         for words in (words for report in reports for words in unseen_notes(report) if not json):
-            say(words)
+            print_message(words)
 
 
 def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> bool:
     """Whether there was something to print."""
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import say
+    from gpukeeper.interfaces.terminal.session import print_message
     from gpukeeper.views.workload import workload_row, workloads_view
 
     view = workloads_view(decisions)
@@ -65,7 +65,7 @@ def _print_list(decisions: Iterable[Decision], now: datetime, *, json: bool) -> 
     rows = [_row(workload_row(d), now) for d in view.decisions]
     show.table(rows, head=("next", "workload", "owner", "class", "holds", "due", "reason"))
     if not rows:
-        say("No workloads found in the scope of the policy.")
+        print_message("No workloads found in the scope of the policy.")
     return bool(rows)
 
 
@@ -99,12 +99,12 @@ def hold(
     json: o.Json = False,
 ) -> None:
     """Hold a workload for a limited time. Suspends the idle rule and removals, never the maximum runtime."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal.session import span
 
     length = span(for_, "--for")
     seconds = length.total_seconds() if length is not None else None
-    ask(
+    submit(
         "hold",
         policy=policy,
         json=json,
@@ -118,9 +118,9 @@ def hold(
 @app.command()
 def release(workload: o.Workload, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     """End every hold on a workload."""
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
 
-    ask("release", policy=policy, json=json, workload=workload)
+    submit("release", policy=policy, json=json, workload=workload)
 
 
 @app.command()
@@ -136,9 +136,9 @@ def remove(workload: o.Workload, policy: o.PolicyFile = None, yes: o.Yes = False
 
 
 def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) -> None:
-    from gpukeeper.interfaces.cli.ask import ask
+    from gpukeeper.interfaces.cli.submit import submit
     from gpukeeper.interfaces.terminal import show
-    from gpukeeper.interfaces.terminal.session import confirmed, say
+    from gpukeeper.interfaces.terminal.session import confirmed, print_message
     from gpukeeper.model.errors import UsageError
 
     if not yes and not sys.stdin.isatty():
@@ -146,9 +146,9 @@ def _act(verb: str, workload: str, policy: o.PolicyFile, yes: bool, json: bool) 
             f"{verb} needs a confirmation, and stdin is not a terminal. Nothing was done. For scripts: --yes"
         )
 
-    def agreed(words: str) -> bool:
+    def confirm_action(words: str) -> bool:
         show.progress_line("")
-        say(f"Will {words}.")
+        print_message(f"Will {words}.")
         return confirmed(f"{verb.capitalize()} it now?")
 
-    ask(verb, policy=policy, json=json, agreed=None if yes else agreed, workload=workload)
+    submit(verb, policy=policy, json=json, confirm_action=None if yes else confirm_action, workload=workload)

@@ -25,13 +25,13 @@ def serve(
     quiet: o.Quiet = False,
 ) -> None:
     """Run the daemon: watch, measure and, in mode enforce, reclaim. Prints one line for every outcome and warning."""
-    from gpukeeper.interfaces.daemon.metrics import told
+    from gpukeeper.interfaces.daemon.metrics import pass_hooks
     from gpukeeper.interfaces.daemon.serve import serve_until_stopped
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import Lines
+    from gpukeeper.interfaces.terminal.watching import PassPrinter
 
     with opened(policy, write=True, only=platform, quiet=quiet, tell=log) as session:
-        lines = Lines(log, json=json, quiet=quiet)
-        telling = told(metrics, session, lines, (lambda words: None) if quiet else log)
-        asyncio.run(serve_until_stopped(session, policy, telling, log, quiet=quiet))
+        printer = PassPrinter(log, json=json, quiet=quiet)
+        hooks = pass_hooks(metrics, session, printer, (lambda words: None) if quiet else log)
+        asyncio.run(serve_until_stopped(session, policy, hooks, log, quiet=quiet))

@@ -22,8 +22,8 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.interfaces.daemon.answers import VERBS, Answers
-from gpukeeper.interfaces.daemon.crowd import Crowd, Limits
+from gpukeeper.interfaces.daemon.limiter import Limits, RequestLimiter
+from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.ledger.paths import LONGEST_SOCKET_PATH
 from gpukeeper.ledger.trust import why_untrusted
 from gpukeeper.model import reading
@@ -39,11 +39,11 @@ AGAIN = 1.0  # seconds until the next try after accepting failed
 QUIET = 60.0  # seconds between two complaints about that
 NAMES = timedelta(seconds=5)
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @asynccontextmanager
-async def listening(path: Path, session: Session, say: Say = lambda words: None) -> AsyncIterator[None]:
+async def listening(path: Path, session: Session, log: Log = lambda words: None) -> AsyncIterator[None]:
     """Listens while the block runs. All users may connect; permissions are checked per request."""
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise KeeperError(f"{path} is too long for a unix socket. Set GPUKEEPER_SOCKET to a shorter path.")
@@ -53,7 +53,7 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
     session.keeper.answering.enabled = True
-    server = Server(session, Crowd(Limits().within(raise_descriptors())), say)
+    server = Server(session, RequestLimiter(Limits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))
         _open_to_everyone(path)
@@ -69,9 +69,9 @@ async def listening(path: Path, session: Session, say: Say = lambda words: None)
 
 
 class Server:
-    def __init__(self, session: Session, crowd: Crowd, say: Say) -> None:
-        self._session, self._crowd, self._say = session, crowd, say
-        self._answers = Answers(session)
+    def __init__(self, session: Session, limiter: RequestLimiter, log: Log) -> None:
+        self._session, self._limiter, self._log = session, limiter, log
+        self._queries = Queries(session)
         self._tasks: set[asyncio.Task[None]] = set()
         self._admins: Sequence[str] = ()
         self._complained = float("-inf")
@@ -89,12 +89,12 @@ class Server:
                 continue
             connection.setblocking(False)
             uid = _peer_uid(connection)
-            why = self._crowd.why_not(uid)
+            why = self._limiter.why_not(uid)
             if why is not None:
                 _refuse(connection, why)
                 await asyncio.sleep(BREATH)
                 continue
-            self._crowd.enter(uid)
+            self._limiter.enter(uid)
             task = asyncio.create_task(self._serve(connection, uid))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -104,7 +104,7 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._answers.close()
+        self._queries.close()
 
     async def _serve(self, connection: socket.socket, uid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Server:
                 await asyncio.wait_for(loop.sock_sendall(connection, msgspec.json.encode(reply)), PATIENCE)
         finally:
             connection.close()
-            self._crowd.leave(uid)
+            self._limiter.leave(uid)
 
     async def _answer(self, connection: socket.socket, uid: int) -> Reply:
         try:
@@ -123,15 +123,15 @@ class Server:
         except (TimeoutError, ValueError, OSError) as problem:
             why = str(problem) or f"no request received within {PATIENCE:g} s"
             return Reply(done=False, words=f"invalid request: {why}", exit_code=2)
-        async with self._crowd.turn(uid):
-            await asyncio.sleep(self._crowd.wait(uid, asyncio.get_running_loop().time()))
+        async with self._limiter.turn(uid):
+            await asyncio.sleep(self._limiter.wait(uid, asyncio.get_running_loop().time()))
             try:
                 who = await in_thread(lambda: user_name(uid), NAMES)
             except TimeoutError:
                 return Reply(done=False, words=f"uid {uid} could not be resolved in time; try again", exit_code=1)
             try:
                 if request.verb in VERBS:
-                    return await self._answers.answer(who, request)
+                    return await self._queries.answer(who, request)
                 return await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
             except Exception as bug:  # of one request: passes continue, and a repeated request does not fill the log
                 self._complain(f"a request of {who} failed, which is a bug in gpukeeper: {bug!r}")
@@ -146,14 +146,14 @@ class Server:
         found = {0, os.geteuid()}
         with contextlib.suppress(TimeoutError):  # then only root has the reserved share
             found |= await in_thread(lambda: _uids(names), NAMES)
-        self._crowd.admins = frozenset(found)
+        self._limiter.admins = frozenset(found)
 
     def _complain(self, words: str) -> None:
         """At most once a minute: the cause may occur a thousand times a second."""
         now = asyncio.get_running_loop().time()
         if now - self._complained >= QUIET:
             self._complained = now
-            self._say(words)
+            self._log(words)
 
 
 async def _line(connection: socket.socket) -> bytes:

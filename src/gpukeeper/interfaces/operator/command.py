@@ -43,9 +43,9 @@ def operator(
     from gpukeeper.interfaces.operator.run import Election, operate_until_stopped
     from gpukeeper.interfaces.terminal.log import log
     from gpukeeper.interfaces.terminal.session import opened
-    from gpukeeper.interfaces.terminal.watching import Lines
+    from gpukeeper.interfaces.terminal.watching import PassPrinter
 
     with opened(policy, write=True, only="kubernetes", quiet=quiet, tell=log) as session:
-        tell = Lines(log, json=json, quiet=quiet).tell
+        finished = PassPrinter(log, json=json, quiet=quiet).finished
         held = None if no_leader_election else Election(lease_namespace, lease_name)
-        asyncio.run(operate_until_stopped(session, policy, held, health, tell, log))
+        asyncio.run(operate_until_stopped(session, policy, held, health, finished, log))

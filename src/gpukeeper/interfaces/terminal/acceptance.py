@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 REFRESH = 1.0  # seconds
 
 
-class Once:
+class AdviceFilter:
     """Prints each advice once: if eleven checks fail for the same cause, ten of them only report the failure."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, words: str) -> str:
         for lesson in TEACH.values():
-            if lesson.advice in words and lesson.advice in self._said:
+            if lesson.advice in words and lesson.advice in self._printed:
                 words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # also what a probe printed
             elif lesson.advice in words:
-                self._said.add(lesson.advice)
+                self._printed.add(lesson.advice)
         return words
 
 
-class Narrator:
+class ProgressPrinter:
     """Called by the engine with every step. Results go where `echo` puts them; the moving line is stderr's."""
 
     def __init__(self, wish: Wish, echo: Callable[[str], None], *, verbose: bool) -> None:
@@ -67,7 +67,7 @@ class Narrator:
         self._now: Began | None = None
         self._began = time.monotonic()
         self._moving = overwrites(sys.stderr)
-        self.once = Once()
+        self.once = AdviceFilter()
 
     def __call__(self, step: Step) -> None:
         if not isinstance(step, Finding):
@@ -75,17 +75,17 @@ class Narrator:
         match step:
             case Machine():
                 self._report = provisional(step, self._wish)
-                self._say(lines.line(lines.ENV, machine_words(step, self._wish)))
+                self._print(lines.line(lines.ENV, machine_words(step, self._wish)))
             case Began():
                 self._now, self._began = step, time.monotonic()
                 self._moving_or(lines.running(step.check, f"{step.what} ({_place(step)})"))
             case Repeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
-                self._say(lines.running(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))
+                self._print(lines.running(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))
             case NotTested():
                 if self._verbose:
                     what = f" ({step.what})" if step.what else ""
-                    self._say(lines.line(lines.SUMMARY, f"{step.check}{what}: not tested: {step.why}"))
+                    self._print(lines.line(lines.SUMMARY, f"{step.check}{what}: not tested: {step.why}"))
             case Finding():
                 if self._waiting and self._waiting[0].check != step.check:
                     self.flush()
@@ -94,7 +94,7 @@ class Narrator:
     def flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for words in finding_lines(waiting, self._report, verbose=self._verbose):
-            self._say(words)
+            self._print(words)
 
     async def moving(self) -> None:
         """Draws the progress line until it is cancelled."""
@@ -109,7 +109,7 @@ class Narrator:
         if self._moving:
             self._draw()
         else:
-            self._say(words)
+            self._print(words)
 
     def _draw(self) -> None:
         if self._moving and self._now is not None:
@@ -122,7 +122,7 @@ class Narrator:
         if self._moving:
             show.progress_line("")
 
-    def _say(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         self._erase()
         self._echo(plain(self.once(words)))
         self._draw()
@@ -133,10 +133,10 @@ def _place(step: Began) -> str:
 
 
 def ending(
-    report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool, once: Once | None = None
+    report: Report, folder: str, echo: Callable[[str], None], *, verbose: bool, once: AdviceFilter | None = None
 ) -> None:
     """The GPUs, what was not tested, the verdict, where the report is, what next. `once`: of the lines before it."""
-    once = once or Once()
+    once = once or AdviceFilter()
     for words in lines.closing(report, folder):
         echo(plain(words))
     echo("")
@@ -155,7 +155,7 @@ def ending(
 _HEAD = ("verdict", "gpu", "name", "serial", "busy", "reason")
 
 
-def _gpu_row(one: GpuVerdict, once: Once) -> tuple[str, ...]:
+def _gpu_row(one: GpuVerdict, once: AdviceFilter) -> tuple[str, ...]:
     busy = "-" if one.busy is None else f"{one.busy:.0%}"
     return (one.verdict.value, one.gpu, one.name, one.serial, busy, once(one.reason))
 
@@ -168,7 +168,7 @@ def attempt_row(attempt: Attempt) -> tuple[str, ...]:
     return ("yes" if attempt.caught else "NO", attempt.where, attempt.injected, attempt.expected, found)
 
 
-def told_attempt(json: bool) -> Callable[[Attempt], None]:
+def attempt_printer(json: bool) -> Callable[[Attempt], None]:
     """Progress of the self-test; the table is printed at the end."""
     count = 0
 

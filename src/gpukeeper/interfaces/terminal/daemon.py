@@ -27,21 +27,21 @@ R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
 
-def from_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> T | None:
+def query_daemon(kind: type[T], verb: str, policy: Path | None, **asked: Any) -> T | None:
     """What the daemon tells. None: none of somebody else's listens here, or another policy or fleet was asked for, so
     that one looks oneself."""
     if policy is not None or os.environ.get(FLEET) or not _is_anothers():
         return None
-    return _told(kind, Request(verb=verb, **asked))
+    return _query(kind, Request(verb=verb, **asked))
 
 
-def ask_standing(keeper: Keeper) -> None:
+def load_daemon_state(keeper: Keeper) -> None:
     """What only the daemon whose ledger this is knows: without it idle times would be forecast too long while GPUs are
     scarce, and warnings that do not count any more would."""
     from gpukeeper.engine.outlook import Standing
 
     try:
-        found = _told(Standing, Request(verb="standing"), SOON)
+        found = _query(Standing, Request(verb="standing"), SOON)
     except KeeperError:
         return
     if found is not None:
@@ -57,7 +57,7 @@ def _is_anothers() -> bool:
         return False
 
 
-def _told(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None:
+def _query(kind: type[T], request: Request, seconds: float = SECONDS) -> T | None:
     answer = exchange(request, seconds)
     if answer is None:
         return None

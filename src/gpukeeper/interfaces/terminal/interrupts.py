@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.interfaces.terminal.session import print_message
 
 if TYPE_CHECKING:
     from gpukeeper.engine.keeper import Keeper
@@ -45,7 +45,7 @@ class Progress:
         now = asyncio.get_running_loop().time()
         if now - self._said >= EVERY:
             self._said = now
-            say(f"So far: {self.words}")
+            print_message(f"So far: {self.words}")
 
     @property
     def words(self) -> str:
@@ -61,7 +61,7 @@ class Progress:
         def end() -> None:
             if self._acting and not self.interrupted:
                 self.interrupted = self._keeper.permission.stopping = True
-                say("Stopping after the steps in progress. Press Ctrl-C again to exit at once.")
+                print_message("Stopping after the steps in progress. Press Ctrl-C again to exit at once.")
                 return
             self.interrupted = True
             task.cancel()
@@ -74,7 +74,7 @@ class Progress:
             if not self.interrupted:
                 raise
             if self._acting:
-                say(f"Ended after {self.words}. To see the record: gpukeeper ledger list")
+                print_message(f"Ended after {self.words}. To see the record: gpukeeper ledger list")
             raise KeyboardInterrupt from None
         finally:
             for one in SIGNALS:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
-from gpukeeper.interfaces.terminal.session import say
+from gpukeeper.interfaces.terminal.session import print_message
 
 
 def log(words: str) -> None:
     """On stderr."""
     stamp = stamped(sys.stderr, datetime.now(UTC))
-    say("\n".join(stamp + line for line in words.split("\n")))
+    print_message("\n".join(stamp + line for line in words.split("\n")))
 
 
 def stamped(stream: TextIO, at: datetime, environ: Mapping[str, str] = os.environ) -> str:

@@ -35,26 +35,26 @@ def opened(
     quiet: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Session]:
-    """`tell`: how warnings are printed; default: `say`."""
-    from gpukeeper.interfaces.terminal.daemon import ask_standing
+    """`tell`: how warnings are printed; default: `print_message`."""
+    from gpukeeper.interfaces.terminal.daemon import load_daemon_state
     from gpukeeper.wiring import open_session
 
     session = open_session(policy, write=write, only=only)
-    tell = tell or say
+    tell = tell or print_message
     try:
         for warning in (*session.loaded.warnings, *session.loaded.expired(session.keeper.clock.now())):
             tell(f"policy: {warning}")
         if not write and not _is_another_daemon():
-            ask_standing(session.keeper)
+            load_daemon_state(session.keeper)
         elif _is_another_daemon():
             tell("A daemon with its own ledger is running here: its holds and warnings are not shown.")
         if not quiet:
-            say_out_of_reach(session, only, tell)
+            print_unreachable(session, only, tell)
         try:
             yield session
         except UsageError:
             if quiet and only is None:  # what was asked for may be there
-                say_out_of_reach(session)
+                print_unreachable(session)
             raise
     finally:
         session.close()
@@ -64,22 +64,22 @@ def _is_another_daemon() -> bool:
     return os.geteuid() != 0 and socket_path().exists() and socket_path().parent != state_folder()
 
 
-def say_out_of_reach(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
+def print_unreachable(session: Session, only: str | None = None, tell: Callable[[str], None] | None = None) -> None:
     """Platforms in the policy's scope that are not reachable from here."""
     asked = None if only is None else only.partition("/")[0]
     for reach in session.reaches:
         if not reach.reachable and reach.platform in session.book.policy.scope and asked in (None, reach.platform):
-            (tell or say)(f"{reach.platform}: {reach.why}")
+            (tell or print_message)(f"{reach.platform}: {reach.why}")
 
 
-def blind(session: Session) -> bool:
+def some_unreachable(session: Session) -> bool:
     """Whether a platform in the policy's scope that exists here cannot be read, or none of them can."""
     covered = [reach for reach in session.reaches if reach.platform in session.book.policy.scope]
     broken = any(not reach.reachable and reach.place for reach in covered)
     return broken or not any(reach.reachable for reach in covered)
 
 
-def say(words: str) -> None:
+def print_message(words: str) -> None:
     """Prints a message to stderr; results go to stdout. Control characters in names are removed; line breaks stay."""
     lines = (line for part in words.split("\n") for line in wrapped(plain(part), width_of(sys.stderr)))
     typer.echo("\n".join(lines), err=True)

@@ -14,7 +14,7 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
-from gpukeeper.views.top import GpuLine, Step, TopView, ordered
+from gpukeeper.views.top import GpuLine, NextStep, TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line
 SOON = timedelta(hours=1)
@@ -200,7 +200,7 @@ def _next(line: GpuLine, now: datetime) -> Text:
     return found.append(f": {plain(line.reason)}", style="default")
 
 
-def _step(step: Step, now: datetime) -> str:
+def _step(step: NextStep, now: datetime) -> str:
     when = "at the next pass" if step.at is None or step.at <= now else f"in {in_words(step.at - now)}"
     return f"{step.action or 'acts'} {when}"
 

@@ -30,7 +30,7 @@ MOST_LINES = 1000
 READING = timedelta(seconds=20)
 
 
-class Answers:
+class Queries:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._reader: SqliteLedger | None = None
@@ -54,13 +54,13 @@ class Answers:
         keeper, book = self._session.keeper, self._session.book
         match request.verb:
             case "plan":
-                return _told(await outlooks(keeper, book, who, self._session.loaded.source))
+                return _reply(await outlooks(keeper, book, who, self._session.loaded.source))
             case "standing":
-                return _told(standing(keeper))
+                return _reply(standing(keeper))
             case "explain":
                 return await self._explain(who, request.workload)
             case _:
-                return _told(await self._ledger(who, request))
+                return _reply(await self._ledger(who, request))
 
     async def _explain(self, who: str, words: str) -> Told:
         keeper, book = self._session.keeper, self._session.book
@@ -74,8 +74,8 @@ class Answers:
         history = await self._about(subject.ref.uid, HISTORY) if full else ()
         one = await explained(keeper, book, found, history)
         if full:
-            return _told(one)
-        return _told(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
+            return _reply(one)
+        return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_TOLD))
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with asyncio.timeout(READING.total_seconds()):
@@ -107,5 +107,5 @@ class Answers:
         return self._reader
 
 
-def _told(body: object) -> Told:
+def _reply(body: object) -> Told:
     return Told(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))

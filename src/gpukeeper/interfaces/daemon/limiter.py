@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass
-class Crowd:
+class RequestLimiter:
     limits: Limits = field(default_factory=Limits)
     admins: Collection[int] = frozenset({0})  # uids
     inside: Counter[int] = field(default_factory=Counter)  # by uid: open connections
