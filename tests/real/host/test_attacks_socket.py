@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.interfaces.daemon.crowd import Limits
+from gpukeeper.interfaces.daemon.limiter import Limits
 from tests.engines import require
 from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, sees_everybody, until
 

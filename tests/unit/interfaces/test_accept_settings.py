@@ -29,7 +29,7 @@ def test_without_flags_it_is_quick_and_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told", "length"),
+    ("flags", "environment", "length"),
     [
         ({"quick": True}, EnvironmentSettings(within="5m"), ("quick", 60.0)),
         ({}, EnvironmentSettings(within="5m"), ("5m", 300.0)),
@@ -72,7 +72,7 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("training.epochs", "write it like training.epochs=3"),
         ("epochs=3", "write it like training.epochs=3"),
@@ -85,19 +85,19 @@ def test_a_setting_is_read_as_its_default_is(words: str, param: str, value: obje
         ("environment.x=1", "It has no parameters"),
     ],
 )
-def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, notes: str) -> None:
-    assert notes in refused(set_=[words])
+def test_a_setting_that_does_not_exist_or_fit_is_refused(words: str, message: str) -> None:
+    assert message in refused(set_=[words])
 
 
 @pytest.mark.parametrize("check", ["training", "ddp"])
 def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> None:
-    environment = refused(set_=[f"{check}.epochs=1"])
-    assert environment.count("Nothing was run.") == 1
-    assert f"--set {check}: epochs 1" in environment
+    message = refused(set_=[f"{check}.epochs=1"])
+    assert message.count("Nothing was run.") == 1
+    assert f"--set {check}: epochs 1" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("exact.dtypes=", "--set exact: dtypes is empty, so nothing would be tested"),
         ("exact.dtypes=bf61", 'dtypes: unknown value "bf61"; valid values: fp32, tf32, bf16'),
@@ -117,8 +117,8 @@ def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> N
         ("collectives.rounds=0", "rounds 0 is too small to prove anything"),
     ],
 )
-def test_what_would_prove_nothing_is_refused(words: str, notes: str) -> None:
-    assert notes in refused(set_=[words])
+def test_what_would_prove_nothing_is_refused(words: str, message: str) -> None:
+    assert message in refused(set_=[words])
 
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:

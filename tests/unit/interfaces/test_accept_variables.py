@@ -13,7 +13,7 @@ def test_nothing_set_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "environment"),
     [
         ({"QUICK": "1"}, EnvironmentSettings(notes=["QUICK=1 is the default"])),
         ({"QUICK": "0"}, EnvironmentSettings(within=LONGER, notes=["QUICK=0 means --within 5m"])),

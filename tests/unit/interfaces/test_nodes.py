@@ -118,7 +118,7 @@ def test_a_plan_without_trees_says_nothing_of_them(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def applied(one: Any) -> list[apply.Done]:
+def applied(one: Any) -> list[apply.AppliedPass]:
     run = Progress(one.keeper, quiet=True)
     return asyncio.run(apply._apply(one, Narrow(), None, run, ask=False, again=False))
 

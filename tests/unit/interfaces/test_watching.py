@@ -68,7 +68,7 @@ def test_a_broken_policy_looks_only_and_is_said_once(session: Session, file: Pat
     assert len(said) == 1
     file.unlink()
     assert now(book) is Mode.PLAN
-    assert "cannot be read" in said[1]
+    assert "could not be read" in said[1]
     file.write_text("scope: {docker: {}}\nmode: enforce\n")
     assert now(book) is Mode.ENFORCE
     assert (said[2], book.problem) == ("the policy is valid again: mode enforce", None)

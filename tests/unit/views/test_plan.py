@@ -11,7 +11,7 @@ from gpukeeper.engine.counts import Counts, Pile
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.model.decision import Action, Decision, NextStep, Plan, Unseen, Verdict
+from gpukeeper.model.decision import Action, Decision, Step, Plan, Unseen, Verdict
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.applied import applied_summary, applied_view
@@ -40,7 +40,7 @@ def report(*decisions: Decision, place: str = "node-3", **facts: Any) -> PassRep
     given = dict(facts.pop("survey", {}))
     counts = Counts(seen=len(decisions), trees=given.pop("trees", {}))
     survey = Survey(platform, NOW, decisions=list(decisions), counts=counts, **given)
-    steps = tuple(NextStep(f"s{n}", one) for n, one in enumerate(survey.due))
+    steps = tuple(Step(f"s{n}", one) for n, one in enumerate(survey.due))
     return PassReport(1, survey, facts.pop("plan", Plan("d1", NOW, steps)), **facts)
 
 
