@@ -122,8 +122,8 @@ def test_what_would_prove_nothing_is_refused(words: str, message: str) -> None:
 
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:
-    environment = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
-    assert [words in environment for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [
+    message = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
+    assert [words in message for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [
         True
     ] * 3
 
@@ -140,7 +140,7 @@ def test_a_number_of_gpus_that_no_machine_has_is_refused() -> None:
 
 
 def test_every_problem_is_told_at_once() -> None:
-    environment = refused(
+    message = refused(
         check=["gem"], skip=["exct"], within="soon", device="cuad", ranks=99, quick=True, set_=["gemm.x=1"]
     )
     for words in (
@@ -152,8 +152,8 @@ def test_every_problem_is_told_at_once() -> None:
         "cannot be combined",
         'no parameter "x"',
     ):
-        assert words in environment
-    assert len(environment.splitlines()) == 8
+        assert words in message
+    assert len(message.splitlines()) == 8
 
 
 def test_what_is_asked_for_and_left_out_at_once_is_refused() -> None:

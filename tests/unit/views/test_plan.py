@@ -11,7 +11,7 @@ from gpukeeper.engine.counts import Counts, Pile
 from gpukeeper.engine.observe import Survey
 from gpukeeper.engine.outlook import Outlooks, PlaceOutlook, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.model.decision import Action, Decision, Step, Plan, Unseen, Verdict
+from gpukeeper.model.decision import Action, Decision, Plan, Step, Unseen, Verdict
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.applied import applied_summary, applied_view
