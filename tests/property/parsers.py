@@ -408,7 +408,7 @@ def _driver(data: bytes) -> None:
 def _exited(data: bytes) -> None:
     words = data.decode("utf-8", "replace")
     record = probing._record(data) if data[:1] == b"{" else None
-    left = probing.RanksEnd(
+    left = probing.RanksOutput(
         records={} if record is None else {0: record},
         words={0: words},
         stages={0: words},

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpukeeper.acceptance.record import Answer, Finding, Job, Limits, Machine, Values
+from gpukeeper.acceptance.record import Finding, Machine, ProbeReply, ProbeRequest, Thresholds, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Past
@@ -16,7 +16,7 @@ from gpukeeper.model.grade import Past
 ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
 
 
-class How(StrEnum):
+class RunMode(StrEnum):
     """What its answers come from."""
 
     LOOK = "look"  # what driver, kernel and machine say; nothing runs
@@ -24,7 +24,7 @@ class How(StrEnum):
     TOGETHER = "together"  # one probe over all GPUs, a rank for each
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True):
+class CheckSize(msgspec.Struct, frozen=True, kw_only=True):
     """One size of a check. A deeper one takes the place of the shallower ones of the same check."""
 
     depth: int  # 0 quick, 1 minutes, 2 half an hour, 3 hours
@@ -35,7 +35,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     small: Values = {}  # over `params` where there is no GPU
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
     device: str = "cuda"  # cuda, cpu or simulated
@@ -50,23 +50,23 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckRun:
     """A check that ran: what it was, and what came back, by the GPU's uuid (each) or the rank's number (together)."""
 
-    serving: Serving
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    serving: CheckSize
+    answers: Mapping[str, ProbeReply] = field(default_factory=dict)
     seconds: float = 0.0
     around: tuple[Mapping[str, Health], ...] = ()  # by uuid: the looks right before and right after it
 
 
 @dataclass(frozen=True)
-class Setting:
+class CheckContext:
     """What a check reads its answers in: the machine, what is known of it, and what it is held against."""
 
-    wish: Wish
+    wish: RunRequest
     machine: Machine
     gpus: tuple[Gpu, ...]
-    limits: Callable[[Gpu, str, str, str], Limits]  # of a GPU: check, metric, method
+    limits: Callable[[Gpu, str, str, str], Thresholds]  # of a GPU: check, metric, method
     history: Mapping[str, tuple[Past, ...]] = field(default_factory=dict)  # by Gpu.identity, oldest first
     before: Mapping[str, Health] = field(default_factory=dict)  # by uuid: before the first check
     after: Mapping[str, Health] = field(default_factory=dict)  # after the last one; empty while checks run
@@ -82,8 +82,8 @@ class Setting:
         return self.wish.device == "cpu"
 
 
-Ask = Callable[[Serving, Setting], Job]
-Read = Callable[[Trial, Setting], tuple[Finding, ...]]
+MakeRequest = Callable[[CheckSize, CheckContext], ProbeRequest]
+Interpret = Callable[[CheckRun, CheckContext], tuple[Finding, ...]]
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class Check:
     title: str
     proves: str  # a sentence each; the reference page is written from them
     cannot: str
-    how: How
-    servings: tuple[Serving, ...]  # by depth
-    read: Read
-    ask: Ask | None = None  # None: nothing runs
+    how: RunMode
+    servings: tuple[CheckSize, ...]  # by depth
+    read: Interpret
+    ask: MakeRequest | None = None  # None: nothing runs
     least_gpus: int = 1
     slices: bool = True  # it also makes sense on a slice of a GPU
 
 
-def params_of(check: str, serving: Serving, setting: Setting) -> dict[str, object]:
+def params_of(check: str, serving: CheckSize, setting: CheckContext) -> dict[str, object]:
     """What the probe is given: the serving's figures, then those for a CPU, the person's, and injected faults."""
     small = serving.small if setting.small else {}
     given = {**serving.params, **small, **setting.wish.params.get(check, {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpukeeper.acceptance.record import Answer, Job, Machine
+from gpukeeper.acceptance.record import Machine, ProbeReply, ProbeRequest
 from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.unknown import Unknown
 
@@ -25,11 +25,11 @@ class Workbench(Protocol):
         """Taken since the last question, twice a second; `at` counts from when the workbench was opened."""
         ...
 
-    async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:
+    async def each(self, jobs: Mapping[str, ProbeRequest]) -> Mapping[str, ProbeReply]:
         """A probe on each of these GPUs, by uuid, on all at once. An answer for every one, whatever happens."""
         ...
 
-    async def together(self, gpus: Sequence[str], job: Job) -> Mapping[str, Answer]:
+    async def together(self, gpus: Sequence[str], job: ProbeRequest) -> Mapping[str, ProbeReply]:
         """One probe over these GPUs, a rank for each. An answer for every rank, by its number."""
         ...
 

@@ -51,7 +51,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     topology: Mapping[str, Mapping[str, str]] = {}  # by uuid and uuid: nvlink, switch, bridge, node, system
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe is asked to do."""
 
     probe: str
@@ -59,7 +59,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 120.0
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """What a probe measured."""
 
     result: Values
@@ -67,7 +67,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     busy_s: float = 0.0  # in which the GPU had work of ours
 
 
-class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """A probe that gave no measurement."""
 
     kind: str  # one of acceptance/judging/messages.py
@@ -75,10 +75,10 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     seconds: float = 0.0
 
 
-Answer: TypeAlias = Done | Broken
+ProbeReply: TypeAlias = ProbeResult | ProbeFailure
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     """What a measurement is held against. None: there is none."""
 
     floor: float | None = None  # below it FAIL
@@ -161,7 +161,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     by: str  # floor, peers, history
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class GpuSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one GPU."""
 
     gpu: str
@@ -185,7 +185,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     machine: Machine
     expected: int | None = None
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[GpuSummary, ...] = ()
     findings: tuple[Finding, ...] = ()
     deltas: tuple[Delta, ...] = ()
     coverage: tuple[NotTested, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.acceptance.check import Serving, Trial
+from gpukeeper.acceptance.check import CheckRun, CheckSize
 from gpukeeper.acceptance.checks import health as check
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Gpu, Health, Reading
@@ -32,7 +32,7 @@ LOADED |= {"sm_mhz": 1755.0, "memory_mhz": 3201.0, "pcie_generation": 5, "pcie_w
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path: Path) -> None:
     case = json.loads(path.read_text())
-    found = check.read(Trial(serving=Serving(depth=0, seconds=0, worth=0, what="")), _setting(case))
+    found = check.read(CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what="")), _setting(case))
     mine = [one for one in found if one.gpu in ("GPU-0", None) and one.verdict is not Grade.SKIPPED]
     assert [[one.verdict, one.code, one.action] for one in mine] == case["expect"], case["why"]
     words = " ".join(one.message for one in found)

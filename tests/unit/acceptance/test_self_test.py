@@ -14,29 +14,40 @@ from gpukeeper.acceptance.catalog import CHECKS
 from gpukeeper.acceptance.check import Check
 from gpukeeper.acceptance.judging import reference
 from gpukeeper.acceptance.record import Finding
-from gpukeeper.acceptance.self_test import FAULTS, NOTHING, PLANTS, Attempt, Bed, Outcome, Place, self_test
+from gpukeeper.acceptance.self_test import (
+    FAULTS,
+    NOTHING,
+    PROBE_FAULTS,
+    Attempt,
+    FaultTarget,
+    SelfTestOutcome,
+    SelfTestSetup,
+    self_test,
+)
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 
 NO_TORCH = Unknown("there is no PyTorch")
 
 
-def simulated(faults: Mapping[str, Any]) -> Place:
+def simulated(faults: Mapping[str, Any]) -> FaultTarget:
     bench = SimulatedWorkbench(gpus=8, seed=7, **faults)
-    return Place(bench, bench.clock, "simulated", "simulated")
+    return FaultTarget(bench, bench.clock, "simulated", "simulated")
 
 
-def stand_in(gpus: int) -> Place:
+def stand_in(gpus: int) -> FaultTarget:
     """In the place of this machine: its probes understand injected faults, too."""
     bench = SimulatedWorkbench(gpus=gpus, seed=3)
-    return Place(bench, bench.clock, "cpu", f"{gpus} stand-ins")
+    return FaultTarget(bench, bench.clock, "cpu", f"{gpus} stand-ins")
 
 
 def outcome(
-    checks: tuple[Check, ...] = CHECKS, alone: Place | Unknown = NO_TORCH, together: Place | Unknown = NO_TORCH
-) -> tuple[Outcome, list[Attempt]]:
+    checks: tuple[Check, ...] = CHECKS,
+    alone: FaultTarget | Unknown = NO_TORCH,
+    together: FaultTarget | Unknown = NO_TORCH,
+) -> tuple[SelfTestOutcome, list[Attempt]]:
     told: list[Attempt] = []
-    bed = Bed(simulated, alone, together, checks, reference.limits, told.append)
+    bed = SelfTestSetup(simulated, alone, together, checks, reference.limits, told.append)
     return asyncio.run(self_test(bed)), told
 
 
@@ -54,7 +65,7 @@ def test_every_fault_is_found_and_a_clean_machine_passes() -> None:
     assert planted == [NOTHING, *(one.words for one in FAULTS)]
     here = [one for one in told if one.where != "simulated"]
     # Each detector is tried clean, then with the fault; and every kind of number has a flipped bit of its own.
-    assert sum(one.injected == NOTHING for one in here) == 1 + len(PLANTS)
+    assert sum(one.injected == NOTHING for one in here) == 1 + len(PROBE_FAULTS)
     flips = [one.injected.rpartition(" ")[2] for one in here if "lowest bit" in one.injected]
     assert flips == ["fp32", "bf16", "fp16", "int8"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import ranks
 from gpukeeper.acceptance.judging.judge import percent
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
 
@@ -27,12 +27,12 @@ DEFAULTS = {
 METHOD = "ddp/adamw/seed41"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
     problems = list(impossible(params))
     if problems:
         raise UsageError(f"ddp: {'; '.join(problems)}. Nothing was run.")
-    return Job(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
 
 
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
@@ -50,15 +50,15 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
         yield f"rate {wanted['rate']} cannot learn; 0.003 is typical"
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     return ranks.read(NAME, trial, setting, _read)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _read(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
     return (*_parameters(results, setting), _loss(results[0]))
 
 
-def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _parameters(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
     """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
     told = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
@@ -135,9 +135,9 @@ CHECK = Check(
     proves="All GPUs train one model together: its loss falls by 20 %, and after every step all of them have"
     " bit-identical parameters.",
     cannot="Says little about performance (throughput does), and covers only a few dozen steps.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=12,
             worth=36,
@@ -145,7 +145,7 @@ CHECK = Check(
             params=DEFAULTS,
             small={"samples": 1024, "batch": 128},
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=16,
             worth=42,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
-from gpukeeper.acceptance.judging.messages import TEACH, classify
+from gpukeeper.acceptance.judging.messages import FAILURE_KINDS, classify
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
 from gpukeeper.model.gpu import Fact
 from gpukeeper.model.grade import Grade
@@ -21,14 +21,14 @@ LEAST_SHM = 1 << 30  # NCCL takes some MiB for each pair of ranks, loaders of da
 UNIFORM = (("vbios", "VBIOS"), ("firmware", "GSP firmware"), ("inforom", "InfoROM"))
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     machine = setting.machine
     found = [*_torch(machine), *_limits(machine)] if setting.wish.device == "cpu" else _of_gpus(machine, setting)
     judged = any(one.verdict is not Grade.SKIPPED for one in found)
     return tuple(found) if judged else (*found, _ok(machine))
 
 
-def _of_gpus(machine: Machine, setting: Setting) -> list[Finding]:
+def _of_gpus(machine: Machine, setting: CheckContext) -> list[Finding]:
     return [
         *_none(machine),
         *_count(machine, setting),
@@ -54,15 +54,15 @@ def _none(machine: Machine) -> Iterator[Finding]:
     """No GPU is no success (C17.2): it used to end in exit 0."""
     if isinstance(machine.gpus, Unknown):
         kind = classify(machine.gpus.why)
-        lesson = TEACH[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
+        lesson = FAILURE_KINDS[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
         words = f"{lesson.sentence} {lesson.advice} Driver output: {machine.gpus.why}"
         yield _finding(lesson.grade, "no-gpu", words, lesson.remedy)
     elif not machine.gpus:
-        lesson = TEACH["no_gpu"]
+        lesson = FAILURE_KINDS["no_gpu"]
         yield _finding(Grade.INCONCLUSIVE, "no-gpu", f"{lesson.sentence} {lesson.advice}", lesson.remedy)
 
 
-def _count(machine: Machine, setting: Setting) -> Iterator[Finding]:
+def _count(machine: Machine, setting: CheckContext) -> Iterator[Finding]:
     expected = setting.wish.expected
     if isinstance(machine.gpus, Unknown):
         return
@@ -102,7 +102,7 @@ def _torch(machine: Machine) -> Iterator[Finding]:
     kind = classify(said)
     if kind == "failed" and not isinstance(torch, str):
         kind = "no_torch"
-    lesson = TEACH[kind]
+    lesson = FAILURE_KINDS[kind]
     quoted = f" Output: {said}" if said else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
     yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
@@ -175,7 +175,7 @@ def _finding(
 
 # What people search for: the codes of acceptance/judging/messages.py, and the count.
 PLAIN = frozenset(
-    {*(kind.replace("_", "-") for kind in TEACH), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
+    {*(kind.replace("_", "-") for kind in FAILURE_KINDS), "gpus-missing", "gpus-more", "gpu-silent", "gpu-unnamed"}
 )
 
 CHECK = Check(
@@ -183,7 +183,7 @@ CHECK = Check(
     title="Environment",
     proves="The expected GPUs are present, the driver lists all GPUs on the PCI bus, and PyTorch can use them.",
     cannot="Runs nothing on a GPU, and without --expect cannot detect a missing GPU.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
     read=read,
 )

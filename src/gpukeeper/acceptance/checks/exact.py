@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.acceptance.check import (
+    Check,
+    CheckContext,
+    CheckRun,
+    CheckSize,
+    RunMode,
+    params_of,
+    refuse,
+    too_little,
+    unknown_words,
+)
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "exact"
@@ -16,13 +26,13 @@ LEAST_N = 128  # a tile of the units that multiply
 SMALL = {"dtypes": ["fp32", "bf16", "fp16", "int8"], "n": 192, "rounds": 3, "seconds": 0, "phase": "cold", "heat_s": 0}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=LEAST_N, rounds=1)])
-    return Job(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     asked = params_of(NAME, trial.serving, setting).get("dtypes")
     dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
@@ -76,7 +86,7 @@ def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) ->
     )
 
 
-def _votes(results: Mapping[str, Values], dtypes: list[str], setting: Setting) -> Iterable[Finding]:
+def _votes(results: Mapping[str, Values], dtypes: list[str], setting: CheckContext) -> Iterable[Finding]:
     """The same figures give the same bits on every GPU of a model. Said only where they did not."""
     for dtype in dtypes:
         digests = {
@@ -128,9 +138,9 @@ CHECK = Check(
     " a wrong element is reported with row and column.",
     cannot="Detects only faults that occur while it runs: a fault at another temperature, clock or instruction may be"
     " missed. Tests the matrix units and the data path to them, not every instruction.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=4,
             worth=70,
@@ -138,7 +148,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 10, "seconds": 0.3, "phase": "cold"},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=45,
             worth=95,
@@ -146,7 +156,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 20, "seconds": 3.0, "phase": "hot", "heat_s": 20.0},
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=200,
             worth=110,
@@ -154,7 +164,7 @@ CHECK = Check(
             params={**_ALL, "rounds": 50, "seconds": 20.0, "phase": "hot", "heat_s": 60.0},
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
-        Serving(
+        CheckSize(
             depth=3,
             seconds=1900,
             worth=120,

@@ -7,9 +7,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little, unknown_words
+from gpukeeper.acceptance.check import (
+    Check,
+    CheckContext,
+    CheckRun,
+    CheckSize,
+    RunMode,
+    params_of,
+    refuse,
+    too_little,
+    unknown_words,
+)
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "gemm"
@@ -27,13 +37,13 @@ SMALL = {
 } | {"batched": 0.0}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=256, rounds=1, repeats=3)])
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
     wanted = params_of(NAME, trial.serving, setting)
     asked = wanted.get("dtypes")
@@ -48,7 +58,7 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
 
 
 def _judged(
-    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], setting: Setting
+    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], setting: CheckContext
 ) -> Iterable[Finding]:
     """All GPUs at once, since each is held against the others."""
     unable = {gpu: str(record["unsupported"]) for gpu, record in records.items() if record.get("unsupported")}
@@ -107,9 +117,9 @@ CHECK = Check(
     proves="The GPU multiplies matrices as fast as expected of its model, for every data type it supports, on data"
     " with the distribution of training data, while all GPUs of the machine are under the same load.",
     cannot="Does not check results (exact does), and one matrix size does not cover every kernel of a model.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=9,
             worth=70,
@@ -117,7 +127,7 @@ CHECK = Check(
             params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 5, "matmul": [[2048, 10]]},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=35,
             worth=90,
@@ -126,7 +136,7 @@ CHECK = Check(
             | {"matmul": [[2048, 10], [3072, 20]], "sgemm": 0.2, "batched": 0.2},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=85,
             worth=100,

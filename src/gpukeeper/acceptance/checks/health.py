@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.judging import circumstances, settings, xids
 from gpukeeper.acceptance.judging.health_rules import LEVELS, RISES, STATES, RiseRule, StateRule
 from gpukeeper.acceptance.record import Finding, Remedy
@@ -43,13 +43,13 @@ BY_ADVICE = {
 }
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     if setting.wish.device == "cpu":
         return (_finding(None, Grade.SKIPPED, "no-gpu", "there is no GPU"),)
     return tuple(finding for gpu in setting.gpus for finding in _of_gpu(gpu, setting))
 
 
-def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
+def _of_gpu(gpu: Gpu, setting: CheckContext) -> list[Finding]:
     before, after = setting.before.get(gpu.uuid), setting.after.get(gpu.uuid)
     if before is None:
         words = "the driver did not report its health. Check that nvidia-smi works, and run it again"
@@ -72,7 +72,7 @@ def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
     return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"no problem found in {len(looks)} reads")]
 
 
-def _steps(uuid: str, setting: Setting) -> Iterator[tuple[str, Health, Health]]:
+def _steps(uuid: str, setting: CheckContext) -> Iterator[tuple[str, Health, Health]]:
     """The looks at one GPU in their order: what ran, the look before it, the one after it."""
     last = setting.before.get(uuid)
     for check, looks in (*setting.at_check.items(), ("the end", setting.after)):
@@ -100,7 +100,7 @@ def _why(facts: Mapping[str, Fact], name: str) -> str:
     return fact.why if isinstance(fact, Unknown) and not fact.by_design else ""
 
 
-def _gone(gpu: Gpu, after: Health | None, setting: Setting) -> Iterator[Finding]:
+def _gone(gpu: Gpu, after: Health | None, setting: CheckContext) -> Iterator[Finding]:
     if after is None and setting.after:
         words = "it was lost during the run: it no longer responds. Reboot; if it happens again, reseat or replace it"
         yield _finding(gpu, Grade.FAIL, "lost", words, Remedy.REBOOT)
@@ -142,7 +142,7 @@ def links_expected(gpu: Gpu) -> int | None:
     return next((count for pattern, count in NVLINKS if re.search(pattern, gpu.name)), None)
 
 
-def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
+def _links(gpu: Gpu, last: Health, setting: CheckContext) -> Iterator[Finding]:
     expected, active = links_expected(gpu), last.states.get("nvlinks_active")
     if expected is None:
         return
@@ -178,7 +178,7 @@ def _levels(gpu: Gpu, before: Health) -> Iterator[Finding]:
             yield _finding(gpu, grade, rule.code, _counted(rule.words, str(value)), rule.remedy, value=value)
 
 
-def _rises(gpu: Gpu, setting: Setting) -> Iterator[Finding]:
+def _rises(gpu: Gpu, setting: CheckContext) -> Iterator[Finding]:
     """One of each kind and check: two counters of one cause are not two faults."""
     seen: set[tuple[str, str]] = set()
     for check, earlier, later in _steps(gpu.uuid, setting):
@@ -209,7 +209,7 @@ def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Find
         yield _finding(gpu, Grade.INCONCLUSIVE, "counters-began-anew", words, Remedy.RETEST, at=check)
 
 
-def _kernel(gpu: Gpu, looks: Sequence[Health], setting: Setting) -> Iterator[Finding]:
+def _kernel(gpu: Gpu, looks: Sequence[Health], setting: CheckContext) -> Iterator[Finding]:
     """Of all looks: what was read once stays true when the log is overwritten or closed to us."""
     unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
     if unread is not None:
@@ -220,7 +220,7 @@ def _kernel(gpu: Gpu, looks: Sequence[Health], setting: Setting) -> Iterator[Fin
         yield from _of_xid(gpu, number, [xid for xid in logged if xid.number == number], setting)
 
 
-def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> Iterator[Finding]:
+def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: CheckContext) -> Iterator[Finding]:
     meanings = [xids.meaning(xid) for xid in logged]
     worst = max(meanings, key=lambda one: (one.grade is Grade.FAIL, one.grade is Grade.WARN))
     if worst.grade is Grade.PASS:
@@ -234,7 +234,7 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> I
     yield _finding(gpu, grade, f"xid-{number}", words, worst.remedy, at=checks[0] if checks else "", evidence=evidence)
 
 
-def _checks_with(uuid: str, number: int, setting: Setting) -> list[str]:
+def _checks_with(uuid: str, number: int, setting: CheckContext) -> list[str]:
     """In which it was logged anew. The log of a look has all since the run began, where it could be read."""
     found, most = [], _count(setting.before[uuid].xids, number)
     for check, _, later in _steps(uuid, setting):
@@ -263,7 +263,7 @@ def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
         )
 
 
-def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Finding]:
+def _while_running(gpu: Gpu, before: Health, setting: CheckContext) -> Iterator[Finding]:
     mine = [reading for reading in setting.readings if reading.uuid == gpu.uuid]
     if not mine and setting.at_check:
         words = "no samples during the run, so throttling is unknown. Run it again"
@@ -317,7 +317,7 @@ def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Ite
             yield _finding(gpu, Grade.FAIL, f"pcie-{what}", words, Remedy.RESEAT_OR_CABLE, value=max(seen))
 
 
-def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting) -> Iterator[Finding]:
+def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: CheckContext) -> Iterator[Finding]:
     temperatures = [reading.temperature_c for reading in loaded if reading.temperature_c is not None]
     limit = _number(before.states.get("slowdown_c"))
     if temperatures and limit is not None and max(temperatures) > limit - MARGIN_C:
@@ -331,12 +331,12 @@ def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting)
         yield _finding(gpu, Grade.WARN, "hotter-than-peers", words, Remedy.CHECK_CONFIG, value=here[0])
 
 
-def _peers(gpu: Gpu, setting: Setting) -> list[tuple[float, float]]:
+def _peers(gpu: Gpu, setting: CheckContext) -> list[tuple[float, float]]:
     others = [other for other in setting.gpus if other.uuid != gpu.uuid and other.name == gpu.name]
     return [both for other in others if (both := _heat_and_power(other.uuid, setting))]
 
 
-def _heat_and_power(uuid: str, setting: Setting) -> tuple[float, float] | None:
+def _heat_and_power(uuid: str, setting: CheckContext) -> tuple[float, float] | None:
     """Means under load."""
     both = [
         (reading.temperature_c, reading.power_w)
@@ -405,7 +405,7 @@ CHECK = Check(
     proves="Driver and kernel report no error of the GPU before, during and after the run, and the GPU was not"
     " throttled.",
     cannot="Reports what the driver reports: errors without a counter, such as silent corruption, are not detected.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.5, worth=100, what="all counters and states, before, during and after"),),
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.5, worth=100, what="all counters and states, before, during and after"),),
     read=read,
 )

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "links"
@@ -18,15 +18,15 @@ PAIR_FAILS = 0.90  # two GPUs are innocent of their link, so it takes more than 
 LEAST_PAIRS = 6  # three GPUs: fewer cannot tell which link is the odd one
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
-    return Job(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=180 + 5 * serving.seconds)
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
+    return ProbeRequest(probe=NAME, params=params_of(NAME, serving, setting), deadline_s=180 + 5 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     return ranks.read(NAME, trial, setting, _read)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+def _read(results: Mapping[int, Values], setting: CheckContext) -> Iterable[Finding]:
     """The first rank copies between all GPUs; the others only make the number full."""
     pairs: Sequence[Values] = results[0]["pairs"]
     count = len(setting.gpus)
@@ -38,7 +38,7 @@ def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
     yield from _of_pairs(pairs, setting)
 
 
-def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _data(pairs: Sequence[Values], setting: CheckContext) -> Iterable[Finding]:
     wrong = [pair for pair in pairs if pair["wrong"]]
     for pair in wrong:
         place = next(iter(pair.get("where") or ()), None)
@@ -60,7 +60,7 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
         yield Finding(check=NAME, metric="data", verdict=Grade.PASS, code="links-data-ok", message=message)
 
 
-def _of_gpus(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _of_gpus(pairs: Sequence[Values], setting: CheckContext) -> Iterable[Finding]:
     """Each GPU by the middle of its links, so that one slow GPU does not make all the others slow."""
     asked = [
         Measurement(
@@ -83,7 +83,7 @@ def _middle(pairs: Sequence[Values]) -> tuple[float, ...]:
     return tuple(statistics.median(each) for each in repeats)
 
 
-def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
+def _of_pairs(pairs: Sequence[Values], setting: CheckContext) -> Iterable[Finding]:
     """Every pair against those that are connected alike: one bad link among fifty does not move anybody's middle."""
     alike: dict[str, list[Values]] = defaultdict(list)
     for pair in pairs:
@@ -101,7 +101,7 @@ def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
             yield Finding(check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message)
 
 
-def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) -> Finding:
+def _slow(pair: Values, way: str, usual: float, count: int, setting: CheckContext) -> Finding:
     value = _median(pair)
     verdict = Grade.FAIL if value < PAIR_FAILS * usual else Grade.WARN
     return Finding(
@@ -129,7 +129,7 @@ def _median(pair: Values) -> float:
     return statistics.median(samples) if samples else 0.0
 
 
-def _way(pair: Values, setting: Setting) -> str:
+def _way(pair: Values, setting: CheckContext) -> str:
     """As the driver says the two are connected; through the machine's memory where they cannot reach each other."""
     if not pair.get("p2p"):
         return "host"
@@ -137,7 +137,7 @@ def _way(pair: Values, setting: Setting) -> str:
     return setting.machine.topology.get(first, {}).get(second, "p2p")
 
 
-def _gpu(rank: Any, setting: Setting) -> str:
+def _gpu(rank: Any, setting: CheckContext) -> str:
     found = ranks.gpu(int(rank), setting)
     return f"GPU {rank if found is None else found.index}"
 
@@ -148,9 +148,9 @@ CHECK = Check(
     proves="Data is not corrupted between any two GPUs, the direct path is used where the machine has one, and no"
     " link is slower than comparable links.",
     cannot="One copy runs at a time, so a switch that fails under full load is detected by collectives, not here.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=10,
             worth=24,
@@ -158,7 +158,7 @@ CHECK = Check(
             params={"bytes": 2**28, "repeats": 5},
             small={"bytes": 2**20},
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=25,
             worth=30,

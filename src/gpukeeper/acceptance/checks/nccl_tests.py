@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.checks.collectives import PLATEAU
 from gpukeeper.acceptance.judging import judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "nccl_tests"
 METRIC = "all_reduce"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     program = setting.machine.environment.get("nccl_tests")
     params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(setting.gpus)}
     params |= params_of(NAME, serving, setting)
-    return Job(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     return ranks.read(NAME, trial, setting, _read)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
+def _read(results: Mapping[int, Values], setting: CheckContext) -> Iterable[Finding]:
     said = results[0]
     if said.get("not_run"):
         yield Finding(
@@ -85,9 +85,9 @@ CHECK = Check(
     title="nccl-tests",
     proves="NVIDIA's nccl-tests confirms the results and the speed of all-reduce.",
     cannot="Runs only if nccl-tests is installed, and does not name the faulty GPU.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=1,
             seconds=45,
             worth=12,

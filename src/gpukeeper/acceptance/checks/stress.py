@@ -9,9 +9,9 @@ from statistics import fmean, median
 
 from msgspec.structs import replace
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.gpu import Gpu, Reading
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
@@ -29,17 +29,19 @@ LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less i
 SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
-    return Job(probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds))
+    return ProbeRequest(
+        probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds)
+    )
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, setting))
     return (*findings, *_speeds(results, setting))
 
 
-def _of(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
+def _of(gpu: str, result: Values, setting: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
     speeds = answers.figures([window["tflops"] for window in result["windows"]])
     yield _steady(gpu, speeds)
@@ -111,7 +113,7 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
     )
 
 
-def _sampled(gpu: Gpu, setting: Setting) -> Iterable[Finding]:
+def _sampled(gpu: Gpu, setting: CheckContext) -> Iterable[Finding]:
     """What the driver said meanwhile. The first seconds are left out: the load was not full yet."""
     own = [one for one in setting.readings if one.uuid == gpu.uuid and one.check == NAME]
     start = min((one.at for one in own), default=0.0) + WARM_S
@@ -123,7 +125,7 @@ def _sampled(gpu: Gpu, setting: Setting) -> Iterable[Finding]:
     yield from _clock(gpu, loaded)
 
 
-def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
+def _use(gpu: Gpu, use: Sequence[float], setting: CheckContext) -> Finding:
     if not use:
         return _without_use(gpu, setting)
     mean = fmean(use)
@@ -141,7 +143,7 @@ def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
     )
 
 
-def _without_use(gpu: Gpu, setting: Setting) -> Finding:
+def _without_use(gpu: Gpu, setting: CheckContext) -> Finding:
     """Drivers never say it of a slice: then nothing is missing."""
     missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not report utilization")
     health = setting.before.get(gpu.uuid)
@@ -152,7 +154,7 @@ def _without_use(gpu: Gpu, setting: Setting) -> Finding:
     return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
 
 
-def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
+def _temperature(gpu: Gpu, seen: Sequence[float], setting: CheckContext) -> Finding:
     """Hot for good fails; hot for a moment warns."""
     if not seen:
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
@@ -175,7 +177,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
     )
 
 
-def hot_limit(gpu: Gpu, setting: Setting) -> tuple[float | None, str]:
+def hot_limit(gpu: Gpu, setting: CheckContext) -> tuple[float | None, str]:
     """In °C, and whose word it is."""
     name = gpu.name if isinstance(gpu.name, str) else ""
     for pattern, limit in HOT:
@@ -188,7 +190,7 @@ def hot_limit(gpu: Gpu, setting: Setting) -> tuple[float | None, str]:
     return None, "no limit is known for this model"
 
 
-def _power(gpu: Gpu, watts: Sequence[float], setting: Setting) -> Finding:
+def _power(gpu: Gpu, watts: Sequence[float], setting: CheckContext) -> Finding:
     if not watts:
         return judge.missing(NAME, "power", gpu.uuid, "the driver did not report power")
     health = setting.before.get(gpu.uuid)
@@ -230,7 +232,7 @@ def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
         )
 
 
-def _speeds(results: dict[str, Values], setting: Setting) -> Iterable[Finding]:
+def _speeds(results: dict[str, Values], setting: CheckContext) -> Iterable[Finding]:
     """Held against equals and the past. Alone and for the first time it is told, not judged: gemm judges speed."""
     measured = [
         Measurement(
@@ -302,9 +304,9 @@ CHECK = Check(
     " limit, and all checked results are exact.",
     cannot="A minute does not heat a whole rack, and one kind of load does not cover every load. One product in eight"
     " is verified. The speed with integer data is not that with other data.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=11,
             worth=50,
@@ -312,7 +314,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 10.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=65,
             worth=80,
@@ -320,7 +322,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 60.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=610,
             worth=105,
@@ -328,7 +330,7 @@ CHECK = Check(
             params={**_LOAD, "seconds": 600.0},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=3,
             seconds=3620,
             worth=115,

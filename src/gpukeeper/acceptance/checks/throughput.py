@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of
 from gpukeeper.acceptance.judging import answers, judge, ranks
-from gpukeeper.acceptance.record import Finding, Job, Measurement, Remedy, Values
+from gpukeeper.acceptance.record import Finding, Measurement, ProbeRequest, Remedy, Values
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
 
@@ -28,12 +28,12 @@ DEFAULTS = {"model": "resnet50", "data": "synthetic", "batch": 32, "classes": 10
 SCALES = (8, 16, 32, 64)  # what the reference table has shares for; fewer GPUs are held to those of the next
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
     problems = list(impossible(params))
     if problems:
         raise UsageError(f"throughput: {'; '.join(problems)}. Nothing was run.")
-    return Job(probe=NAME, params=params, deadline_s=240 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=240 + 10 * serving.seconds)
 
 
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
@@ -51,11 +51,11 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name} {wanted[name]} is too small; use {least} or more"
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     return ranks.read(NAME, trial, setting, _read)
 
 
-def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _read(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
     """The speed of all ranks stands in every rank's record: it is taken from one, never added up."""
     said = results[0]
     return (
@@ -66,7 +66,7 @@ def _read(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...
     )
 
 
-def _samples(said: Values, setting: Setting) -> tuple[Finding, ...]:
+def _samples(said: Values, setting: CheckContext) -> tuple[Finding, ...]:
     per_step = float(said["global_batch_size"])
     rates = tuple(1e3 * per_step / one for one in _tens(answers.figures(said["step_ms"])))
     asked = Measurement(
@@ -83,7 +83,7 @@ def _samples(said: Values, setting: Setting) -> tuple[Finding, ...]:
     return ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
 
 
-def _local(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _local(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
     """Each GPU by itself, all at once: with the exchange of gradients all wait for the slowest."""
     asked = [
         Measurement(
@@ -109,7 +109,7 @@ def scale(world: int) -> int:
     return next((most for most in SCALES if world <= most), SCALES[-1])
 
 
-def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
+def _scaling(said: Values, setting: CheckContext) -> tuple[Finding, ...]:
     """What n GPUs do, as a share of n times one."""
     world, alone = int(said["world_size"]), said.get("alone_samples_per_second")
     if world < 2:
@@ -129,7 +129,7 @@ def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
     return tuple(_explained(one, said, setting) for one in found)
 
 
-def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
+def _explained(finding: Finding, said: Values, setting: CheckContext) -> Finding:
     if setting.small:
         words = (
             f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. Not judged, since the ranks share"
@@ -152,7 +152,7 @@ def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
     return msgspec.structs.replace(finding, message=f"{finding.message}{why}")
 
 
-def _loss(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...]:
+def _loss(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
     """Speed of nonsense is no speed."""
     odd = [rank for rank, result in results.items() if not math.isfinite(float(result["loss"]))]
     return tuple(
@@ -178,9 +178,9 @@ CHECK = Check(
     " GPU to all.",
     cannot="Has no reference for a good machine: a first run on one GPU is reported, not judged. Synthetic data does"
     " not cover storage and data loaders.",
-    how=How.TOGETHER,
+    how=RunMode.TOGETHER,
     servings=(
-        Serving(
+        CheckSize(
             depth=1,
             seconds=35,
             worth=24,
@@ -188,7 +188,7 @@ CHECK = Check(
             params=DEFAULTS,
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
         ),
-        Serving(
+        CheckSize(
             depth=2,
             seconds=120,
             worth=36,

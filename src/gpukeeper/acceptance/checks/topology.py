@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.checks.health import links_expected
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Gpu
@@ -17,7 +17,7 @@ LINKED = "nvlink"
 NOT_KNOWN = "not known"  # as the driver's program says it
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     if setting.wish.device == "cpu" or not setting.gpus:
         return (_finding(Grade.SKIPPED, "no-gpu", "there is no GPU"),)
     found = [*_slices(setting), *_pairs(setting), *_near(setting)]
@@ -25,7 +25,7 @@ def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
     return tuple(found) if wrong else (*found, _finding(Grade.PASS, "ok", _picture(setting)))
 
 
-def _slices(setting: Setting) -> Iterator[Finding]:
+def _slices(setting: CheckContext) -> Iterator[Finding]:
     """Slices share their GPU: figures of the whole do not apply, and there is no P2P between them."""
     parts = [gpu for gpu in setting.gpus if gpu.part_of is not None]
     for whole in dict.fromkeys(gpu.part_of for gpu in parts):
@@ -39,7 +39,7 @@ def _slices(setting: Setting) -> Iterator[Finding]:
         yield _finding(Grade.WARN, "mixed-slices", words, Remedy.CHECK_CONFIG)
 
 
-def _pairs(setting: Setting) -> Iterator[Finding]:
+def _pairs(setting: CheckContext) -> Iterator[Finding]:
     """Where NVLink is expected, every pair has it; elsewhere the pairs of one model are told when they differ."""
     unknown = [pair for pair in _of_equals(setting) if links_expected(pair[0]) and not _way(*pair, setting)]
     if unknown:
@@ -63,19 +63,19 @@ def _pairs(setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _of_equals(setting: Setting) -> Iterator[tuple[Gpu, Gpu]]:
+def _of_equals(setting: CheckContext) -> Iterator[tuple[Gpu, Gpu]]:
     for one, two in combinations([gpu for gpu in setting.gpus if gpu.part_of is None], 2):
         if one.name == two.name:
             yield one, two
 
 
-def _way(one: Gpu, two: Gpu, setting: Setting) -> str | None:
+def _way(one: Gpu, two: Gpu, setting: CheckContext) -> str | None:
     """None: not known."""
     way = setting.machine.topology.get(one.uuid, {}).get(two.uuid)
     return None if way == NOT_KNOWN else way
 
 
-def _near(setting: Setting) -> Iterator[Finding]:
+def _near(setting: CheckContext) -> Iterator[Finding]:
     """A GPU that is far from every CPU explains slow copies from the host."""
     whole = [gpu for gpu in setting.gpus if gpu.part_of is None]
     nodes = {gpu.uuid: gpu.facts.get("numa") for gpu in whole}
@@ -86,7 +86,7 @@ def _near(setting: Setting) -> Iterator[Finding]:
         yield _finding(Grade.WARN, "no-numa", words, Remedy.CHECK_CONFIG)
 
 
-def _picture(setting: Setting) -> str:
+def _picture(setting: CheckContext) -> str:
     ways = Counter(way for one, two in _of_equals(setting) if (way := _way(one, two, setting)))
     if not ways:
         return "one GPU, or the connections are unknown"
@@ -113,7 +113,7 @@ CHECK = Check(
     title="Topology",
     proves="Every pair of GPUs is connected as the model specifies; MIG slices are reported.",
     cannot="Reads the driver's view of the links; links and collectives test bandwidth and correctness.",
-    how=How.LOOK,
-    servings=(Serving(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
+    how=RunMode.LOOK,
+    servings=(CheckSize(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
     read=read,
 )

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Check, How, Serving, Setting, Trial, params_of, refuse, too_little
+from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode, params_of, refuse, too_little
 from gpukeeper.acceptance.judging import answers
 from gpukeeper.acceptance.judging.judge import missing
-from gpukeeper.acceptance.record import Finding, Job, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeRequest, Remedy, Values
 from gpukeeper.model.grade import Grade
 
 NAME = "training"
@@ -19,10 +19,10 @@ SMALL = {"steps": 4, "width": 64, "sentences": 2}
 METHOD = "training/adamw/seed80"
 
 
-def ask(serving: Serving, setting: Setting) -> Job:
+def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
     params = params_of(NAME, serving, setting)
     refuse(NAME, impossible(params))
-    return Job(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
+    return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
@@ -38,7 +38,7 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
 
 
-def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     wanted = params_of(NAME, trial.serving, setting).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
@@ -187,9 +187,9 @@ CHECK = Check(
     " are bit-identical: on this GPU, and on all GPUs of its model.",
     cannot="A falling loss alone proves little: training often continues with corrupted weights. Covers only a minute"
     " of training.",
-    how=How.EACH,
+    how=RunMode.EACH,
     servings=(
-        Serving(
+        CheckSize(
             depth=0,
             seconds=6,
             worth=60,
@@ -197,7 +197,7 @@ CHECK = Check(
             params={**DEFAULTS, "epochs": 2, "steps": 30, "twice": True},
             small=SMALL,
         ),
-        Serving(
+        CheckSize(
             depth=1,
             seconds=15,
             worth=72,

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.judging.messages import broken_finding
-from gpukeeper.acceptance.record import Broken, Finding, Values
+from gpukeeper.acceptance.record import Finding, ProbeFailure, Values
 
 
-def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding, ...]]:
+def of_gpus(check: str, trial: CheckRun) -> tuple[dict[str, Values], tuple[Finding, ...]]:
     """By uuid what a probe measured; and what is to be said of those that measured nothing."""
     results: dict[str, Values] = {}
     findings = []
     for gpu, answer in trial.answers.items():
-        if isinstance(answer, Broken):
+        if isinstance(answer, ProbeFailure):
             findings.append(broken_finding(check, gpu, answer))
         else:
             results[gpu] = answer.result
@@ -25,7 +25,7 @@ def of_gpus(check: str, trial: Trial) -> tuple[dict[str, Values], tuple[Finding,
 
 
 def read_each(
-    check: str, trial: Trial, read: Callable[[str, Values], Iterable[Finding]]
+    check: str, trial: CheckRun, read: Callable[[str, Values], Iterable[Finding]]
 ) -> tuple[dict[str, Values], tuple[Finding, ...]]:
     """A finding or more for each result, read on its own. One that lacks what a probe always says is no measurement."""
     results, findings = of_gpus(check, trial)
@@ -48,7 +48,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, tuple[str, int]]:
+def against_majority(values: Mapping[str, str], setting: CheckContext) -> dict[str, tuple[str, int]]:
     """Of GPUs of one model that should all say the same: by uuid how one stands, and among how many.
 
     "like" the majority, "odd" against it, or "split": they differ, and no majority says which one is wrong.
@@ -63,7 +63,7 @@ def against_majority(values: Mapping[str, str], setting: Setting) -> dict[str, t
     return found
 
 
-def _by_model(values: Mapping[str, str], setting: Setting) -> Iterable[list[str]]:
+def _by_model(values: Mapping[str, str], setting: CheckContext) -> Iterable[list[str]]:
     """Alone in its group it has nobody to be held against; nor has one whose model is not known."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for gpu in values:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge, settings, tally
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.gpu import Health
@@ -39,14 +39,14 @@ def is_slow(finding: Finding) -> bool:
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 
 
-def qualified(findings: Iterable[Finding], trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def qualified(findings: Iterable[Finding], trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     """The findings of one try of a check, by what else was going on while it ran."""
     if setting.small:
         return tuple(findings)
     return tuple(_qualified(one, trial, setting) if is_slow(one) else one for one in findings)
 
 
-def _qualified(finding: Finding, trial: Trial, setting: Setting) -> Finding:
+def _qualified(finding: Finding, trial: CheckRun, setting: CheckContext) -> Finding:
     gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in setting.gpus]
     if disturbed := [words for gpu in gpus if (words := disturbance(gpu, trial.around))]:
         return _not_judged(finding, "disturbed", disturbed[0], Remedy.RETEST)

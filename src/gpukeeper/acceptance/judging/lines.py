@@ -14,7 +14,7 @@ NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a g
 
 
 @dataclass(frozen=True)
-class Lines:
+class Bounds:
     """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is held against it."""
 
     warn: float
@@ -47,7 +47,7 @@ def repeatability(samples: Sequence[float]) -> float | None:
     return deviation / abs(mean) if mean else math.inf
 
 
-def grade(figure: Figure, lines: Lines) -> Grade:
+def grade(figure: Figure, lines: Bounds) -> Grade:
     """By the median. A noisy figure is told only where no sample contradicts: all below failing, or all above warning.
 
     Slower by a common factor is never better: PASS, WARN, FAIL in this order; when noisy PASS, INCONCLUSIVE, FAIL.
@@ -61,5 +61,5 @@ def grade(figure: Figure, lines: Lines) -> Grade:
     return Grade.WARN if figure.good < lines.warn else Grade.PASS
 
 
-def is_noisy(figure: Figure, lines: Lines) -> bool:
+def is_noisy(figure: Figure, lines: Bounds) -> bool:
     return figure.noise is not None and figure.noise > NOISE_SHARE * lines.margin

@@ -8,13 +8,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from gpukeeper.acceptance.check import Setting
+from gpukeeper.acceptance.check import CheckContext
 from gpukeeper.acceptance.judging import history, judge, peers
 from gpukeeper.acceptance.judging.lines import Figure
 from gpukeeper.acceptance.record import Finding, Power
 
 
-def detection_power(findings: Iterable[Finding], setting: Setting) -> tuple[Power, ...]:
+def detection_power(findings: Iterable[Finding], setting: CheckContext) -> tuple[Power, ...]:
     """For every check and metric that has figures, by the layer that notices the smallest loss. A loss that only warns
     is told beside it, even if another layer notices it."""
     figures: dict[tuple[str, str], list[Finding]] = {}
@@ -27,7 +27,7 @@ def detection_power(findings: Iterable[Finding], setting: Setting) -> tuple[Powe
 Losses = tuple[float | None, float | None]  # share lost that fails, share lost that warns
 
 
-def _power(check: str, metric: str, group: Sequence[Finding], setting: Setting) -> Power:
+def _power(check: str, metric: str, group: Sequence[Finding], setting: CheckContext) -> Power:
     layers = {"floor": _floor(group, setting), "peers": _peers(group), "history": _history(group)}
     failing = {name: fail for name, (fail, _) in layers.items() if fail is not None}
     warning = {name: warn for name, (_, warn) in layers.items() if warn is not None}
@@ -41,7 +41,7 @@ def _power(check: str, metric: str, group: Sequence[Finding], setting: Setting) 
     )
 
 
-def _floor(group: Sequence[Finding], setting: Setting) -> Losses:
+def _floor(group: Sequence[Finding], setting: CheckContext) -> Losses:
     """From what these GPUs show down to the line; they may stand high above it, and then much is not noticed."""
     known = [(finding.value or 0.0, judge.limits_of(finding, setting)) for finding in group]
     fails = [_loss(value, limits.floor) for value, limits in known if limits.floor and limits.may_fail]

@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.acceptance.judging import judge, messages
-from gpukeeper.acceptance.record import Broken, Done, Finding, Remedy, Values
+from gpukeeper.acceptance.record import Finding, ProbeFailure, ProbeResult, Remedy, Values
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 
 STOPPED = "was stopped because rank"  # of a rank that ended because another one did: that one says why
 
 
-Reader = Callable[[Mapping[int, Values], Setting], Iterable[Finding]]
+Reader = Callable[[Mapping[int, Values], CheckContext], Iterable[Finding]]
 
 
-def read(check: str, trial: Trial, setting: Setting, reader: Reader) -> tuple[Finding, ...]:
+def read(check: str, trial: CheckRun, setting: CheckContext, reader: Reader) -> tuple[Finding, ...]:
     """What the reader makes of all ranks' results. It is asked only when every rank has one: half a collective is none.
 
     An answer without what a probe always says is no measurement.
@@ -45,23 +45,23 @@ def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
     return next(other, "")
 
 
-def results(trial: Trial) -> dict[int, Values]:
+def results(trial: CheckRun) -> dict[int, Values]:
     """By rank: those that measured."""
-    done = {int(rank): answer.result for rank, answer in trial.answers.items() if isinstance(answer, Done)}
+    done = {int(rank): answer.result for rank, answer in trial.answers.items() if isinstance(answer, ProbeResult)}
     return dict(sorted(done.items()))
 
 
-def gpu(rank: int, setting: Setting) -> Gpu | None:
+def gpu(rank: int, setting: CheckContext) -> Gpu | None:
     """Ranks are started in the order of the GPUs."""
     return setting.gpus[rank] if 0 <= rank < len(setting.gpus) else None
 
 
-def uuid(rank: int, setting: Setting) -> str | None:
+def uuid(rank: int, setting: CheckContext) -> str | None:
     found = gpu(rank, setting)
     return None if found is None else found.uuid
 
 
-def named(ranks: Iterable[int], setting: Setting) -> str:
+def named(ranks: Iterable[int], setting: CheckContext) -> str:
     """rank 2 (GPU 2) and rank 3 (GPU 3)."""
     words = []
     for rank in ranks:
@@ -70,10 +70,10 @@ def named(ranks: Iterable[int], setting: Setting) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def broken(check: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
+def broken(check: str, trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
     """One for each cause: of several ranks it is the node's. Ranks that only followed another one add nothing."""
     missing = [rank for rank in range(len(setting.gpus)) if str(rank) not in trial.answers]
-    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, Broken)}
+    told = {int(rank): answer for rank, answer in trial.answers.items() if isinstance(answer, ProbeFailure)}
     causes = {rank: answer for rank, answer in told.items() if STOPPED not in answer.words} or told
     by_kind: dict[str, list[int]] = defaultdict(list)
     for rank, answer in sorted(causes.items()):
@@ -85,7 +85,7 @@ def broken(check: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _of_cause(check: str, ranks: Sequence[int], answer: Broken, setting: Setting) -> Finding:
+def _of_cause(check: str, ranks: Sequence[int], answer: ProbeFailure, setting: CheckContext) -> Finding:
     whose = uuid(ranks[0], setting) if len(ranks) == 1 else None
     found = messages.broken_finding(check, whose, answer)
     return msgspec.structs.replace(

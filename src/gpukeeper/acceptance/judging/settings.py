@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpukeeper.acceptance.check import Setting, Trial
+from gpukeeper.acceptance.check import CheckContext, CheckRun
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 
 LOADED = 50.0  # percent of use
@@ -21,7 +21,7 @@ LEAST = 3  # readings under load
 POWER_TO_SPARE = 0.90  # of its limit
 
 
-def held_back(uuid: str, trial: Trial, setting: Setting) -> str:
+def held_back(uuid: str, trial: CheckRun, setting: CheckContext) -> str:
     """The setting that explains a slow figure and the command that undoes it, without a full stop; empty: none.
     By all readings of the run so far: a setting stays, and a short check alone has too few."""
     gpu = setting.gpu(uuid)

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.acceptance.check import ALWAYS, Wish
-from gpukeeper.acceptance.record import Finding, Remedy, Tally
+from gpukeeper.acceptance.check import ALWAYS, RunRequest
+from gpukeeper.acceptance.record import Finding, GpuSummary, Remedy
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade, rank, worst
 
@@ -114,19 +114,19 @@ def _failed(finding: Finding | None) -> bool:
 
 def of_gpus(
     gpus: Sequence[Gpu], findings: Sequence[Finding], busy: Mapping[str, float], seconds: float
-) -> tuple[Tally, ...]:
+) -> tuple[GpuSummary, ...]:
     return tuple(_of_gpu(gpu, findings, busy.get(gpu.uuid), seconds) for gpu in gpus)
 
 
-def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: float) -> Tally:
+def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: float) -> GpuSummary:
     own = [one for one in findings if one.gpu == gpu.uuid]
     share = None if busy is None or seconds <= 0 else min(busy / seconds, 1.0)
     verdict = worst(one.verdict for one in own)
-    return Tally(gpu=gpu.uuid, verdict=verdict, reason=_reason(verdict, own), busy=share)
+    return GpuSummary(gpu=gpu.uuid, verdict=verdict, reason=_reason(verdict, own), busy=share)
 
 
 def of_run(
-    wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
+    wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
 ) -> tuple[Grade, str]:
     """The verdict on the node. Whatever a CPU or a simulation showed says nothing about a GPU.
 
@@ -146,7 +146,7 @@ def of_run(
     return verdict, f"{_narrowed(wish, gpus)}{reason}"
 
 
-def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
+def _untested(wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
     """Of checks asked for by name some speak of the machine alone; that a probe ran at all is still demanded."""
     if wish.only:
         return "" if any(one.samples for one in findings) else "None of the selected checks (--check) measured a GPU."
@@ -154,7 +154,7 @@ def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> s
     return f"Nothing was measured on {', '.join(names)}." if names else ""
 
 
-def _narrowed(wish: Wish, gpus: Sequence[Gpu]) -> str:
+def _narrowed(wish: RunRequest, gpus: Sequence[Gpu]) -> str:
     """A good verdict on a part, or by other settings, must not read like one on the whole."""
     only = [name for name in wish.only if name not in ALWAYS]
     settings = [f"{check}.{name}={value}" for check, params in wish.params.items() for name, value in params.items()]

@@ -31,7 +31,7 @@ class DataMissing(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Who a rank is, and where the ranks meet."""
 
     rank: int
@@ -43,10 +43,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """What a probe knows of the others. `store` is where ranks can wait without keeping a GPU busy."""
 
-    place: Place
+    place: RankInfo
     store: Any
     folder: Path
     timeout: timedelta
@@ -63,7 +63,7 @@ class Group:
 # Who am I?
 
 
-def read_place(environment: Mapping[str, str], kind: str) -> Place:
+def read_place(environment: Mapping[str, str], kind: str) -> RankInfo:
     """From torchrun's own variables, or those of who launched the work: PET_* and K8S_MASTER_ADDR count only there.
 
     All contradictions at once, as BadSetting: a rank that guesses waits for others that never come.
@@ -85,7 +85,7 @@ def read_place(environment: Mapping[str, str], kind: str) -> Place:
     backend = read.backend(kind)
     if read.problems:
         raise BadSetting(" ".join(read.problems))
-    return Place(rank, world, 0 if local_rank is None else local_rank, address, port, backend)
+    return RankInfo(rank, world, 0 if local_rank is None else local_rank, address, port, backend)
 
 
 class _Variables:
@@ -179,14 +179,14 @@ class _Variables:
 class joined:  # noqa: N801 - used as a statement
     """All ranks at once, or an error that says where they were to meet."""
 
-    def __init__(self, place: Place, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
+    def __init__(self, place: RankInfo, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
         self._place, self._folder, self._device, self._alone = place, folder, device, alone
         self._timeout = timedelta(seconds=float(params.get("timeout_s") or GROUP_TIMEOUT_S))
         os.environ.update(switches(str(params.get("variant") or "default")))  # NCCL reads them once, at its start
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> RankGroup:
         if self._alone:
-            return Group(self._place, None, self._folder, self._timeout)
+            return RankGroup(self._place, None, self._folder, self._timeout)
         stage(self._folder, self._place.rank, "rendezvous")
         try:
             store = self._join()
@@ -196,7 +196,7 @@ class joined:  # noqa: N801 - used as a statement
             raise RendezvousError(
                 f"rank {place.rank} of {place.world} could not connect to all other ranks at {where}: {error}"
             ) from error
-        return Group(self._place, store, self._folder, self._timeout)
+        return RankGroup(self._place, store, self._folder, self._timeout)
 
     def _join(self) -> Any:
         import torch.distributed as dist
@@ -220,7 +220,7 @@ class joined:  # noqa: N801 - used as a statement
             dist.destroy_process_group()
 
 
-def meeting_store(place: Place, timeout: timedelta) -> Any:
+def meeting_store(place: RankInfo, timeout: timedelta) -> Any:
     """torchrun listens itself; elsewhere the first rank does."""
     import torch.distributed as dist
 

@@ -55,7 +55,7 @@ def _strip_plot(report: Report, name: str, method: str, unit: str, findings: Seq
     ordered = sorted(findings, key=lambda one: _place(report, one))
     times, shown = (100.0, "percent") if unit == "share" else (1.0, unit)
     lines = [
-        plots.Row(gpu_words(report, one.gpu), tuple(times * s for s in one.samples), times * value, one.verdict)
+        plots.PlotRow(gpu_words(report, one.gpu), tuple(times * s for s in one.samples), times * value, one.verdict)
         for one in ordered
         if (value := value_of(one)) is not None
     ]

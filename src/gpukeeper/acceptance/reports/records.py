@@ -16,15 +16,15 @@ COLLECTIVES = "collectives"
 
 
 @dataclass(frozen=True)
-class Said:
+class ProbeRecord:
     by: str
     result: Values
 
 
-def said(report: Report, check: str) -> tuple[Said, ...]:
+def said(report: Report, check: str) -> tuple[ProbeRecord, ...]:
     """Measurements of a check, in the order of the GPUs or ranks."""
     found = [
-        Said(by=who, result=result)
+        ProbeRecord(by=who, result=result)
         for who, answer in _answers(report, check)
         if isinstance(result := answer.get("result"), Mapping)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import collectives
 from gpukeeper.acceptance.record import Finding, Remedy
 from gpukeeper.model.grade import Grade
@@ -199,7 +199,7 @@ def test_jobs_carry_sizes_of_the_serving_and_small_ones_for_a_cpu() -> None:
     small = CHECK.ask(CHECK.servings[0], results.cpu()) if CHECK.ask else None
     assert small is not None
     assert max(small.params["sizes"]) == 2**20
-    wish = Wish(inject={"collectives": {"wrong_rank": 1}}, params={"collectives": {"dtype": "bf16"}})
+    wish = RunRequest(inject={"collectives": {"wrong_rank": 1}}, params={"collectives": {"dtype": "bf16"}})
     told = CHECK.ask(CHECK.servings[0], results.node(wish=wish)) if CHECK.ask else None
     assert told is not None
     assert (told.params["inject"], told.params["dtype"], told.params["rounds"]) == ({"wrong_rank": 1}, "bf16", None)

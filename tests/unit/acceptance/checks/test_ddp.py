@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpukeeper.acceptance.catalog import CHECKS
-from gpukeeper.acceptance.check import How, Wish
+from gpukeeper.acceptance.check import RunMode, RunRequest
 from gpukeeper.acceptance.checks import ddp
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -15,7 +15,7 @@ from tests.unit.acceptance.checks.results import trial
 
 def test_no_rank_runs_on_a_slice() -> None:
     """NCCL takes two slices of one GPU for the same GPU twice."""
-    together = {one.name: one.slices for one in CHECKS if one.how is How.TOGETHER}
+    together = {one.name: one.slices for one in CHECKS if one.how is RunMode.TOGETHER}
     assert {"ddp", "throughput", "collectives", "links"} <= together.keys()
     assert not any(together.values()), together
 
@@ -66,7 +66,7 @@ def test_a_loss_that_does_not_fall_by_a_fifth_fails(fall: float | str) -> None:
 def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: dict[str, float], words: str) -> None:
     """C1.4: a usage error, exit 2."""
     with pytest.raises(UsageError) as error:
-        ddp.ask(ddp.CHECK.servings[0], results.node(wish=Wish(params={"ddp": params})))
+        ddp.ask(ddp.CHECK.servings[0], results.node(wish=RunRequest(params={"ddp": params})))
     assert words in str(error.value)
     assert str(error.value).endswith("Nothing was run.")
 

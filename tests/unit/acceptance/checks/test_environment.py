@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import environment
 from gpukeeper.acceptance.record import Finding, Machine, Remedy
 from gpukeeper.model.gpu import Gpu
@@ -24,17 +24,19 @@ FINE: Mapping[str, Any] = {
     "memlock": "unlimited",
     "fabric_manager": True,
 }
-LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
-def look(here: Setting) -> dict[str, Finding]:
+def look(here: CheckContext) -> dict[str, Finding]:
     return {finding.code: finding for finding in environment.read(LOOK, here) if finding.verdict is not Grade.SKIPPED}
 
 
 def of(
     n: int = 8, expected: int | None = 8, machine: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Finding]:
-    return look(setting(gpus(n), environment={**FINE, **facts}, wish=Wish(expected=expected), machine=machine or {}))
+    return look(
+        setting(gpus(n), environment={**FINE, **facts}, wish=RunRequest(expected=expected), machine=machine or {})
+    )
 
 
 def test_all_is_well() -> None:
@@ -51,7 +53,7 @@ def test_another_count_than_expected(n: int, code: str, verdict: str) -> None:
 
 
 def test_without_an_expectation_the_count_is_told_and_how_to_expect_it() -> None:
-    here = setting(gpus(8), environment=FINE, wish=Wish())
+    here = setting(gpus(8), environment=FINE, wish=RunRequest())
     told = [finding for finding in environment.read(LOOK, here) if finding.verdict is Grade.SKIPPED]
     assert "--expect 8" in told[0].message
 
@@ -60,7 +62,7 @@ def test_slices_are_counted_by_their_gpu() -> None:
     parts = tuple(
         Gpu(uuid=f"MIG-{i}", index=0, name="NVIDIA H200", part_of="GPU-0", profile="1g.18gb") for i in range(7)
     )
-    assert list(look(setting(parts, environment=FINE, wish=Wish(expected=1)))) == ["environment-ok"]
+    assert list(look(setting(parts, environment=FINE, wish=RunRequest(expected=1)))) == ["environment-ok"]
 
 
 def test_no_gpu_is_inconclusive_and_teaches() -> None:
@@ -77,7 +79,7 @@ def test_a_driver_that_does_not_answer_is_quoted() -> None:
     machine = Machine(
         node="n", gpus=Unknown("Failed to initialize NVML: Driver/library version mismatch"), environment=FINE
     )
-    here = Setting(wish=Wish(expected=8), machine=machine, gpus=(), limits=setting(gpus(1)).limits)
+    here = CheckContext(wish=RunRequest(expected=8), machine=machine, gpus=(), limits=setting(gpus(1)).limits)
     found = look(here)["no-gpu"]
     assert found.verdict is Grade.INCONCLUSIVE
     assert found.action is Remedy.REBOOT
@@ -159,5 +161,5 @@ def test_a_switch_without_its_manager_warns() -> None:
 
 
 def test_on_a_cpu_only_torch_and_limits_are_asked() -> None:
-    here = setting(gpus(0), environment=FINE, wish=Wish(device="cpu", expected=8))
+    here = setting(gpus(0), environment=FINE, wish=RunRequest(device="cpu", expected=8))
     assert list(look(here)) == ["environment-ok"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.exact import CHECK
 from gpukeeper.acceptance.record import Remedy
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, codes, read, the
 from tests.unit.acceptance.machines import gpus, setting
 
-BF16 = Wish(params={"exact": {"dtypes": ["bf16"]}})
+BF16 = RunRequest(params={"exact": {"dtypes": ["bf16"]}})
 
 
 def said(mismatches: int = 0, digest: str = "00ff", **more: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_what_was_not_verified_does_not_pass() -> None:
 
 
 def test_a_kind_of_number_that_the_gpu_lacks_is_skipped() -> None:
-    wish = Wish(params={"exact": {"dtypes": ["fp8"]}})
+    wish = RunRequest(params={"exact": {"dtypes": ["fp8"]}})
     (finding,) = read(CHECK, setting(gpus(1), wish=wish), {"dtypes": {"fp8": {"unsupported": "needs 8.9"}}})
     assert (finding.verdict, finding.code) == (Grade.SKIPPED, "exact-unsupported")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.gemm import CHECK
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks.trials import OUT_OF_MEMORY, read, the
 from tests.unit.acceptance.machines import gpus, setting
 
-ONLY_BF16 = Wish(params={"gemm": {"dtypes": ["bf16"]}})
+ONLY_BF16 = RunRequest(params={"gemm": {"dtypes": ["bf16"]}})
 
 
 def said(bf16: float = 780, **more: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_a_slow_gpu_is_found_among_its_peers() -> None:
 def test_a_kind_of_number_that_the_gpu_lacks_is_skipped_and_one_that_is_missing_is_not() -> None:
     result = said()
     result["dtypes"]["fp8"] = {"unsupported": "needs 8.9"}
-    wish = Wish(params={"gemm": {"dtypes": ["bf16", "fp8", "int8"]}})
+    wish = RunRequest(params={"gemm": {"dtypes": ["bf16", "fp8", "int8"]}})
     findings = read(CHECK, setting(gpus(1), wish=wish), result)
     assert (the(findings, "fp8").verdict, the(findings, "fp8").code) == (Grade.SKIPPED, "gemm-unsupported")
     assert (the(findings, "int8").verdict, the(findings, "int8").code) == (Grade.INCONCLUSIVE, "gemm-missing")
@@ -65,7 +65,7 @@ def test_the_best_size_and_the_old_kits_products_are_told_beside_the_figure() ->
     matmul = {"2048": {"tflops": [40.0], "n": 2048, "rounds": 10}}
     result = said(sweep={"bf16": {"4096": 700.0, "8192": 790.0}}, matmul=matmul)
     result["dtypes"]["fp32"] = {"tflops": [51.0] * 5, "n": 8192, "method": "gemm/mm/n8192/normal/burst"}
-    wish = Wish(params={"gemm": {"dtypes": ["bf16", "fp32"]}})
+    wish = RunRequest(params={"gemm": {"dtypes": ["bf16", "fp32"]}})
     findings = read(CHECK, setting(gpus(1), wish=wish), result)
     assert the(findings, "bf16").evidence["share_of_best"] == 780 / 790
     assert the(findings, "fp32").evidence == {"matmul": matmul}
@@ -83,10 +83,10 @@ def test_float32_on_a_share_of_memory_is_judged_where_it_was_asked_for() -> None
 
 
 def test_a_persons_figures_and_injected_faults_reach_the_probe() -> None:
-    wish = Wish(params={"gemm": {"n": 2048, "rounds": 10}}, inject={"gemm": {"slow": 0.1}})
+    wish = RunRequest(params={"gemm": {"n": 2048, "rounds": 10}}, inject={"gemm": {"slow": 0.1}})
     assert CHECK.ask is not None
     job = CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=wish))
     assert (job.probe, job.params["n"], job.params["rounds"]) == ("gemm", 2048, 10)
     assert job.params["inject"] == {"slow": 0.1}
-    small = CHECK.ask(CHECK.servings[2], setting(gpus(1), wish=Wish(device="cpu")))
+    small = CHECK.ask(CHECK.servings[2], setting(gpus(1), wish=RunRequest(device="cpu")))
     assert (small.params["n"], small.params["sweep"], small.params["batched"]) == (256, [], 0.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.check import Serving, Trial, Wish
+from gpukeeper.acceptance.check import CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import health as check
 from gpukeeper.model.gpu import Reading
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.machines import gpus, health, setting
 
-LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
 def test_every_gpu_gets_its_own_finding() -> None:
@@ -20,7 +20,7 @@ def test_every_gpu_gets_its_own_finding() -> None:
 
 
 def test_without_a_gpu_it_is_skipped() -> None:
-    (found,) = check.read(LOOK, setting(gpus(1), wish=Wish(device="cpu")))
+    (found,) = check.read(LOOK, setting(gpus(1), wish=RunRequest(device="cpu")))
     assert found.verdict is Grade.SKIPPED
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import copies, memory_bandwidth, memory_pattern
 from gpukeeper.acceptance.record import Remedy
 from gpukeeper.model.grade import Grade
@@ -67,7 +67,7 @@ def test_memory_that_could_not_be_pinned_is_told_and_not_held_against_the_links_
     findings = read(copies.CHECK, setting(gpus(1)), sent(h2d=8, pinned="cannot lock memory", methods=methods))
     assert the(findings, "pinned").action is Remedy.CHECK_CONFIG
     assert the(findings, "h2d").verdict is Grade.INCONCLUSIVE
-    on_cpu = setting(gpus(1), wish=Wish(device="cpu"))
+    on_cpu = setting(gpus(1), wish=RunRequest(device="cpu"))
     assert "copies-not-pinned" not in codes(read(copies.CHECK, on_cpu, sent(pinned="there is no GPU")))
 
 
@@ -103,7 +103,7 @@ def test_a_probe_without_an_answer_is_inconclusive(check: Any) -> None:
 
 
 def test_a_longer_test_gets_a_longer_deadline() -> None:
-    wish = Wish(params={"memory_pattern": {"seconds": 7200}})
+    wish = RunRequest(params={"memory_pattern": {"seconds": 7200}})
     ask = memory_pattern.CHECK.ask
     assert ask is not None
     assert ask(memory_pattern.CHECK.servings[0], setting(gpus(1), wish=wish)).deadline_s > 2 * 7200

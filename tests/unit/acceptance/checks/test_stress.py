@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Setting, Wish
+from gpukeeper.acceptance.check import CheckContext, RunRequest
 from gpukeeper.acceptance.checks.stress import CHECK
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.gpu import Gpu, Reading
@@ -22,7 +22,7 @@ def said(*speeds: float, **more: Any) -> dict[str, Any]:
     return {"windows": windows, "mismatches": 0, "where": [], "verified": 900, "method": "stress/bf16"} | steps | more
 
 
-def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: Gpu | None = None) -> Setting:
+def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: Gpu | None = None) -> CheckContext:
     """Twice a second for a minute; cold and idle in the first seconds."""
     machine = (gpu,) if gpu else gpus(1)
     loaded = {"temperature_c": temperature, "power_w": power, "utilisation": use, "sm_mhz": 1700.0}
@@ -34,7 +34,7 @@ def sampled(temperature: float = 62, power: float = 690, use: float = 100, gpu: 
     return setting(machine, readings=(other, *readings), before={"GPU-0": health()})
 
 
-def finding(metric: str, given: Setting | None = None, *speeds: float, **more: Any) -> Finding:
+def finding(metric: str, given: CheckContext | None = None, *speeds: float, **more: Any) -> Finding:
     return the(read(CHECK, given or sampled(), said(*speeds, **more)), metric)
 
 
@@ -168,13 +168,13 @@ def test_wrong_results_under_load_fail_without_a_second_chance() -> None:
 
 def test_speed_is_held_against_peers() -> None:
     machine = gpus(4)
-    given = setting(machine, wish=Wish(device="cpu"))
+    given = setting(machine, wish=RunRequest(device="cpu"))
     findings = read(CHECK, given, said(), said(), said(), said(*(780.0,) * 9))
     assert [the(findings, "speed", gpu).verdict for gpu in (0, 3)] == [Grade.PASS, Grade.FAIL]
 
 
 def test_a_cpu_has_no_driver_to_ask() -> None:
-    findings = read(CHECK, setting(gpus(1), wish=Wish(device="cpu")), said())
+    findings = read(CHECK, setting(gpus(1), wish=RunRequest(device="cpu")), said())
     assert {one.metric for one in findings} == {"results", "steadiness", "step_time", "speed"}
 
 
@@ -186,6 +186,6 @@ def test_no_answer_and_half_an_answer_never_pass() -> None:
 def test_a_day_gets_a_deadline_of_more_than_a_day() -> None:
     """C1.10, C2.4: optional 24 h."""
     assert CHECK.ask is not None
-    job = CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=Wish(params={"stress": {"seconds": 86400}})))
+    job = CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=RunRequest(params={"stress": {"seconds": 86400}})))
     assert job.params["seconds"] == 86400
     assert job.deadline_s > 86400 * 1.2

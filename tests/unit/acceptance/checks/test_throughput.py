@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks import throughput
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.errors import UsageError
@@ -98,7 +98,7 @@ def test_the_speed_of_nonsense_is_no_speed() -> None:
 )
 def test_what_cannot_run_is_refused_before(params: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError) as error:
-        throughput.ask(throughput.CHECK.servings[0], results.node(wish=Wish(params={"throughput": params})))
+        throughput.ask(throughput.CHECK.servings[0], results.node(wish=RunRequest(params={"throughput": params})))
     assert words in str(error.value)
 
 

@@ -6,14 +6,14 @@ from itertools import permutations
 
 import msgspec
 
-from gpukeeper.acceptance.check import Serving, Setting, Trial, Wish
+from gpukeeper.acceptance.check import CheckContext, CheckRun, CheckSize, RunRequest
 from gpukeeper.acceptance.checks import topology
 from gpukeeper.acceptance.record import Finding
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.machines import gpus, setting
 
-LOOK = Trial(serving=Serving(depth=0, seconds=0, worth=0, what=""))
+LOOK = CheckRun(serving=CheckSize(depth=0, seconds=0, worth=0, what=""))
 
 
 def links(here: tuple[Gpu, ...], way: str, **odd: str) -> dict[str, dict[str, str]]:
@@ -96,6 +96,6 @@ def test_a_gpu_off_its_numa_node_warns() -> None:
 
 
 def test_without_a_gpu_it_is_skipped() -> None:
-    here: Setting = setting(gpus(1), wish=Wish(device="cpu"))
+    here: CheckContext = setting(gpus(1), wish=RunRequest(device="cpu"))
     (found,) = topology.read(LOOK, here)
     assert found.verdict is Grade.SKIPPED

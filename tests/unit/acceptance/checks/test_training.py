@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.check import Wish
+from gpukeeper.acceptance.check import RunRequest
 from gpukeeper.acceptance.checks.training import CHECK
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.grade import Grade
@@ -46,13 +46,13 @@ def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: d
     """C1.4: epochs 1 compared a loss with itself."""
     assert CHECK.ask is not None
     with pytest.raises(UsageError, match=words):
-        CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=Wish(params={"training": params})))
+        CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=RunRequest(params={"training": params})))
 
 
 def test_all_problems_are_told_at_once() -> None:
     assert CHECK.ask is not None
     with pytest.raises(UsageError, match=r"epochs 1 .*; rate 0 .*Nothing was run"):
-        CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=Wish(params={"training": {"epochs": 1, "rate": 0}})))
+        CHECK.ask(CHECK.servings[0], setting(gpus(1), wish=RunRequest(params={"training": {"epochs": 1, "rate": 0}})))
 
 
 def test_a_gpu_that_learns_twice_alike_passes() -> None:

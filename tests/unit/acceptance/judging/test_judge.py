@@ -7,20 +7,20 @@ import math
 import pytest
 
 from gpukeeper.acceptance.judging import judge
-from gpukeeper.acceptance.record import Finding, Limits, Measurement, Remedy
+from gpukeeper.acceptance.record import Finding, Measurement, Remedy, Thresholds
 from gpukeeper.model.gpu import Gpu
 from gpukeeper.model.grade import Grade
 from gpukeeper.model.unknown import Unknown
 from tests.unit.acceptance.machines import METHOD, gpus, health, measured, past, setting
 
-FLOOR = Limits(floor=690, warn=740, reference=780, ceiling=1009, method="gemm/*", source="measured here")
+FLOOR = Thresholds(floor=690, warn=740, reference=780, ceiling=1009, method="gemm/*", source="measured here")
 
 
 def verdicts(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
     return [(finding.verdict.value, finding.code) for finding in findings]
 
 
-def one(value: object, limits: Limits = FLOOR, **more: object) -> Finding:
+def one(value: object, limits: Thresholds = FLOOR, **more: object) -> Finding:
     return judge.judge(measured(value, **more), setting(gpus(1), limits=limits))[0]
 
 
@@ -57,14 +57,14 @@ def test_all_three_layers_are_told_even_when_one_decides() -> None:
 
 
 def test_an_estimate_only_warns() -> None:
-    guess = Limits(floor=690, ceiling=1009, method="gemm/*", may_fail=False)
+    guess = Thresholds(floor=690, ceiling=1009, method="gemm/*", may_fail=False)
     found = one(600, guess)
     assert (found.verdict, found.code) == (Grade.WARN, "gemm-below-floor")
     assert "estimate" in found.message
 
 
 def test_a_floor_of_another_method_is_no_floor() -> None:
-    found = one(600, Limits(floor=690, ceiling=1009, method="gemm/mm/n4096/*"))
+    found = one(600, Thresholds(floor=690, ceiling=1009, method="gemm/mm/n4096/*"))
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "gemm-no-yardstick")
     assert "gemm/mm/n4096/*" in found.layers[0]
     assert METHOD in found.layers[0]
@@ -72,19 +72,19 @@ def test_a_floor_of_another_method_is_no_floor() -> None:
 
 
 def test_nothing_to_hold_it_against_is_inconclusive_and_says_what_to_do() -> None:
-    found = one(780, Limits())
+    found = one(780, Thresholds())
     assert (found.verdict, found.code, found.action) == ("INCONCLUSIVE", "gemm-no-yardstick", Remedy.CHECK_CONFIG)
     assert "reference file" in found.message
 
 
 def test_peers_alone_may_pass_and_say_that_a_common_loss_is_not_seen() -> None:
-    found = judge.judge(measured(400, 401, 399), setting(gpus(3), limits=Limits()))
+    found = judge.judge(measured(400, 401, 399), setting(gpus(3), limits=Thresholds()))
     assert {finding.verdict for finding in found} == {Grade.PASS}
     assert "common to all" in found[0].message
 
 
 def test_two_gpus_are_no_peers() -> None:
-    found = judge.judge(measured(400, 300), setting(gpus(2), limits=Limits()))
+    found = judge.judge(measured(400, 300), setting(gpus(2), limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
 
 
@@ -101,10 +101,10 @@ def test_a_gpu_slower_than_its_peers_fails_although_it_is_above_the_floor() -> N
 def test_only_equals_are_compared() -> None:
     """Another model, power limit, slice or method is another group; each here is too small to judge."""
     mixed = (*gpus(2), *(Gpu(uuid=f"GPU-{i}", index=i, name="NVIDIA L4") for i in (2, 3)))
-    found = judge.judge(measured(780, 780, 60, 60), setting(mixed, limits=Limits()))
+    found = judge.judge(measured(780, 780, 60, 60), setting(mixed, limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
     before = {"GPU-3": health("GPU-3", power_limit_w=400.0), "GPU-0": health()}
-    limited = judge.judge(measured(780, 780, 780, 500), setting(gpus(4), limits=Limits(), before=before))
+    limited = judge.judge(measured(780, 780, 780, 500), setting(gpus(4), limits=Thresholds(), before=before))
     assert limited[3].code == "gemm-no-yardstick", (
         "a GPU with a lower power limit is not as fast, and is not its peers'"
     )
@@ -112,7 +112,7 @@ def test_only_equals_are_compared() -> None:
 
 def test_a_gpu_without_a_known_model_has_no_peers() -> None:
     unknown = gpus(4, name=Unknown("the driver did not say"))
-    found = judge.judge(measured(780, 780, 780, 780), setting(unknown, limits=Limits()))
+    found = judge.judge(measured(780, 780, 780, 780), setting(unknown, limits=Thresholds()))
     assert {finding.code for finding in found} == {"gemm-no-yardstick"}
 
 
@@ -134,7 +134,7 @@ def test_a_figure_that_nobody_believes_is_no_peer() -> None:
 )
 def test_history_of_the_same_serial(earlier: list[float], value: float, verdict: str, code: str) -> None:
     pasts = tuple(past(figure, days=9 - i) for i, figure in enumerate(earlier))
-    found = judge.judge(measured(value), setting(gpus(1), limits=Limits(), history={"S0": pasts}))[0]
+    found = judge.judge(measured(value), setting(gpus(1), limits=Thresholds(), history={"S0": pasts}))[0]
     assert (found.verdict, found.code) == (verdict, code), found.message
     assert found.baseline == 800
 
@@ -165,7 +165,7 @@ def test_a_node_has_one_figure_held_against_its_model_and_its_own_past() -> None
 
 
 def test_less_is_better_turns_everything_around() -> None:
-    limits = Limits(floor=100, warn=30, reference=20, ceiling=1)
+    limits = Thresholds(floor=100, warn=30, reference=20, ceiling=1)
     about = {"check": "collectives", "metric": "latency", "unit": "us", "lower_is_better": True}
     codes = {us: one(us, limits, **about).code for us in (20, 31, 101, 0.5)}
     assert codes == {
@@ -175,7 +175,7 @@ def test_less_is_better_turns_everything_around() -> None:
         0.5: "collectives-implausible",
     }
     assert "above the floor" in one(101, limits, **about).message
-    slow = judge.judge(measured(20, 20, 20, 22, **about), setting(gpus(4), limits=Limits()))[3]
+    slow = judge.judge(measured(20, 20, 20, 22, **about), setting(gpus(4), limits=Thresholds()))[3]
     assert (slow.verdict, slow.code, slow.peer_median) == ("FAIL", "collectives-slower-than-peers", pytest.approx(20))
 
 
@@ -187,7 +187,7 @@ def test_a_missing_measurement_never_passes(samples: tuple[float, ...]) -> None:
 
 
 def test_a_time_of_zero_is_no_measurement() -> None:
-    assert one(0, Limits(floor=100), check="collectives", metric="latency", lower_is_better=True).code.endswith(
+    assert one(0, Thresholds(floor=100), check="collectives", metric="latency", lower_is_better=True).code.endswith(
         "missing"
     )
 

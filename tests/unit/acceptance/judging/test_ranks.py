@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpukeeper.acceptance.checks import ddp
 from gpukeeper.acceptance.judging import judge, ranks
-from gpukeeper.acceptance.record import Limits, Measurement
+from gpukeeper.acceptance.record import Measurement, Thresholds
 from gpukeeper.model.grade import Grade
 from tests.unit.acceptance.checks import results
 from tests.unit.acceptance.checks.results import broken, done, trial
@@ -54,7 +54,7 @@ def test_a_lost_gpu_fails_it() -> None:
 
 def test_only_figures_without_a_yardstick_are_noted() -> None:
     asked = Measurement(check="c", metric="m", gpu=None, unit="GB/s", method="x", samples=(5.0, 5.0))
-    judged = judge.judge([asked], results.node(1, limits=Limits(floor=4.0, ceiling=6.0)))
+    judged = judge.judge([asked], results.node(1, limits=Thresholds(floor=4.0, ceiling=6.0)))
     assert ranks.noted(judged) == judged
-    (noted,) = ranks.noted(judge.judge([asked], results.node(1, limits=Limits())))
+    (noted,) = ranks.noted(judge.judge([asked], results.node(1, limits=Thresholds())))
     assert (noted.verdict, noted.code, noted.value, noted.samples) == (Grade.SKIPPED, "c-noted", 5.0, (5.0, 5.0))
