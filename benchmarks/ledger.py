@@ -93,7 +93,7 @@ def _step(number: int) -> tuple[Event, Event]:
         action=Action.REMOVE,
         rule="retention",
         result=Result.RECLAIMED,
-        reason=f"{why}; seen to be gone",
+        reason=f"{why}; verified: gone",
         incarnation="run-1",
     )
     return intent, outcome

@@ -27,7 +27,7 @@ def test_killed_in_the_middle_of_apply(fleet: Fleet, point: str) -> None:
     settled = again.json()["places"][0]["settled"]
     assert [line["step"] for line in settled] == [step for step in steps if step not in closed]
     found = "reclaimed" if point in BEFORE_THE_OUTCOME else "still there"
-    assert all(line["result"] == found and "at a later look" in line["reason"] for line in settled)
+    assert all(line["result"] == found and "in a later pass" in line["reason"] for line in settled)
     _nothing_twice_and_every_removal_recorded(fleet)
 
 

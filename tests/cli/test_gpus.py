@@ -76,7 +76,7 @@ def test_what_the_ledger_has_and_is_not_there_is_a_finding_until_the_next_pass(f
     fleet.ended("other", days=0.1)
     assert fleet.run("apply", "--yes").code == 0
     (fleet.folder / "eval.json").unlink()
-    words = "docker/node-1/eval: the ledger has it, and it is not listed any more"
+    words = "docker/node-1/eval: it is in the ledger and no longer listed"
     assert words in fleet.run("observe").err
     (fleet.folder / "broken.json").write_text("{")
     assert words not in fleet.run("observe").err  # not everything was seen, so nothing is missing

@@ -51,7 +51,7 @@ def test_a_stop_on_request_stops_running_work(fleet: Fleet) -> None:
     fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-0",))
     ran = fleet.run("workload", "stop", "busy", "--yes")
     assert ran.code == 0, ran.err
-    assert "seen to have stopped" in ran.out
+    assert "verified: stopped" in ran.out
 
 
 def test_a_stop_that_nobody_can_confirm_is_not_done(fleet: Fleet) -> None:
@@ -118,7 +118,7 @@ def test_the_ledger_is_searched_and_exported_with_tags(fleet: Fleet) -> None:
     assert "No such lines." in fleet.run("ledger", "list", "--search", "nothing like this").err
     (line,) = fleet.run("ledger", "export", "--format", "syslog", "--type", "outcome").out.splitlines()
     assert " node-1 ds01-cleanup: container.remove reclaimed docker/node-1/old user=ann: succeeded 2d ago" in line
-    assert fleet.run("ledger", "export", "--search", "seen to be gone").out.count("\n") == 1
+    assert fleet.run("ledger", "export", "--search", "verified: gone").out.count("\n") == 1
 
 
 def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -> None:
@@ -132,7 +132,7 @@ def test_a_second_pause_a_resume_and_a_release_of_nothing_say_so(fleet: Fleet) -
     assert resumed.code == 0
     assert "disk replacement, by " in resumed.out
     for words, said in (
-        (("resume",), "nothing is paused; nothing was changed"),
+        (("resume",), "not paused; nothing was changed"),
         (("workload", "release", "old"), "nothing was released"),
     ):
         ran = fleet.run(*words)
@@ -169,7 +169,7 @@ def test_the_ledger_is_listed_filtered_exported_and_summed(fleet: Fleet) -> None
     assert totals["whole"]["steps"] == 2
     assert set(totals["rules"]) == {"retention"}
     number = fleet.lines("outcome")[0]["seq"]
-    assert "seen to be gone" in fleet.run("ledger", "show", str(number)).out
+    assert "verified: gone" in fleet.run("ledger", "show", str(number)).out
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def test_apply_removes_only_what_is_due_and_records_it(fleet: Fleet) -> None:
     assert "reclaimed  docker/node-1/old" in ran.out
     (outcome,) = fleet.lines("outcome")
     assert outcome["result"] == "reclaimed"
-    assert "seen to be gone" in outcome["reason"]
+    assert "verified: gone" in outcome["reason"]
     assert [line["type"] for line in fleet.lines("evidence", "intent", "outcome")] == ["evidence", "intent", "outcome"]
 
 
@@ -238,7 +238,7 @@ def test_a_second_place_with_another_pass_is_said_beside_what_was_done_at_the_fi
         lease.release()
     assert ran.code == 3, ran.err
     assert "reclaimed  docker/node-1/here" in ran.out
-    assert f"Another pass is at work on docker/node-2: pid {os.getpid()} " in ran.err
+    assert f"Another pass is running on docker/node-2: pid {os.getpid()} " in ran.err
     assert "Nothing was touched there." in ran.err
     assert "1 of 1 due reclaimed" in ran.err
     assert fleet.second is not None
@@ -261,7 +261,7 @@ def test_another_pass_at_the_only_place_exits_with_11(fleet: Fleet) -> None:
     finally:
         lease.release()
     assert (ran.code, ran.out) == (11, "")
-    assert "Another pass is at work on docker/node-1" in ran.err
+    assert "Another pass is running on docker/node-1" in ran.err
     assert fleet.names() == {"old"}
 
 
@@ -316,7 +316,7 @@ def test_the_breaker_refuses_with_12_and_allows_what_a_person_allows(fleet: Flee
         (fleet.folder / f"young-{n}.json").unlink()
     refused = fleet.run("apply", "--yes")
     assert refused.code == 12
-    assert "4 of 6 things seen in the last pass are missing" in refused.err
+    assert "4 of 6 objects of the last pass are missing" in refused.err
     assert "Nothing was touched." in refused.err
     assert "gpukeeper apply --budget" in refused.err
     assert "old" in fleet.names()
@@ -351,11 +351,11 @@ def test_an_invalid_policy_names_every_problem_and_nothing_is_done(fleet: Fleet)
         (("plan", "--older-than", "1 hour"), "is not a duration. Write it like 30m, 2h or 7d."),
         (("plan", "--outcome", "dead"), "is none of: succeeded, failed, stopped"),
         (("plan", "--platform", "slurm"), "is not a platform that can be reached from here"),
-        (("explain", "nothing-like-it"), 'nothing in the policy\'s scope is called "nothing-like-it"'),
+        (("explain", "nothing-like-it"), 'nothing in the policy\'s scope is named "nothing-like-it"'),
         (("apply", "--budget", "0"), "greater than or equal to 1"),
         (("plan", "--no-such-flag"), "No such option"),
         (("ledger", "show", "99"), "has no line 99"),
-        (("restore", "nothing-like-it"), "reclaimed nothing called"),
+        (("restore", "nothing-like-it"), "reclaimed nothing named"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_what_to_do(fleet: Fleet, words: tuple[str, ...], said: str) -> None:

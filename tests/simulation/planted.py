@@ -193,7 +193,7 @@ def treat_unknown_children_as_none() -> Iterator[None]:
 
 @planted("holds_and_scope")
 def ignore_a_hold() -> Iterator[None]:
-    with rule_swapped(hold, lambda *_: Answer(hold.NAME, Verdict.SILENT, "nobody holds it")):
+    with rule_swapped(hold, lambda *_: Answer(hold.NAME, Verdict.SILENT, "it is not held")):
         yield
 
 

@@ -48,7 +48,9 @@ async def take(
     if paused is not None:
         return await _close(keeper, step, Result.DEFERRED, f"everything was paused meanwhile ({paused})")
     if not await _intend(keeper, step, pass_id, hourly):
-        return await _close(keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass goes on")
+        return await _close(
+            keeper, step, Result.DEFERRED, "the budget of this hour is used up; the next pass continues"
+        )
     fresh = await look_again(keeper, platform, step, book)
     if not isinstance(fresh, View):
         return await _close(keeper, step, *fresh)
@@ -139,7 +141,7 @@ def _lost(subject: Subject, then: Action) -> str:
     if then is Action.KEEP:
         return ""
     if isinstance(subject.loses, Unknown):
-        return f". What would be lost could not be learned ({subject.loses.why})"
+        return f". What would be lost could not be determined ({subject.loses.why})"
     if not subject.loses:
         return ""
     once = "with it" if then is Action.REMOVE or subject.goes_when_stopped else "when it is removed"
@@ -160,9 +162,9 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
 async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:
     found = await platform.look(step.decision.seen.ref)
     if isinstance(found, Unknown):
-        return Result.CHANGED, f"it could not be looked at ({found.why}), so it was left alone"
+        return Result.CHANGED, f"it could not be read ({found.why}), so it was skipped"
     if isinstance(found, Gone):
-        return Result.CHANGED, "it is gone already; somebody else removed it"
+        return Result.CHANGED, "it is already gone; it was removed by another person or program"
     return found
 
 
@@ -198,7 +200,8 @@ async def _save_evidence(keeper: Keeper, platform: Platform, step: Step, book: R
 
 
 def _relieved(disk: Disk, book: Rulebook) -> str:
-    return f"{disk.name} is {disk.full:.0%} full, below {book.policy.disk.low:.0%}, and it was due only by a full disk"
+    low = f"{book.policy.disk.low:.0%}"
+    return f"{disk.name} is {disk.full:.0%} full, below {low}, and it was due only because the disk was too full"
 
 
 async def _intend(keeper: Keeper, step: Step, pass_id: int, hourly: int | None) -> bool:
@@ -276,4 +279,4 @@ def _gpus_back(subject: Subject) -> int | Unknown:
 def _bytes_back(action: Action, answer: Accepted | Unknown | None) -> int | Unknown:
     if action is not Action.REMOVE:
         return 0
-    return answer.bytes_back if isinstance(answer, Accepted) else Unknown("the answer to the command was lost")
+    return answer.bytes_back if isinstance(answer, Accepted) else Unknown("the response to the command was lost")

@@ -41,5 +41,6 @@ def overdue(report: PassReport, mode: Mode) -> Message | None:
     if mode is not Mode.PLAN or not found.whole or not number or report.stopped is not None:
         return None
     place = f"{found.platform.name}/{found.platform.place}"
-    text = f"{place}: {number} due, and mode plan changes nothing. Details: gpukeeper plan. Act once: gpukeeper apply."
+    then = "Details: gpukeeper plan. To apply: gpukeeper apply."
+    text = f"{place}: {number} due, not applied because the mode is plan. {then}"
     return Message(kind=Kind.OVERDUE, about=place, text=text, at=found.at, key=place)

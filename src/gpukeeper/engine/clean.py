@@ -105,7 +105,7 @@ async def finish(keeper: Keeper, patience: timedelta = AT_SHUTDOWN) -> None:
         if check.task is not None and not check.task.done():
             check.task.cancel()
             await asyncio.wait([check.task])
-            why = "gpukeeper was stopped before it was seen to be clean"
+            why = "gpukeeper was stopped before the GPU was verified to be clean"
             lines.append(_line(keeper, check, CheckResult.UNKNOWN, why))
     _raise_what_failed(keeper)
     await keeper.ledger.append(lines)
@@ -176,7 +176,7 @@ async def _within_time(keeper: Keeper, book: Rulebook, gpus: Gpus, check: GpuChe
         async with asyncio.timeout((book.policy.gpu.settle + LONGEST).total_seconds()):
             result, reason = await _check(keeper, book, gpus, check)
     except TimeoutError:
-        result, reason = CheckResult.UNKNOWN, "looking at it took too long"
+        result, reason = CheckResult.UNKNOWN, "reading its condition timed out"
     line = _line(keeper, check, result, reason)
     lines: list[Event] = [line]
     bad = result in (CheckResult.DIRTY, CheckResult.RESET_FAILED)
@@ -236,7 +236,7 @@ async def _life(ports: Ports, check: GpuCheck, uid: str) -> Life | Unknown:
     for ref in {(one.platform, one.place): one for one in check.ended.values()}.values():
         platform = ports.platform_at(ref)
         if platform is None:
-            return Unknown(f"{ref.platform}/{ref.place} cannot be asked")
+            return Unknown(f"{ref.platform}/{ref.place} cannot be queried")
         try:
             found = await platform.look_by_id(uid)
         except PlatformError as problem:
@@ -282,7 +282,7 @@ async def _why_no_reset(
 ) -> tuple[str, ...]:
     paused = await keeper.ledger.paused()
     if paused is not None or keeper.permission.stopping or book.policy.mode is not Mode.ENFORCE:
-        return (f"everything is paused ({paused})" if paused else "gpukeeper does not act now",)
+        return (f"everything is paused ({paused})" if paused else "gpukeeper may not act now",)
     facts = ResetFacts(
         enabled=book.policy.gpu.reset,
         root=os.geteuid() == 0,
@@ -301,7 +301,7 @@ async def _users(keeper: Keeper, book: Rulebook, uuid: str) -> tuple[str, ...] |
         try:
             async for page in platform.observe(book.policy.scope.get(platform.name, PlaceScope())):
                 if page.unseen:
-                    return Unknown(f"{page.unseen[0].what} could not be seen: {page.unseen[0].why}")
+                    return Unknown(f"{page.unseen[0].what} could not be read: {page.unseen[0].why}")
                 subjects = [one for one in page.subjects if one.shape in (Shape.WORKLOAD, Shape.ORPHAN)]
                 for view in await views(keeper, platform, subjects, book, [], now):
                     has = _has(view, book, uuid, now)
@@ -319,7 +319,7 @@ def _has(view: View, book: Rulebook, uuid: str, now: datetime) -> bool | Unknown
     if isinstance(subject.state, State) and subject.state not in _MAY_RUN and not kept:
         return False
     if isinstance(subject.devices, Unknown):
-        return Unknown(f"which GPUs {subject.ref.path} has is not known ({subject.devices.why})")
+        return Unknown(f"which GPUs {subject.ref.path} has is unknown ({subject.devices.why})")
     return uuid in subject.devices
 
 

@@ -53,5 +53,5 @@ class ClockWatch:
 def behind_the_ledger(now: datetime, last_line: datetime | None) -> str | None:
     """A clock behind our own ledger has jumped."""
     if last_line is not None and now < last_line - BEHIND:
-        return f"The clock says {now:%Y-%m-%d %H:%M}, yet the ledger ends at {last_line:%Y-%m-%d %H:%M}"
+        return f"The clock shows {now:%Y-%m-%d %H:%M}, but the newest ledger line is of {last_line:%Y-%m-%d %H:%M}"
     return None

@@ -24,7 +24,7 @@ def bug_words(problem: Exception) -> str:
 
 def pass_stopped(place: str, problem: Exception) -> str:
     why = str(problem) if isinstance(problem, KeeperError) else bug_words(problem)
-    return f"the pass on {place} stopped: {why}. Nothing more was touched there; the next pass goes on."
+    return f"the pass on {place} stopped: {why}. Nothing more was touched there; the next pass continues."
 
 
 class Seldom:

@@ -77,13 +77,13 @@ async def _only_one(keeper: Keeper, book: Rulebook, words: str, matches: list[Fo
         matches = [one for platform in keeper.platforms for one in await _parts(keeper, platform, book, words)]
     if not matches:
         more = f"; and {len(silent) - SAID} more" if len(silent) > SAID else ""
-        unseen = f" Not everything could be seen: {'; '.join(silent[:SAID])}{more}." if silent else ""
-        raise UsageError(f'nothing in the policy\'s scope is called "{words}".{unseen} See: gpukeeper workload list')
+        unseen = f" Not everything could be read: {'; '.join(silent[:SAID])}{more}." if silent else ""
+        raise UsageError(f'nothing in the policy\'s scope is named "{words}".{unseen} See: gpukeeper workload list')
     if len(matches) > 1:
         paths = sorted(f"{m.view.subject.ref.path} ({m.view.subject.ref.uid})" for m in matches)
         more = f"\n  and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
         told = "\n  ".join(paths[:MOST_PATHS]) + more
-        raise UsageError(f'"{words}" fits {len(matches)} things; write more of the path, or the uid:\n  {told}')
+        raise UsageError(f'"{words}" matches {len(matches)} objects; use more of the path, or the uid:\n  {told}')
     return matches[0]
 
 

@@ -156,9 +156,9 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
         agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
-        await _complain(w, f"the pass on {place} did not happen: {problem}")
+        await _complain(w, f"the pass on {place} was not run: {problem}")
     except Exception as bug:  # of the engine itself, or of a reader of its reports
-        await _complain(w, f"the pass on {place} did not end well: {bug_words(bug)}")
+        await _complain(w, f"the pass on {place} failed: {bug_words(bug)}")
     agenda.retry(asyncio.get_running_loop().time(), w.every)
     return w.every
 
@@ -215,7 +215,7 @@ async def _listen_again(
     problem = ended.exception()
     if not isinstance(problem, Exception):
         return ended
-    await _complain(w, f"the hints of {_place(platform)} ended: {bug_words(problem)}. Its passes come by the timer.")
+    await _complain(w, f"the hints of {_place(platform)} ended: {bug_words(problem)}. Its passes continue by timer.")
     return asyncio.create_task(_listen(platform, agenda, woken))
 
 
@@ -258,7 +258,7 @@ async def _learn_baselines(w: Watch) -> None:
     except LedgerError:
         return  # the checks of GPUs learn them, too
     except Exception as bug:
-        await _complain(w, f"how much memory each GPU uses at rest was not learned: {bug_words(bug)}")
+        await _complain(w, f"the memory baselines of the GPUs were not measured: {bug_words(bug)}")
 
 
 async def _look_for_missed_passes(w: Watch) -> None:

@@ -243,10 +243,10 @@ def _not_yet(keeper: Keeper, decision: Decision, unsettled: set[str], now: datet
     if decision.action is Action.KEEP:
         return decision
     if key in unsettled:
-        return _kept(decision, "an earlier step on it is not settled yet; it could not be looked at")
+        return _kept(decision, "an earlier step on it is still open, because it could not be read")
     tried = keeper.back_off.failed_at(key, now)
     if tried is not None and decision.action in ACTING:
-        ago = f"a step on it came to nothing {in_words(now - tried)} ago, tried again after {in_words(BACK_OFF)}"
+        ago = f"a step on it failed {in_words(now - tried)} ago, retried after {in_words(BACK_OFF)}"
         return _kept(decision, f"{decision.reason}; {ago}")
     return decision
 

@@ -21,7 +21,7 @@ from gpukeeper.model.policy import Mode
 
 MOST = 5000  # decisions kept for a place, and told in one answer
 UNSEEN = 20  # entries told
-NOT_TOLD = "only its owner and admins are told why"
+NOT_TOLD = "shown only to its owner and to admins"
 
 
 class PolicyHead(msgspec.Struct, frozen=True):

@@ -73,12 +73,12 @@ class PassReport:
         """A sentence for each disk that came below its low mark, and each folder beside which work began, before the
         plan was done."""
         return [
-            f"{where}: {why}. {count} more tree{'s' if count > 1 else ''} there {'were' if count > 1 else 'was'} left"
-            " alone; the next pass decides anew."
+            f"{where}: {why}. {count} more tree{'s' if count > 1 else ''} there {'were' if count > 1 else 'was'} "
+            "skipped; the next pass decides again."
             for (where, why), count in self.beside_work.items()
         ] + [
-            f"Enough of {disk} came back: {count} more tree{'s' if count > 1 else ''}, due only while it was too full,"
-            f" {'were' if count > 1 else 'was'} left alone."
+            f"Enough of {disk} was freed: {count} more tree{'s' if count > 1 else ''}, due only while it was too full,"
+            f" {'were' if count > 1 else 'was'} skipped."
             for disk, count in self.relieved.items()
         ]
 

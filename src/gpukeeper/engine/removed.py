@@ -22,8 +22,6 @@ def not_there(problem: str, lines: Sequence[Event], book: Rulebook, now: datetim
     last = gone[-1]
     assert last.ref is not None
     kept = last.at + book.policy.capture.keep
-    back = (
-        f"Bring it back: gpukeeper restore {last.ref.path} (until {kept:%Y-%m-%d %H:%M} UTC, as far as it was captured)"
-    )
+    back = f"Restore it: gpukeeper restore {last.ref.path} (until {kept:%Y-%m-%d %H:%M} UTC, as far as it was captured)"
     was = f"{last.ref.path} was removed by gpukeeper at {last.at:%Y-%m-%d %H:%M} UTC: {last.reason}"
     return f"{was}. {back}" if kept > now else was

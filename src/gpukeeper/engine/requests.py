@@ -74,7 +74,7 @@ async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, 
     try:
         words = await _fulfil(keeper, book, Asker(who, uid), request)
     except OverflowError:
-        return Reply(done=False, words="that is longer than anybody can hold anything", exit_code=2)
+        return Reply(done=False, words="the requested hold is too long; nothing was done", exit_code=2)
     except KeeperError as problem:
         return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
     return words if isinstance(words, Reply) else Reply(done=True, words=words)
@@ -115,12 +115,12 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
             hold_it = f"Keep it: gpukeeper workload hold {ref.path}"
             stays = await _stays(keeper, book, ref, undone)
             if undone is Action.REMOVE:
-                made = "is back from what was captured, without what was written inside it"
-                start = "If it does not run yet, start it soon; on a cluster once more `gpukeeper restore` does that"
+                made = "was restored from what was captured, without data written inside it"
+                start = "If it does not run yet, start it soon; on a cluster run `gpukeeper restore` again"
                 return f"{ref.path} {made}. {start}. {stays}. {hold_it}"
             return f"{ref.path} was restored and runs again. {stays}. {hold_it}"
         case _:
-            raise UsageError(f'nobody knows how to "{request.verb}"')
+            raise UsageError(f'unknown request "{request.verb}"; nothing was done')
 
 
 async def hold(
@@ -161,7 +161,7 @@ async def _hold_on_it(found: Found, until: datetime) -> None:
     answer = await found.platform.hold(subject, until)
     if isinstance(answer, Refused | Unknown):
         how = f"{subject.marks.hold_with}{until:%Y-%m-%dT%H:%M:%SZ}"
-        raise UsageError(f"{subject.ref.path} is not held: {answer.why}. Somebody with that right can run: {how}")
+        raise UsageError(f"{subject.ref.path} is not held: {answer.why}. A user with that permission can run: {how}")
 
 
 async def _release_from_it(keeper: Keeper, book: Rulebook, found: Found) -> Found | None:
@@ -171,7 +171,7 @@ async def _release_from_it(keeper: Keeper, book: Rulebook, found: Found) -> Foun
     answer = await found.platform.hold(subject, None) if subject.marks.unhold else None
     if isinstance(answer, Refused | Unknown):
         how = subject.marks.unhold
-        raise UsageError(f"{subject.ref.path} is still held: {answer.why}. Somebody with that right can run: {how}")
+        raise UsageError(f"{subject.ref.path} is still held: {answer.why}. A user with that permission can run: {how}")
     return None if answer is None else await look_at(keeper, book, subject.ref)
 
 
@@ -203,8 +203,8 @@ async def _act(keeper: Keeper, book: Rulebook, asker: Asker, request: Request) -
         pending = keeper.answering.confirmations.take(request.token, asker, action, now)
         if pending is None:
             raise UsageError(
-                f"this confirmation is not known, was used already, or is older than {in_words(LASTS)}; "
-                "nothing was done. Ask again"
+                f"this confirmation is unknown, was already used, or is older than {in_words(LASTS)}; "
+                "nothing was done. Try again"
             )
         return await _act_on(keeper, book, asker, await _confirmed(keeper, book, pending), action)
     found = await find(keeper, book, request.workload, acting=True)
@@ -220,7 +220,7 @@ async def _confirmed(keeper: Keeper, book: Rulebook, pending: Pending) -> Found:
     ref = pending.seen.ref
     found = await look_at(keeper, book, ref)
     if found is None or found.view.subject.seen.incarnation != pending.seen.incarnation:
-        raise UsageError(f"{ref.path} is not what it was when you were asked; nothing was done. Ask again")
+        raise UsageError(f"{ref.path} has changed since the confirmation was requested; nothing was done. Try again")
     return found
 
 
@@ -238,11 +238,11 @@ async def _act_on(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, ac
     async with keeper.ledger.lease(found.platform.name, found.platform.place):
         paused = await keeper.ledger.paused()
         if paused is not None:
-            raise UsageError(f"everything is paused ({paused}); nothing was done. Go on with: gpukeeper resume")
+            raise UsageError(f"everything is paused ({paused}); nothing was done. Resume with: gpukeeper resume")
         await settle(keeper, found.platform)
         ref = found.view.subject.ref
         if any(i.ref and i.ref.key == ref.key for i in await keeper.ledger.open_intents(ref.platform, ref.place)):
-            raise UsageError(f"an earlier step on {ref.path} is not settled yet; nothing was done. Try again soon")
+            raise UsageError(f"an earlier step on {ref.path} is still open; nothing was done. Try again soon")
         pass_id = await keeper.ledger.next_pass()
         bound = None if is_admin(book, asker.name) else asker.uid
         step = Step(f"{pass_id}.1", _asked(found.view, book, asker.name, action), bound)
@@ -256,7 +256,9 @@ async def _let_pass(keeper: Keeper, found: Found) -> None:
         if key_of(platform) not in keeper.answering.turned_away:
             return
         await asyncio.sleep(1)
-    raise UsageError(f"a pass on {platform.name}/{platform.place} comes first; nothing was done. Try again soon")
+    raise UsageError(
+        f"a pass on {platform.name}/{platform.place} is waiting and comes first; nothing was done. Try again soon"
+    )
 
 
 def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, action: Action) -> None:
@@ -265,7 +267,7 @@ def _may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: Found, act
     subject, path = view.subject, view.subject.ref.path
     _allow(may_act(view, book, who))
     if isinstance(subject.root, str):
-        raise UsageError(f"{path} is part of {subject.root}, and only that can be acted on as a whole")
+        raise UsageError(f"{path} is part of {subject.root}, and only the root can be acted on, as a whole")
     if subject.shape is Shape.REMNANT:
         raise UsageError("; ".join((f"{path} is only reported, nothing was done", *subject.findings)))
     if action not in found.platform.guards:
@@ -284,7 +286,9 @@ def _may_lose_tree(keeper: Keeper, book: Rulebook, asker: Asker, view: View) -> 
     belong to a uid, whatever name it has. The act checks again after the tree was moved out of reach."""
     path, uids = view.subject.ref.path, view.subject.uids
     if asker.uid is None or uids is None:
-        raise UsageError(f"whose files are in {path} is not established; nothing was done. {whom_to_ask(book)}")
+        raise UsageError(
+            f"the owner of the files in {path} could not be determined; nothing was done. {whom_to_ask(book)}"
+        )
     if uids != {asker.uid}:
         named = ", ".join(str(uid) for uid in sorted(uids - {asker.uid})[:3])
         raise UsageError(
@@ -299,11 +303,11 @@ def _may_lose_tree(keeper: Keeper, book: Rulebook, asker: Asker, view: View) -> 
 def _described(view: View, action: Action) -> str:
     """What would be done, to exactly what."""
     subject = view.subject
-    facts = [f"owner {subject.owner if isinstance(subject.owner, str) else 'not known'}"]
+    facts = [f"owner {subject.owner if isinstance(subject.owner, str) else 'unknown'}"]
     if subject.shape is not Shape.TREE:
-        facts.append("state not known" if isinstance(subject.state, Unknown) else str(subject.state))
+        facts.append("state unknown" if isinstance(subject.state, Unknown) else str(subject.state))
     if isinstance(subject.devices, Unknown):
-        facts.append("GPUs not known")
+        facts.append("GPUs unknown")
     elif subject.devices:
         facts.append(f"{len(subject.devices)} GPU{'s' if len(subject.devices) > 1 else ''}")
     if not isinstance(subject.size, Unknown) and subject.size:
@@ -318,10 +322,10 @@ async def pause(keeper: Keeper, book: Rulebook, who: str, reason: str) -> str:
     before = await keeper.ledger.paused()
     await keeper.ledger.append([Paused(at=keeper.clock.now(), by=who, reason=reason)])
     if before is None:
-        return "Paused: nothing is acted on until: gpukeeper resume"
+        return "Paused: no actions until: gpukeeper resume"
     return (
-        f"Everything was paused already: {before}. That reason stays; yours was written to the ledger. "
-        "One `gpukeeper resume` ends both, so talk to each other first"
+        f"Already paused: {before}. That reason stays; yours was written to the ledger. "
+        "One `gpukeeper resume` ends both, so coordinate first"
     )
 
 
@@ -329,7 +333,7 @@ async def resume(keeper: Keeper, book: Rulebook, who: str) -> str:
     _allow_admin(book, who)
     before = await keeper.ledger.paused()
     if before is None:
-        raise UsageError("nothing is paused; nothing was changed")
+        raise UsageError("not paused; nothing was changed")
     await keeper.ledger.append([Resumed(at=keeper.clock.now(), by=who)])
     return f"Resumed. It was paused: {before}"
 
@@ -341,7 +345,7 @@ async def _change_gpu(keeper: Keeper, book: Rulebook, who: str, request: Request
     if not GPU_UUID.fullmatch(uuid):
         raise UsageError(f'"{uuid}" is not the uuid of a GPU. See: gpukeeper node list')
     if request.verb == "quarantine":
-        if not await clean.quarantine(keeper, uuid, who, request.reason or f"asked for by {who}"):
+        if not await clean.quarantine(keeper, uuid, who, request.reason or f"requested by {who}"):
             raise UsageError(f"{uuid} is quarantined already. Why: gpukeeper node show {uuid}")
         return f"{uuid} is quarantined until: gpukeeper node return {uuid}"
     if not await clean.give_back(keeper, uuid, who, request.reason):
@@ -360,17 +364,18 @@ async def restore(keeper: Keeper, book: Rulebook, words: str, who: str) -> tuple
     things = {(one.ref.path, one.owner): one for one in done if one.ref is not None}  # the newest of each
     if len(things) > 1:
         told = "\n  ".join(_newest_of(one) for one in things.values())
-        raise UsageError(f'"{words}" fits {len(things)} things; write more of the path, or the uid:\n  {told}')
+        raise UsageError(f'"{words}" matches {len(things)} objects; use more of the path, or the uid:\n  {told}')
     if not done or done[-1].ref is None:
-        raise UsageError(f'gpukeeper reclaimed nothing called "{words}". See: gpukeeper ledger list --type outcome')
+        raise UsageError(f'gpukeeper reclaimed nothing named "{words}". See: gpukeeper ledger list --type outcome')
     last = done[-1]
     ref = done[-1].ref
     if not is_admin(book, who):
         if last.owner != who:
-            raise UsageError(f"{ref.path} belongs to {last.owner or 'nobody known'}; {who} may not restore it")
+            whose = f"belongs to {last.owner}" if last.owner else "has no known owner"
+            raise UsageError(f"{ref.path} {whose}; {who} may not restore it")
         if not last.owner_verified:
             raise UsageError(
-                f"that {ref.path} belongs to {who} was only claimed, or not recorded as verified; "
+                f"that {who} owns {ref.path} was only claimed, or not recorded as verified; "
                 f"nothing was restored. {whom_to_ask(book)}"
             )
     platform = keeper.platform_at(ref)
@@ -398,13 +403,13 @@ async def _stays(keeper: Keeper, book: Rulebook, ref: Ref, undone: Action) -> st
         found = await look_at(keeper, book, ref) if undone is not Action.REMOVE else None
         found = found or await find(keeper, book, ref.path, acting=True)
     except KeeperError as problem:
-        return f"It could not be looked at yet ({problem})"
+        return f"It could not be read yet ({problem})"
     now, state = keeper.clock.now(), found.view.subject.state
-    is_now = f"Its state is not known ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
+    is_now = f"Its state is unknown ({state.why})" if isinstance(state, Unknown) else f"It is {state}"
     coming = ahead(found.view, book, now, found.platform.guards)
     if not coming:
         why = decide(found.view, book, now).reason
-        return f"{is_now} now; no time is known when something happens to it: {why}"
+        return f"{is_now} now; no action is scheduled for it: {why}"
     told = [f"{one.action} by {one.rule} {_when(one.at, now)}" for one in (coming[0], coming[-1])]
     return f"{is_now} now. If nothing changes: {', then '.join(dict.fromkeys(told))}"
 
@@ -419,7 +424,7 @@ def _asked(view: View, book: Rulebook, who: str, action: Action) -> Decision:
         seen=subject.seen,
         action=action,
         rule=REQUEST,
-        reason=f"asked for by {who}",
+        reason=f"requested by {who}",
         verdict=Verdict.DUE,
         grace=timedelta() if isinstance(limits, Unknown) else limits.stop_grace,
         running=subject.state in (State.RUNNING, State.PAUSED),
@@ -439,7 +444,7 @@ async def _before_the_stop(keeper: Keeper, lines: Sequence[Event], ref: Ref) -> 
 
 def _newest_of(one: Closed) -> str:
     assert one.ref is not None
-    return f"{one.ref.path} ({one.ref.uid}, {one.owner or 'nobody known'}, {one.at:%Y-%m-%d %H:%M})"
+    return f"{one.ref.path} ({one.ref.uid}, {one.owner or 'owner unknown'}, {one.at:%Y-%m-%d %H:%M})"
 
 
 def _owner(view: View) -> str | None:

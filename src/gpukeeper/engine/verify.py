@@ -21,7 +21,7 @@ _ENDS_IT = (Action.REMOVE, Action.RELEASE)
 
 async def verify(platform: Platform, step: Step) -> tuple[Result, str]:
     decision = step.decision
-    result, words = Result.UNKNOWN, "it could not be looked at afterwards"
+    result, words = Result.UNKNOWN, "it could not be read afterwards"
     for seconds in (*LOOKS_AFTER, decision.grace.total_seconds()):
         if seconds:
             await asyncio.sleep(seconds)
@@ -42,28 +42,28 @@ def as_found(
 ) -> tuple[Result, str]:
     """What a look afterwards says about an action on that incarnation. `running`: it, or its children, ran before."""
     if isinstance(found, Unknown):
-        return Result.UNKNOWN, f"it could not be looked at afterwards ({found.why})"
+        return Result.UNKNOWN, f"it could not be read afterwards ({found.why})"
     if isinstance(found, Gone):
-        return Result.RECLAIMED, "seen to be gone"
+        return Result.RECLAIMED, "verified: gone"
     if action in _ENDS_IT or (action is Action.STOP and found.state is State.REMOVING):  # what is evicted goes, too
         if found.state is not State.REMOVING:
-            return Result.STILL_THERE, "it is still there"
+            return Result.STILL_THERE, "it still exists"
         if found.blocked is None:
-            return Result.UNKNOWN, "its removal has begun and is not over; it is followed until it is"
+            return Result.UNKNOWN, "its removal is in progress; it is followed until it ends"
         return Result.STILL_THERE, f"its removal is blocked by {found.blocked.by}: {found.blocked.why}"
     if found.seen.incarnation != incarnation:
-        return Result.STILL_THERE, "it was started anew by somebody"
+        return Result.STILL_THERE, "it was restarted"
     if action is Action.TRIM:
         left = found.live_children if running else found.dead_children
         if isinstance(left, Unknown):
-            return Result.UNKNOWN, f"whether its children are still there is not known ({left.why})"
+            return Result.UNKNOWN, f"whether its children still exist is unknown ({left.why})"
         if left == 0:
             return Result.RECLAIMED, "its children are gone"
-        return Result.STILL_THERE, "its children are still there"
+        return Result.STILL_THERE, "its children still exist"
     if isinstance(found.state, Unknown):
-        return Result.UNKNOWN, f"its state is not known afterwards ({found.state.why})"
+        return Result.UNKNOWN, f"its state is unknown afterwards ({found.state.why})"
     if found.state in _OVER:
-        return Result.RECLAIMED, "seen to have stopped"
+        return Result.RECLAIMED, "verified: stopped"
     return Result.STILL_THERE, "it is still running"
 
 
@@ -80,7 +80,7 @@ async def settle(keeper: Keeper, platform: Platform) -> list[Closed]:
             continue  # stays open; nothing is done to it before somebody could look
         if intent.action is Action.STOP and result is Result.STILL_THERE:
             await _take_back(keeper, platform, intent)
-        line = _as_found_line(intent, result, f"{words} at a later look", keeper)
+        line = _as_found_line(intent, result, f"{words} in a later pass", keeper)
         await keeper.ledger.append([line])
         settled.append(line)
     return settled
@@ -109,7 +109,7 @@ def gpu_hours(gpus: int | Unknown, since: datetime | None, now: datetime) -> flo
 def _as_found_line(intent: Intended, result: Result, words: str, keeper: Keeper) -> Closed:
     """What the platform took from us in this very process, and what then needed its time, came back by us. After an
     interruption nobody knows: the command may never have been given, so that somebody did it is the lenient reading."""
-    now, later = keeper.clock.now(), Unknown("settled at a later look")
+    now, later = keeper.clock.now(), Unknown("settled in a later pass")
     ours = keeper.followed.take(intent.step)
     gpus, size = (ours.gpus, ours.size) if ours is not None and result is Result.RECLAIMED else (later, later)
     return Closed(

@@ -22,7 +22,7 @@ from gpukeeper.ledger.trust import check, make_private
 from gpukeeper.model.errors import LedgerError
 
 BUSY_SECONDS = 10
-_ELSEWHERE = "use another folder with GPUKEEPER_STATE"
+_ELSEWHERE = "use another directory with GPUKEEPER_STATE"
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 _NO_SHM = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR})
 
@@ -80,12 +80,12 @@ def translated(path: Path) -> Iterator[None]:
     except msgspec.MsgspecError as error:
         raise LedgerError(
             f"The state in the ledger {path} cannot be read ({error}). Nothing was acted on. "
-            "Make it anew from the journal: gpukeeper doctor"
+            "Rebuild it from the journal: gpukeeper doctor"
         ) from error
     except OSError as error:
         raise LedgerError(
             f"The ledger {path} cannot be used: {error.strerror or error}. Nothing was changed. "
-            f"Mend that, or {_ELSEWHERE}."
+            f"Fix this, or {_ELSEWHERE}."
         ) from error
 
 
@@ -136,7 +136,7 @@ def _lock(fd: int, folder: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > end:
                 raise LedgerError(
-                    f"Another program has had a lock on the folder {folder} for {BUSY_SECONDS} s. Nothing was changed. "
+                    f"Another program has locked the directory {folder} for {BUSY_SECONDS} s. Nothing was changed. "
                     f"Which one: fuser -v {folder}. End it, or {_ELSEWHERE}."
                 ) from None
             time.sleep(0.05)
@@ -217,11 +217,13 @@ def _migrate(connection: sqlite3.Connection) -> None:
 def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_NOTADB:
-            return f"{path} is not a ledger: it is no SQLite file. Nothing was changed. Move it away, or {_ELSEWHERE}."
+            return (
+                f"{path} is not a ledger: it is not a SQLite file. Nothing was changed. Move it away, or {_ELSEWHERE}."
+            )
         case sqlite3.SQLITE_CORRUPT:
             return (
                 f"The ledger {path} is damaged ({error}). Nothing was acted on. Move it away together with its -wal "
-                "and -shm files; a new one is made at the next start, and archived lines stay readable in archive/."
+                "and -shm files; a new one is created at the next start, and archived lines stay readable in archive/."
             )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return (
@@ -230,8 +232,8 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
             )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             return (
-                f"The ledger {path} cannot be opened ({error}). Nothing was changed. Check the rights on it and on "
-                f"its folder, or {_ELSEWHERE}."
+                f"The ledger {path} cannot be opened ({error}). Nothing was changed. Check the permissions of it and "
+                f"of its directory, or {_ELSEWHERE}."
             )
         case _ if is_full(error):
             return full_sentence(path)
@@ -241,6 +243,6 @@ def _sentence(path: Path, error: sqlite3.DatabaseError) -> str:
 
 def full_sentence(path: Path) -> str:
     return (
-        f"The disk of the ledger {path} is full; nothing more is acted on until there is room again "
-        "(32 MiB). Free some space on it; no restart is needed."
+        f"The disk of the ledger {path} is full; no more actions until 32 MiB are free again. "
+        "Free some space on it; no restart is needed."
     )

@@ -75,13 +75,13 @@ class FolderEvidence:
         try:
             return await in_thread(lambda: self._save(ref, step, at, evidence), SAVED_WITHIN)
         except TimeoutError:
-            return Unknown(f"the evidence of {ref.path} was not saved below {self.root} in time; does its disk answer?")
+            return Unknown(f"saving the evidence of {ref.path} below {self.root} timed out; check its disk")
 
     async def load(self, name: str) -> Evidence | Unknown:
         try:
             return await in_thread(lambda: self._load(name), SAVED_WITHIN)
         except TimeoutError:
-            return Unknown(f"the evidence {name} was not read from {self.root} in time; does its disk answer?")
+            return Unknown(f"reading the evidence {name} from {self.root} timed out; check its disk")
 
     async def prune(self, keep: timedelta, now: datetime) -> int:
         """Days that lie wholly before `now - keep` are deleted. How many bytes that gave back."""
@@ -96,7 +96,7 @@ class FolderEvidence:
         try:
             if not self._reserve(needed):
                 return Unknown(
-                    f"the evidence of {ref.path} ({size_in_words(needed)}) would go over the quota of "
+                    f"the evidence of {ref.path} ({size_in_words(needed)}) would exceed the quota of "
                     f"{size_in_words(self.quota)} for {self.root}"
                 )
             return self._write_reserved(f"{at:%Y%m%d}", f"{safe_name(ref.name)}-{safe_name(step)}", files, needed)

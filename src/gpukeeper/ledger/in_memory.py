@@ -94,7 +94,7 @@ class InMemoryLedger:
     @asynccontextmanager
     async def lease(self, platform: str, place: str) -> AsyncIterator[None]:
         if (platform, place) in self._leases:
-            raise LeaseHeld(f"another pass is at work on {platform}/{place}; nothing was touched there")
+            raise LeaseHeld(f"another pass is running on {platform}/{place}; nothing was touched there")
         self._leases.add((platform, place))
         try:
             yield

@@ -38,9 +38,9 @@ def take_lease(folder: Path, platform: str, place: str) -> Lease:
         holder = _holder(fd)
         os.close(fd)
         if platform == DAEMON:
-            raise LeaseHeld(f"gpukeeper serve runs already: {holder}. Nothing was touched.") from error
+            raise LeaseHeld(f"gpukeeper serve is already running: {holder}. Nothing was touched.") from error
         raise LeaseHeld(
-            f"Another pass is at work on {platform}/{place}: {holder}. Nothing was touched there. "
+            f"Another pass is running on {platform}/{place}: {holder}. Nothing was touched there. "
             "Wait until it is done, or end that program."
         ) from error
     except BaseException:
@@ -68,4 +68,4 @@ def _holder(fd: int) -> str:
     words = os.pread(fd, 400, 0).decode("utf-8", "replace")
     since = datetime.fromtimestamp(os.fstat(fd).st_mtime, UTC)
     shown = "".join(ch if ch.isprintable() else "?" for ch in words)
-    return f"{shown} since {since:%Y-%m-%d %H:%M:%S} UTC" if shown else "a program that has not said its name yet"
+    return f"{shown} since {since:%Y-%m-%d %H:%M:%S} UTC" if shown else "an unknown program"

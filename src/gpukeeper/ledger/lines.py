@@ -53,7 +53,7 @@ def decode(stored: str | bytes, where: str) -> Event:
     except msgspec.MsgspecError as error:
         raise LedgerError(
             f"{where} cannot be read ({error}). It was written by another version, or it is damaged. "
-            "Nothing was changed. Look closer: gpukeeper doctor"
+            "Nothing was changed. Details: gpukeeper doctor"
         ) from error
 
 
@@ -73,7 +73,7 @@ def fit(line: Event) -> tuple[Event, str]:
     except UnicodeEncodeError:
         # Bytes of a file name that are no text. No name may keep a line out of the journal.
         stored = msgspec.json.encode(_plain(msgspec.to_builtins(line))).decode()
-        return decode(stored, "A line with bytes that are no text"), stored
+        return decode(stored, "A line with invalid text"), stored
 
 
 def type_of(line: Event) -> str:

@@ -29,8 +29,8 @@ def _expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError as error:
         raise UsageError(
-            f"uid {os.getuid()} has no home folder here (HOME is not set, and the user database does not know it). "
-            "Nothing was done. Name a folder for the ledger: GPUKEEPER_STATE=/path"
+            f"uid {os.getuid()} has no home directory (HOME is not set, and the user database has no entry). "
+            "Nothing was done. Set a directory for the ledger: GPUKEEPER_STATE=/path"
         ) from error
 
 

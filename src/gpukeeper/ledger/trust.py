@@ -56,8 +56,8 @@ def make_private(folder: Path) -> None:
         found = folder.stat()
     except OSError as error:
         raise LedgerError(
-            f"The folder {folder} for the ledger cannot be made: {error.strerror or error}. Nothing was changed. "
-            "Make it yourself, or use another folder with GPUKEEPER_STATE."
+            f"The directory {folder} for the ledger cannot be created: {error.strerror or error}. Nothing was changed. "
+            "Create it yourself, or use another directory with GPUKEEPER_STATE."
         ) from error
     check(folder)
     if not found.st_mode & 0o077 or found.st_uid != os.geteuid():
@@ -66,8 +66,8 @@ def make_private(folder: Path) -> None:
         folder.chmod(0o700)  # as earlier versions made it
         return
     raise LedgerError(
-        f"The folder {folder} is open to others (mode {found.st_mode & 0o777:04o}): they could read what is in it and "
-        f"lock it for ever. Nothing was done. Close it: chmod 700 {shlex.quote(str(folder))}"
+        f"The directory {folder} is open to others (mode {found.st_mode & 0o777:04o}): they could read what is in it "
+        f"and lock it forever. Nothing was done. Fix: chmod 700 {shlex.quote(str(folder))}"
     )
 
 

@@ -123,7 +123,7 @@ def open_breaker(acting: Sequence[Decision], policy: Policy, fleet: Fleet) -> st
         )
     if fleet.vanished > max(policy.breaker.floor, int(fleet.before * policy.breaker.vanished)):
         return (
-            f"{fleet.vanished} of {fleet.before} things seen in the last pass are missing; "
+            f"{fleet.vanished} of {fleet.before} objects of the last pass are missing; "
             f"the breaker opens above {policy.breaker.vanished:.0%}. Nothing was touched."
         )
     return None

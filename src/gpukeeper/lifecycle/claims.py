@@ -281,9 +281,11 @@ def _nobodys(inventory: Inventory, found: Sequence[Claim], recorded: Mapping[str
         elif (place, device) in taken or (place, device) in inventory.cut:
             continue
         elif (place, "") in taken:
-            yield msgspec.structs.replace(free, how=How.UNSURE, next="somebody here has a GPU, and which is not known")
+            yield msgspec.structs.replace(
+                free, how=How.UNSURE, next="a workload here has a GPU, and which one is unknown"
+            )
         elif isinstance(subject.busy, str):
-            words = "nothing: no workload that gpukeeper knows has it"
+            words = "nothing: no known workload has it"
             yield msgspec.structs.replace(free, how=How.HELD, by=subject.busy, next=words)
         elif (doubt := _doubt(subject, None if gpu is None else gpu.baseline_mib)) is not None:
             yield msgspec.structs.replace(free, how=How.UNSURE, next=doubt)
@@ -295,15 +297,15 @@ def _doubt(device: Subject, baseline_mib: int | None) -> str | None:
     """Why it may not be free although nothing is known to hold it. Where every process was seen, as much memory as the
     driver itself may need counts as none. Where only the driver's list tells, memory must be at a known baseline."""
     if isinstance(device.busy, Unknown) and (baseline_mib is None or not device.busy.by_design):
-        return f"what has it open is not known: {device.busy.why}"
+        return f"which processes have it open is unknown: {device.busy.why}"
     used = device.labels.get("memory_used_mib", "not measured")
     if not used.isdecimal():
-        return f"its memory in use is not known: {used}"
+        return f"its used memory is unknown: {used}"
     if int(used) <= (FIRST_BASELINE_MIB if baseline_mib is None else baseline_mib + TOLERANCE_MIB):
         return None
     if baseline_mib is None:
-        return f"{used} MiB are in use by nothing that can be seen, and how much that should be was never seen"
-    return f"{used} MiB are in use by nothing that can be seen, {baseline_mib} MiB when it is free"
+        return f"{used} MiB are in use without a visible process, and its baseline is unknown"
+    return f"{used} MiB are in use without a visible process, {baseline_mib} MiB when it is free"
 
 
 def _shared(having: Sequence[tuple[Subject, How]], inventory: Inventory) -> Iterator[Finding]:
@@ -338,7 +340,7 @@ def _came_back(claiming: Sequence[Subject]) -> str:
     at, last = max(started, key=lambda pair: pair[0])
     if not isinstance(last.previous_end, datetime):
         return ""
-    return f"; {last.ref.path} was started again onto it at {at:%Y-%m-%d %H:%M} UTC"
+    return f"; {last.ref.path} was restarted on it at {at:%Y-%m-%d %H:%M} UTC"
 
 
 def _claiming(having: Sequence[tuple[Subject, How]]) -> list[Subject]:
@@ -363,7 +365,7 @@ def _not_there(
 def _orphans(subjects: Sequence[Subject]) -> Iterator[Finding]:
     for subject in subjects:
         if subject.shape is Shape.ORPHAN:
-            says = "it holds a GPU in a workload that nobody here knows: another engine's, perhaps"
+            says = "it holds a GPU in an unknown workload, perhaps of another engine"
             if isinstance(subject.proof, str):
                 says = f"it outlived its workload ({subject.proof})"
             words = _about(subject, says)
@@ -378,10 +380,10 @@ def _against_the_record(
         if memory is None or memory.state != State.ENDED or subject.state not in _LIVE:
             continue
         if memory.incarnation == subject.seen.incarnation:
-            words = _about(subject, "the ledger has it ended, and it runs without having been started anew")
+            words = _about(subject, "the ledger has it as ended, but it runs and was not restarted")
             yield Finding(kind="record", about=(subject.ref,), words=words)
     for ref in absent:
-        words = f"{ref.path}: the ledger has it, and it is not listed any more; the next pass records that"
+        words = f"{ref.path}: it is in the ledger and no longer listed; the next pass records that"
         yield Finding(kind="record", about=(ref,), words=words)
 
 
@@ -390,7 +392,7 @@ def _about(subject: Subject, words: str) -> str:
 
 
 def _one(subject: Subject) -> str:
-    return f"{subject.ref.path} ({subject.owner if isinstance(subject.owner, str) else 'nobody known'})"
+    return f"{subject.ref.path} ({subject.owner if isinstance(subject.owner, str) else 'owner unknown'})"
 
 
 def _all(subjects: Sequence[Subject]) -> str:

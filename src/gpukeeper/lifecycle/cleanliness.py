@@ -85,13 +85,13 @@ Lives = Mapping[str, Life | Unknown]
 def judge(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Judgement:
     """`lives`: what became of each workload that a holder belongs to; one that is missing is not known."""
     if isinstance(condition, Unknown):
-        return Judgement(Word.UNKNOWN, f"the GPU could not be looked at ({condition.why})")
+        return Judgement(Word.UNKNOWN, f"the GPU could not be read ({condition.why})")
     standings = {holder: standing(holder, lives) for holder in condition.holders}
     orphans = [h for h, s in standings.items() if s is Standing.ORPHAN]
     others = [h for h, s in standings.items() if s in (Standing.FOREIGN, Standing.BARE)]
     unclear = [h for h, s in standings.items() if s in (Standing.STRANGER, Standing.UNKNOWN)]
     if orphans and (others or unclear):
-        words = f"{_left(orphans)}; shared with {_named([*others, *unclear])}, which is left alone"
+        words = f"{_left(orphans)}; shared with {_named([*others, *unclear])}, which is skipped"
         return Judgement(Word.ORPHANED_SHARED, words)
     if orphans:
         return Judgement(Word.DIRTY, _left(orphans))
@@ -102,7 +102,9 @@ def judge(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None
     if sick is not None:
         return Judgement(Word.DIRTY, sick, residue=not others)
     if others:
-        return Judgement(Word.SHARED, f"nothing of it is left; shared with {_named(others)}, so memory says nothing")
+        return Judgement(
+            Word.SHARED, f"nothing of it is left; shared with {_named(others)}, so its memory cannot be compared"
+        )
     return _judge_unheld(condition, baseline_mib)
 
 
@@ -147,32 +149,32 @@ def new_baseline(condition: Condition, lives: Lives, known: int | None) -> int |
 def _judge_unheld(condition: Condition, baseline_mib: int | None) -> Judgement:
     listed, used = condition.listed, condition.memory_used_mib
     if isinstance(listed, Unknown):
-        return Judgement(Word.UNKNOWN, f"whom the driver lists is not known ({listed.why})")
+        return Judgement(Word.UNKNOWN, f"which processes the driver lists is unknown ({listed.why})")
     known = {holder.pid for holder in condition.holders}
     ghosts = [pid for pid in listed if pid not in known]
     if ghosts:
         pids = ", ".join(map(str, ghosts))
-        words = f"the driver lists pid {pids}, which holds nothing, and nobody else does: residue of the driver"
+        words = f"the driver lists pid {pids}, which does not hold it, and no other process does: residue of the driver"
         return Judgement(Word.DIRTY, words, residue=True)
     if isinstance(used, Unknown):
         return Judgement(Word.UNKNOWN, f"its memory could not be measured ({used.why})")
     if baseline_mib is None:
-        words = f"{used} MiB are in use by nobody, and how much that should be was never seen"
+        words = f"{used} MiB are in use by no process, and its baseline is unknown"
         return Judgement(Word.UNKNOWN, words)
     if used > baseline_mib + TOLERANCE_MIB:
-        words = f"{used} MiB are in use by nobody, {baseline_mib} MiB when it is free: residue of the driver"
+        words = f"{used} MiB are in use by no process, {baseline_mib} MiB when it is free: residue of the driver"
         return Judgement(Word.DIRTY, words, residue=True)
     return Judgement(
-        Word.CLEAN, f"nobody holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
+        Word.CLEAN, f"no process holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
     )
 
 
 def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Standing], lives: Lives) -> str | None:
     for holder, found in standings.items():
         if found is Standing.STRANGER:
-            return f"{_named([holder])} holds it, in a workload that nobody here knows; another engine's, perhaps"
+            return f"{_named([holder])} holds it, in an unknown workload, perhaps of another engine"
         if found is Standing.UNKNOWN:
-            return f"what {_named([holder])} belongs to is not known ({_why(holder, lives)})"
+            return f"what {_named([holder])} belongs to is unknown ({_why(holder, lives)})"
     if condition.unread:
         return f"the open files of {condition.unread} processes could not be read; that needs root (CAP_SYS_PTRACE)"
     return None
@@ -197,7 +199,7 @@ def _aside(condition: Condition) -> str:
     """What was not looked at is named."""
     facts = (("advice", condition.advice), ("row remapping", condition.remap_pending), ("Xids", condition.xids))
     missing = [name for name, fact in facts if isinstance(fact, Unknown)]
-    return f"; not known: {', '.join(missing)}" if missing else ""
+    return f"; unknown: {', '.join(missing)}" if missing else ""
 
 
 def _left(orphans: list[GpuHolder]) -> str:
@@ -216,4 +218,4 @@ def _why(holder: GpuHolder, lives: Lives) -> str:
     if isinstance(holder.workload_id, Unknown):
         return holder.workload_id.why
     life = lives.get(holder.workload_id or "")
-    return life.why if isinstance(life, Unknown) else "nobody could be asked"
+    return life.why if isinstance(life, Unknown) else "no platform could be queried"

@@ -134,9 +134,9 @@ def still_holds(step: Step, fresh: View, book: Rulebook, now: datetime) -> str |
     """
     planned, seen = step.decision, fresh.subject.seen
     if seen.ref.key != planned.seen.ref.key:
-        return "it is not the same thing any more"
+        return "it is no longer the same object"
     if seen.incarnation != planned.seen.incarnation:
-        return "it was started anew since the plan was made"
+        return "it was restarted since the plan was made"
     if planned.rule == REQUEST:
         # A person asked for it. No rule has to be due, but it must still be ours to act on.
         settings = book.settings(fresh.subject)
@@ -157,7 +157,7 @@ def why_not_yet(view: View, settings: Settings, now: datetime) -> str | None:
         return None
     rule = temporary_tree if view.subject.category is Category.TEMPORARY else leftover_tree
     answer = rule.on_request(view, settings, now)
-    return None if answer.verdict is Verdict.DUE else f"the policy does not let it go yet: {answer.reason}"
+    return None if answer.verdict is Verdict.DUE else f"the policy does not allow its removal yet: {answer.reason}"
 
 
 def _weightier(best: Answer, answer: Answer) -> Answer:

@@ -126,15 +126,15 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         return ()
     exempt = by_rule[exemption.NAME]
     pending = {a.rule for a in said if a.verdict in _PENDING and not exempt.suspends & {a.rule, "*"}}
-    found = [f"what is not known is learned: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
+    found = [f"what is unknown becomes known: {a.reason}" for a in said if a.verdict is Verdict.UNKNOWN]
     if exempt.verdict is Verdict.PROTECT:
-        found.append(f"an admin ends its exemption, in the policy; now it is {exempt.reason}")
+        found.append(f"an admin ends its exemption in the policy; currently {exempt.reason}")
     if was_stopped(view):
         found.append(_bring_it_back(view, book, now))
     if idle.NAME in pending:
         found.append(_use_it(view, book))
     if pending - NOT_HELD:
-        found.append(f"keep it for a while: gpukeeper workload hold {path}")
+        found.append(f"hold it: gpukeeper workload hold {path}")
     # For work that nobody owns the file does not count.
     counts = view.subject.marks.keep_alive is False and isinstance(view.subject.owner, str)
     if pending - NOT_HELD and counts and book.settings(view.subject).class_name != keep_alive.UNOWNED:
@@ -143,7 +143,7 @@ def remedies(view: View, book: Rulebook, said: tuple[Answer, ...], now: datetime
         asked = f"gpukeeper workload hold {path} --suspends {max_runtime.NAME}"
         found.append(f"an admin grants more time: {asked}")
     if pending and exempt.verdict is not Verdict.PROTECT:
-        found.append("an admin exempts it, in the policy")
+        found.append("an admin exempts it in the policy")
     if any(one.until > now for one in view.memory.holds):
         found.append(f"end its hold: gpukeeper workload release {path}")
     return tuple(found)
@@ -158,12 +158,12 @@ def was_stopped(view: View) -> bool:
 
 
 def _bring_it_back(view: View, book: Rulebook, now: datetime) -> str:
-    words = f"bring it back: gpukeeper restore {view.subject.ref.path}"
+    words = f"restore it: gpukeeper restore {view.subject.ref.path}"
     goes = next((one.at for one in ahead(view, book, now, tuple(Action)) if one.action is Action.REMOVE), None)
     if goes is None:
         return words
     when = f"at {goes:%Y-%m-%d %H:%M} UTC" if goes > now else "with the next pass"
-    return f"{words}. It is removed {when}; after that only what was captured comes back"
+    return f"{words}. It is removed {when}; after that only what was captured can be restored"
 
 
 def _use_it(view: View, book: Rulebook) -> str:

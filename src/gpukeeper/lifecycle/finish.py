@@ -17,7 +17,7 @@ def comes_back(view: View) -> str:
     ends = view.memory.ends_seen
     if not view.subject.ends_for_good or ends < AGAIN:
         return ""
-    what = f"it ended {ends} times and ran again, so that this may never come"
+    what = f"it ended {ends} times and was restarted, so this time may never come"
     return f"; {what}. Remove it: {REMOVE} {view.subject.ref.path}"
 
 

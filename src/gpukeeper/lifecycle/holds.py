@@ -40,8 +40,8 @@ def may_act(view: View, book: Rulebook, who: str) -> NotAllowed | None:
         return refused
     why = f" ({'; '.join(view.subject.evidence[:2])})" if view.subject.evidence else ""
     return NotAllowed(
-        f"that {view.subject.ref.path} belongs to {who} is only claimed{why}. Who is only claimed to be the owner may "
-        f"hold it, and not stop or remove it; nothing was done. {whom_to_ask(book)}"
+        f"that {who} owns {view.subject.ref.path} is only claimed{why}. A claimed owner may hold it, but not stop "
+        f"or remove it; nothing was done. {whom_to_ask(book)}"
     )
 
 
@@ -69,7 +69,7 @@ def may_hold(
     if refused is not None:
         return refused
     if view.subject.root is not None:
-        return NotAllowed(f"{view.subject.ref.path} is part of {view.subject.root}, and only that can be held")
+        return NotAllowed(f"{view.subject.ref.path} is part of {view.subject.root}, and only the root can be held")
     limits = book.settings(view.subject).limits
     longest = limits.hold if not isinstance(limits, Unknown) else timedelta(days=1)
     span = asked if asked is not None else longest
@@ -83,9 +83,9 @@ def may_hold(
     if is_admin(book, who):
         return Hold(who, now, now + span, reason, admin=True, suspends=suspends)
     if suspends:
-        return NotAllowed("only an admin chooses what a hold suspends")
+        return NotAllowed("only an admin may choose what a hold suspends")
     if span > longest:
-        return NotAllowed(f"a hold may last {in_words(longest)} at most; {in_words(span)} was asked for")
+        return NotAllowed(f"a hold may last {in_words(longest)} at most; {in_words(span)} was requested")
     left = left_to_hold(view, book.policy, now)
     if isinstance(left, str):
         return NotAllowed(left)
@@ -112,7 +112,7 @@ def release_of(
     if isinstance(mark, Unknown) and is_admin(book, who):
         ended.append("its own mark, which cannot be read")
         return Ended(tuple(dict.fromkeys(ended)), mark.why), tuple(left)
-    how = view.subject.marks.unhold or "remove or correct the mark on the workload"
+    how = view.subject.marks.unhold or "remove or fix the mark on the workload"
     what = f"by its own mark, which cannot be read ({mark.why})" if isinstance(mark, Unknown) else "by its own mark"
     admins = ", or ask an admin to release it" if isinstance(mark, Unknown) else ""
     left.append(f"{what} until {_time(until)}; to end it: {how}{admins}")
@@ -120,4 +120,4 @@ def release_of(
 
 
 def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M} UTC" if at.year < NEVER else "it is taken off"
+    return f"{at:%Y-%m-%d %H:%M} UTC" if at.year < NEVER else "it is removed"

@@ -34,24 +34,24 @@ def why_not(facts: ResetFacts, now: datetime) -> tuple[str, ...]:
     if not facts.root:
         reasons.append("a reset needs root")
     if facts.last_reset is not None and now - facts.last_reset < DAY:
-        reasons.append(f"it was reset {in_words(now - facts.last_reset)} ago, and once a day is the limit")
+        reasons.append(f"it was reset {in_words(now - facts.last_reset)} ago; the limit is once a day")
     if isinstance(facts.users, Unknown):
-        reasons.append(f"whose workloads have it is not known ({facts.users.why})")
+        reasons.append(f"which workloads have it is unknown ({facts.users.why})")
     elif facts.users:
         reasons.append(f"it belongs to {', '.join(facts.users)}")
     if isinstance(condition, Unknown):
-        return (*reasons, f"the GPU could not be looked at ({condition.why})")
+        return (*reasons, f"the GPU could not be read ({condition.why})")
     return (*reasons, *_about(condition, facts.residue_for))
 
 
 def _about(condition: Condition, residue_for: timedelta | None) -> list[str]:
     reasons = []
     if isinstance(condition.sliced, Unknown):
-        reasons.append(f"whether it is cut into slices is not known ({condition.sliced.why})")
+        reasons.append(f"whether it is divided into slices is unknown ({condition.sliced.why})")
     elif condition.sliced:
-        reasons.append("it is cut into slices, and a reset takes every one of them")
+        reasons.append("it is divided into slices, and a reset affects all of them")
     if isinstance(condition.reset_alone, Unknown):
-        reasons.append(f"whether it can be reset without its peers is not known ({condition.reset_alone.why})")
+        reasons.append(f"whether it can be reset without its peers is unknown ({condition.reset_alone.why})")
     elif not condition.reset_alone:
         reasons.append("it cannot be reset without its peers")
     if condition.advice not in _ADVISED and (residue_for is None or residue_for < RESIDUE):

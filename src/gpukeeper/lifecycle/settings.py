@@ -64,7 +64,7 @@ def class_of(policy: Policy, subject: Subject) -> str | Unknown:
         if fits(match, subject):
             return match.class_
         if isinstance(subject.owner, Unknown) and _may_fit(match, subject):
-            return Unknown(f"its owner is not known ({subject.owner.why}), and class {match.class_} is given by owner")
+            return Unknown(f"its owner is unknown ({subject.owner.why}), and class {match.class_} depends on the owner")
     return subject.class_
 
 
@@ -130,10 +130,10 @@ def _limits(
 ) -> ClassSettings | Unknown:
     """A group's limits are for who surely belongs to it; who only claims to has those of the class."""
     if isinstance(class_, Unknown):
-        return Unknown(f"its class is not known ({class_.why})")
+        return Unknown(f"its class is unknown ({class_.why})")
     if isinstance(owner, Unknown):
         if policy.groups:
-            return Unknown(f"its owner is not known ({owner.why}), and owners have different limits")
+            return Unknown(f"its owner is unknown ({owner.why}), and owners have different limits")
         owner = None
     return limits_for(policy, class_, owner if verified else None)
 
@@ -142,7 +142,7 @@ def _retention(policy: Policy, environment: str | Unknown | None) -> Retention |
     if not policy.environments or environment is None:
         return policy.retention
     if isinstance(environment, Unknown):
-        return Unknown(f"its environment is not known ({environment.why}), and environments have different retention")
+        return Unknown(f"its environment is unknown ({environment.why}), and environments have different retention")
     return policy.environments.get(environment, policy.retention)
 
 

@@ -20,6 +20,12 @@ LONGEST_NOTE = timedelta(days=7)  # between a note on an object and the time tha
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
 
+def valid_for(settings: Warnings, limit: timedelta) -> timedelta:
+    """How long a warning counts. Nobody acts on what was announced for last week: a hold, an exemption or a pause was
+    in between."""
+    return limit + settings.lead + settings.undelivered + DAY
+
+
 def staged(
     rule: str,
     view: View,
@@ -39,8 +45,7 @@ def staged(
 
     `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode.
     """
-    # Nobody acts on what was announced for last week: a hold, an exemption or a pause was in between.
-    oldest = now - limit - settings.lead - settings.undelivered - DAY
+    oldest = now - valid_for(settings, limit)
     if only_after is not None:
         oldest = max(oldest, only_after)
     sent, lapsed = _sent(view, rule, limit, oldest, now)
@@ -69,7 +74,7 @@ def staged(
     words = f"{condition}; warned, {_ENDS[action]} in {in_words(stop - now)}"
     announced = max([*last, *(w.until for w in sent if w.until is not None)], default=stop)
     if stop > announced:
-        words += f", later than announced ({_time(announced)}): {in_words(limit)} are not over"
+        words += f", later than announced ({_time(announced)}): the limit of {in_words(limit)} is not over"
     return Answer(rule, Verdict.WAIT, words, due=stop)
 
 
@@ -87,7 +92,7 @@ def _sent(view: View, rule: str, limit: timedelta, oldest: datetime, now: dateti
     gone = max((w.until for w in fit if w.until is not None), default=None)
     if sent or gone is None:
         return sent, ""
-    return sent, f"; what was announced for {_time(gone)} does not count, because gpukeeper did not run all the time"
+    return sent, f"; the announcement for {_time(gone)} is void, because gpukeeper did not run continuously"
 
 
 def _notes(view: View, now: datetime) -> list[Warned]:
@@ -113,7 +118,7 @@ def not_before_announced(view: View, answer: Answer, now: datetime) -> Answer:
     until = max((w.until for w in announced if w.removes and w.until is not None and w.at <= now), default=None)
     if until is None or now >= until:
         return answer
-    reason = f"{answer.reason}; its removal was announced for {_time(until)}, and nothing is done before that"
+    reason = f"{answer.reason}; its removal was announced for {_time(until)}, and nothing is done before then"
     return msgspec.structs.replace(answer, verdict=Verdict.WAIT, action=Action.KEEP, due=until, reason=reason)
 
 
@@ -150,7 +155,7 @@ def remove_with_children(rule: str, view: View, settings: Settings, now: datetim
         limit=warnings.lead,
         stages=AT_ONCE,
         action=Action.REMOVE,
-        condition=f"{answer.reason}; {view.subject.live_children} of its children still run and go with it",
+        condition=f"{answer.reason}; {view.subject.live_children} of its children still run and are removed with it",
         since=answer.since or now,
         remedy=f"Keep it: {keep_it(view, settings, now)}",
         only_after=answer.since,

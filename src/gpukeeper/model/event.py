@@ -131,7 +131,7 @@ class Paused(Line, frozen=True, tag="pause"):
     @property
     def words(self) -> str:
         """Why, by whom and since when: what everybody who meets the pause is told."""
-        since = f"by {self.by or 'nobody known'} since {self.at:%Y-%m-%d %H:%M} UTC"
+        since = f"by {self.by or 'an unknown user'} since {self.at:%Y-%m-%d %H:%M} UTC"
         return f"{self.reason}, {since}" if self.reason else since
 
 

@@ -20,7 +20,7 @@ class Unknown(msgspec.Struct, frozen=True):
     by_design: bool = False
 
     def __bool__(self) -> bool:
-        raise TypeError(f"an unknown fact is neither true nor false ({self.why}); ask is_known() first")
+        raise TypeError(f"an unknown fact is neither true nor false ({self.why}); check is_known() first")
 
     def __str__(self) -> str:
         return f"not known: {self.why}"

@@ -28,7 +28,7 @@ class CommandKind:
     def problem(self, words: Sequence[str]) -> str | None:
         if not words or not PurePosixPath(words[0]).is_absolute() or ".." in PurePosixPath(words[0]).parts:
             return f"a command begins with the absolute path of a program. Write it like {self.example}."
-        return "a command has no word with a zero byte." if any("\0" in word for word in words) else None
+        return "a command must not contain a NUL byte." if any("\0" in word for word in words) else None
 
     def shown(self, words: Sequence[str]) -> str:
         more = len(words) - 1

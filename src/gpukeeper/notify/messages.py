@@ -85,14 +85,14 @@ class Messages:
             async with asyncio.timeout(deadline.total_seconds()):
                 answer: object = await channel.send(message)
         except TimeoutError:
-            return _Failed(f"it did not answer within {in_words(deadline)}")
+            return _Failed(f"it timed out after {in_words(deadline)}")
         except Exception as error:  # a bug in a channel stops no pass
             return _Failed(
                 f"this is a bug in gpukeeper, please report it: {type(error).__name__}: {error}"[:_ERROR_MAX]
             )
         if isinstance(answer, Delivered | NotDelivered):
             return answer
-        return _Failed("this is a bug in gpukeeper, please report it: it answered neither yes nor no")
+        return _Failed("this is a bug in gpukeeper, please report it: it reported neither success nor failure")
 
     def _failed(self, channel: Channel, why: str) -> None:
         if channel.name not in self._failing:

@@ -31,20 +31,20 @@ class Terminals:
         """Delivered when at least one terminal took the message."""
         owner = message.owner
         if owner is None:
-            return NotDelivered("its owner is not known")
+            return NotDelivered("its owner is unknown")
         try:
             return await in_thread(lambda: self._send(owner, message.text), DEADLINE)
         except TimeoutError:
-            return NotDelivered("the directory of users does not answer")
+            return NotDelivered("the user directory does not respond")
 
     def _send(self, owner: str, message: str) -> Delivered | NotDelivered:
         try:
             uid = pwd.getpwnam(owner).pw_uid
         except KeyError:
-            return NotDelivered(f"{owner} is no user of this machine")
+            return NotDelivered(f"{owner} is not a user of this machine")
         text = as_written(message)
         taken = sum(_write(path, uid, text) for path in self._terminals())  # every terminal, not only the first
-        return Delivered() if taken else NotDelivered(f"no terminal of {owner} took the message")
+        return Delivered() if taken else NotDelivered(f"no terminal of {owner} accepted the message")
 
     def _terminals(self) -> Iterator[Path]:
         try:

@@ -38,4 +38,4 @@ class InsideWorkload:
             taken = await place.tell(subject, message.text)
         except PlatformError as error:
             return NotDelivered(str(error))
-        return Delivered() if taken else NotDelivered("no terminal inside it took the message")
+        return Delivered() if taken else NotDelivered("no terminal inside it accepted the message")

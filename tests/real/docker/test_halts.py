@@ -38,7 +38,7 @@ def test_killed_at_a_point_of_a_step_nothing_wrong_goes_and_nothing_twice(
     if point in BEFORE_THE_ACT + BEFORE_THE_OUTCOME:
         (outcome,) = (one for one in fleet.lines() if one["type"] == "outcome" and one["step"] == own[0]["step"])
         assert outcome["result"] == ("reclaimed" if acted else "still there")
-        assert "at a later look" in outcome["reason"]
+        assert "in a later pass" in outcome["reason"]
 
 
 def _kill(fleet: Fleet, action: str, point: str, name: str) -> None:

@@ -68,7 +68,7 @@ def test_a_user_is_told_of_their_own_work_in_full_and_of_others_what_observe_sho
         decisions = {d["seen"]["ref"]["name"]: d for d in place["decisions"]}
         assert decisions["mine"]["reason"] != decisions["theirs"]["reason"]
         assert (decisions["mine"]["class_"], decisions["mine"]["owner"]) == ("api", SOMEBODY)
-        assert decisions["theirs"]["reason"] == "only its owner and admins are told why"
+        assert decisions["theirs"]["reason"] == "shown only to its owner and to admins"
         text = as_user(path, "workload", "list")
         assert text.code == 0, text
         assert [line.split()[1:4] for line in text.out.splitlines() if "/mine " in line] == [
@@ -100,7 +100,7 @@ def test_who_is_only_claimed_to_be_the_owner_is_told_what_a_warning_says(docker:
             False,
             False,
         )
-        assert found["decision"]["reason"] not in ("", "only its owner and admins are told why")
+        assert found["decision"]["reason"] not in ("", "shown only to its owner and to admins")
         assert "do-not-tell" not in json.dumps(found)
 
 
@@ -136,7 +136,7 @@ def test_what_was_stopped_says_how_it_comes_back_and_a_restore_how_long_it_stays
         assert ask(path, SOMEBODY, "remove", "mine")["done"]
         gone = as_user(path, "explain", "mine")
         assert (gone.code, "was removed by gpukeeper" in gone.err) == (2, True), gone
-        assert "Bring it back: gpukeeper restore " in gone.err
+        assert "Restore it: gpukeeper restore " in gone.err
 
 
 def test_a_hold_says_what_it_does_not_prevent(docker: DockerBed) -> None:

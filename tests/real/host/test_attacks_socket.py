@@ -135,7 +135,7 @@ def test_a_tree_in_a_folder_that_the_user_may_not_write_to_is_not_removed(attack
     with attacked.serving():
         answer = attacked.remove(path)
     assert (answer["done"], path.exists()) == (False, True), answer
-    assert "may not write to its folder" in answer["words"]
+    assert "may not write to its directory" in answer["words"]
 
 
 def test_the_ages_of_the_policy_apply_to_a_users_request(public: Path) -> None:
@@ -168,7 +168,7 @@ def test_what_changed_since_the_question_is_left_alone(attacked: Attacked) -> No
         (path / "below" / "new").write_text("from somebody else, written after the question")
         answer = attacked.ask(verb="remove", workload=str(path), token=asked["token"])
     assert (answer["done"], path.exists()) == (False, True), answer
-    assert "not what it was when you were asked" in answer["words"]
+    assert "has changed since the confirmation was requested" in answer["words"]
 
 
 # Using it up

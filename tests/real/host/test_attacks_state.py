@@ -91,7 +91,7 @@ def test_a_state_folder_that_others_can_open_is_refused_and_their_lock_is_not_wa
         host.state.chmod(0o700)
         ran = host.apply()
         assert ran.code == 1, ran
-        assert "has had a lock on the folder" in ran.err
+        assert "has locked the directory" in ran.err
     assert host.apply().code == 0
 
 

@@ -337,7 +337,7 @@ def test_a_rayjob_past_its_deadline(plane: ControlPlane, namespace: str) -> None
     assert (left.state, left.outcome, left.live_children) == (State.ENDED, Outcome.FAILED, 1)
     said = bench.decisions()["rayjob/tune"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.REPORT)
-    assert "1 of its children run and hold GPUs" in said.reason
+    assert "1 of its children still run and hold GPUs" in said.reason
 
 
 @pytest.mark.usefixtures("kwok_node")
@@ -440,7 +440,7 @@ def test_odd_times(plane: ControlPlane, namespace: str, finished: str | None, kn
         return
     subject = bench.subjects()["pod/odd"]
     assert isinstance(subject.ended, Unknown), subject.ended
-    assert any("when it ended is not known" in one for one in subject.findings), subject.findings
+    assert any("its end time is unknown" in one for one in subject.findings), subject.findings
     assert bench.again().outcomes == []  # counted from when it was first seen ended: now
     bench.later(minutes=59)
     assert bench.again().outcomes == []

@@ -117,7 +117,7 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
     applied = shell.run("apply", "--yes")
     assert applied.code == DONE, applied.err
     assert applied.out.startswith("reclaimed")
-    assert "seen to be gone" in applied.out
+    assert "verified: gone" in applied.out
     api.wait_gone("trainjobs", namespace, "run-7")
     for what in CHAIN:
         none_are_left(api, namespace, what)
@@ -128,7 +128,7 @@ def test_from_a_plan_to_what_is_gone_and_back_again(shell: Shell, api: Api, name
     again = api.get("trainjobs", namespace, "run-7")
     assert again is not None
     assert again["spec"]["suspend"] is True
-    assert "is back from what was captured" in restored.out + restored.err
+    assert "was restored from what was captured" in restored.out + restored.err
     going = shell.run("restore", "trainjob/run-7")
     assert going.code == DONE
     assert "was restored and runs again" in going.out + going.err
@@ -356,7 +356,7 @@ def test_an_api_server_that_is_down_is_said_and_nothing_vanishes(
         assert any(line.split()[:2] == ["problem", "kubernetes"] for line in checked.out.splitlines())
         asked = shell.run("explain", "job/eval")
         assert asked.code == USAGE
-        assert "Not everything could be seen" in asked.err
+        assert "Not everything could be read" in asked.err
         assert NOT_SEEN in shell.run("workload", "list").err
     finally:
         plane.start_apiserver()
@@ -374,14 +374,14 @@ def _no_such_plugin(config: Object) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda config: config["contexts"].clear(), 'there is no context "bed"'),
-        (lambda config: config["users"][0]["user"].update(token="wrong"), "our credentials are not"),
+        (lambda config: config["contexts"].clear(), 'context "bed" not found'),
+        (lambda config: config["users"][0]["user"].update(token="wrong"), "the credentials are invalid or expired"),
         (
             lambda config: config["clusters"][0]["cluster"].pop("certificate-authority-data"),
             "certificate verify failed",
         ),
         (_no_such_plugin, "Ask your platform team."),
-        (None, "this is no YAML"),
+        (None, "not valid YAML"),
     ],
     ids=["context", "token", "certificate", "plugin", "garbage"],
 )
@@ -515,4 +515,4 @@ def test_explain_with_rights_in_one_namespace_does_not_send_people_to_all(
     found = shell.run("explain", shell.path("jobset", "run"), kubeconfig=reader)
     assert found.code == DONE, found.err
     assert "--all-namespaces" not in found.out + found.err
-    assert "Ask who runs the cluster whether" in found.out
+    assert "Ask an admin of the cluster whether" in found.out

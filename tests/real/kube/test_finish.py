@@ -363,7 +363,7 @@ def test_a_ttl_that_kubernetes_does_not_keep_is_kept_a_minute_later(plane: Contr
     bench.later(minutes=1)
     line = the_end(passes(bench))
     assert line.result is Result.RECLAIMED
-    assert "the platform itself has not removed it" in line.reason
+    assert "the platform has not removed it" in line.reason
     plane.until(lambda: not left(plane.api, namespace, *HOLDERS), "nothing is left")
 
 

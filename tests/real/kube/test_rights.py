@@ -148,7 +148,7 @@ def test_without_a_right_on_pods_no_root_goes(plane: ControlPlane, namespace: st
     found = bench.run(look_and_plan(bench.keeper, bench.platform, bench.book)).survey.decisions
     (said,) = [one for one in found if one.seen.ref.kind == "job"]
     assert (said.action, said.verdict) == (Action.KEEP, Verdict.UNKNOWN)
-    assert "whether its children still run is not known" in said.reason
+    assert "whether its children still run is unknown" in said.reason
     looked = bench.run(bench.platform.look(said.seen.ref))
     assert isinstance(looked, Subject)
     assert isinstance(looked.live_children, Unknown)
@@ -169,7 +169,7 @@ def test_without_the_right_to_delete_it_is_refused_by_name(plane: ControlPlane, 
     report = bench.again()
     found = {one.ref.kind: one for one in report.outcomes if one.ref is not None}
     assert (found["job"].result, found["pod"].result) == (Result.REFUSED, Result.RECLAIMED)
-    assert f"gpukeeper may not delete jobs.batch in the namespace {namespace}" in found["job"].reason
+    assert f"gpukeeper may not delete jobs.batch in namespace {namespace}" in found["job"].reason
     assert plane.api.names("jobs", namespace) == {"train"}
     plane.grant(user, REMOVE, namespace=namespace)
     trial = {"apiVersion": "batch/v1", "kind": "DeleteOptions", "dryRun": ["All"]}  # a query is ignored beside a body

@@ -49,7 +49,7 @@ def test_living_workers_are_reported_where_nothing_is_said(training_operator: Co
     bench.later(minutes=30)
     decision = bench.decisions()["pytorchjob/run"]
     assert (decision.rule, decision.verdict, decision.action) == ("live_children", Verdict.REPORT, Action.KEEP)
-    assert "2 of its children run and hold GPUs" in decision.reason
+    assert "2 of its children still run and hold GPUs" in decision.reason
     assert decision.gpus == 2
     assert passes(bench) == []
     training_operator.api.wait_pods(namespace, 2)
@@ -89,7 +89,7 @@ def test_a_root_with_living_workers_goes_after_a_warning(training_operator: Cont
     bench = Bench(training_operator.kubeconfig(), namespace, warnings=lead)
     bench.later(minutes=61)
     (warning,) = bench.again().warnings
-    assert "2 of its children still run and go with it" in warning.message
+    assert "2 of its children still run and are removed with it" in warning.message
     bench.later(minutes=9)
     assert passes(bench) == [], "the lead is not over"
     training_operator.api.wait_pods(namespace, 2)

@@ -1,4 +1,4 @@
-"""Promise 6: "reclaimed" only for what was seen to be gone; intent before act; no step taken twice."""
+"""Promise 6: "reclaimed" only for what was verified to be gone; intent before act; no step taken twice."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def test_what_is_due_is_captured_then_intended_then_seen_to_be_gone(b: Ben
     line = await taken(b, await b.step(thing, Action.REMOVE))
     assert b.order() == ["Captured", "Intended", "Closed"]
     assert line.result is Result.RECLAIMED
-    assert line.reason == "succeeded 2h ago, kept for 1h; seen to be gone"
+    assert line.reason == "succeeded 2h ago, kept for 1h; verified: gone"
     assert (line.gpus_back, line.bytes_back, line.owner) == (0, 500, "ann")
     assert b.evidence.saved.keys() == {b.lines(Captured)[0].evidence}
     assert b.world.find(thing.ref) is None
@@ -131,7 +131,10 @@ async def test_gone_already_is_no_success_of_ours(b: Bench) -> None:
     step = await b.step(thing, Action.REMOVE)
     b.world.remove(thing)
     line = await taken(b, step)
-    assert (line.result, line.reason) == (Result.CHANGED, "it is gone already; somebody else removed it")
+    assert (line.result, line.reason) == (
+        Result.CHANGED,
+        "it is already gone; it was removed by another person or program",
+    )
     assert b.lines(Intended) == []
 
 
@@ -142,7 +145,7 @@ async def test_what_cannot_be_looked_at_is_left_alone(b: Bench) -> None:
     b.world.faults = Faults(blind=1)
     line = await taken(b, step)
     assert line.result is Result.CHANGED
-    assert "could not be looked at" in line.reason
+    assert "could not be read" in line.reason
     assert thing.state is State.RUNNING
 
 
@@ -184,7 +187,7 @@ async def test_a_thing_that_was_restarted_since_the_plan_is_left_alone(b: Bench)
     line = await taken(b, step)
     assert (line.result, line.reason) == (
         Result.CHANGED,
-        "changed since the plan was made: it was started anew since the plan was made",
+        "changed since the plan was made: it was restarted since the plan was made",
     )
 
 
@@ -207,7 +210,7 @@ async def test_a_refusal_is_an_outcome(b: Bench) -> None:
     step = await b.step(thing, Action.REMOVE)
     b.world.faults = Faults(refused=1)
     line = await taken(b, step)
-    assert (line.result, line.reason) == (Result.REFUSED, "the platform said no")
+    assert (line.result, line.reason) == (Result.REFUSED, "the platform refused")
 
 
 @virtual
@@ -232,7 +235,7 @@ async def test_a_lost_answer_is_looked_up(b: Bench) -> None:
     line = await taken(b, step)
     done = b.world.find(thing.ref) is None
     assert line.result is (Result.RECLAIMED if done else Result.STILL_THERE)
-    assert line.bytes_back == (Unknown("the answer to the command was lost") if done else 0)
+    assert line.bytes_back == (Unknown("the response to the command was lost") if done else 0)
 
 
 @virtual

@@ -67,7 +67,7 @@ async def test_due_work_in_mode_plan_is_overdue(b: Bench) -> None:
     message = overdue(report, Mode.PLAN)
     assert message is not None
     assert (message.kind, message.about) == (Kind.OVERDUE, f"{HERE.platform}/{HERE.place}")
-    assert ": 1 due, and mode plan changes nothing." in message.text
+    assert ": 1 due, not applied because the mode is plan." in message.text
     assert overdue(report, Mode.ENFORCE) is None
     report.stopped = "a bug"
     assert overdue(report, Mode.PLAN) is None

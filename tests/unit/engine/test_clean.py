@@ -245,7 +245,7 @@ class Exact(SimulatedPlatform):
     async def look(self, ref: Any) -> Any:
         found = await super().look(ref)
         wrong = isinstance(found, Subject) and found.ref.kind != ref.kind
-        return Unknown("an engine has nothing of that kind") if wrong else found
+        return Unknown("the engine has no such kind") if wrong else found
 
 
 @virtual
@@ -347,7 +347,7 @@ async def test_memory_that_does_not_come_back_is_dirty_although_nobody_holds_it(
     gpus.facts["GPU-0"] = {"memory_used_mib": 700}
     (line,) = await after_end(b, thing)
     assert line.result is CheckResult.DIRTY
-    assert "700 MiB are in use by nobody" in line.reason
+    assert "700 MiB are in use by no process" in line.reason
 
 
 # The daemon
@@ -437,7 +437,7 @@ def test_residue_is_reset_once_and_looked_at_again() -> None:
         gpus.facts["GPU-0"] = {"memory_used_mib": 5000}
         (line,) = await after_end(b, thing)
         assert gpus.resets == ["GPU-0"]
-        assert "once a day is the limit" in line.reason
+        assert "the limit is once a day" in line.reason
         assert line.result is CheckResult.DIRTY
 
     story()
@@ -603,7 +603,7 @@ async def test_an_admin_quarantines_and_returns_and_nobody_else(b: Bench) -> Non
     reply = await requests.fulfil(b.keeper, b.book, "root", Request(verb="quarantine", workload="GPU-0"))
     assert reply.done
     (line,) = b.lines(Quarantined)
-    assert (line.by, line.reason) == ("root", "asked for by root")
+    assert (line.by, line.reason) == ("root", "requested by root")
     assert (await requests.fulfil(b.keeper, b.book, "root", Request(verb="return", workload="GPU-0"))).done
     assert (await remembered(b.keeper, "GPU-0")).quarantined is None
 

@@ -24,10 +24,10 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import Place
+from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 
-THERE = Place("docker", "node-4", ("GPU-2",), ("ann",))
+THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))
 CALLS = ("observe", "look", "capture", "act", "wake")
 
 
@@ -169,7 +169,8 @@ async def test_a_platform_that_fails_in_the_middle_is_no_bug(b: Bench) -> None:
     b.platform.bug_in, b.platform.problem = "act", PlatformError("the engine hung up")
     report = await reclaim(b.keeper, b.platform, b.book)
     assert report.stopped == (
-        "the pass on docker/node-3 stopped: the engine hung up. Nothing more was touched there; the next pass goes on."
+        "the pass on docker/node-3 stopped: the engine hung up. Nothing more was touched there; "
+        "the next pass continues."
     )
 
 

@@ -290,4 +290,4 @@ async def test_many_images_do_not_hide_workloads_that_vanished(b: Bench) -> None
         b.world.remove(one)
     report = await reclaim(b.keeper, b.platform, b.book)
     assert report.plan.breaker is not None
-    assert report.plan.breaker.startswith("3 of 4 things seen in the last pass are missing")
+    assert report.plan.breaker.startswith("3 of 4 objects of the last pass are missing")

@@ -18,7 +18,7 @@ from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
-from gpukeeper.platforms.simulated.world import Place
+from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 from tests.unit.engine.test_observe import ReadOnly
 from tests.unit.engine.test_verify import intent
@@ -63,14 +63,14 @@ async def test_what_is_not_ones_own_is_refused_with_a_sentence(b: Bench) -> None
 async def test_a_part_of_something_cannot_be_held_alone(b: Bench) -> None:
     root = b.running("run")
     b.running("run-0", root=root.ref)
-    assert "only that can be held" in (await ask(b, "hold", "run-0")).words
+    assert "only the root can be held" in (await ask(b, "hold", "run-0")).words
 
 
 @virtual
 async def test_an_ambiguous_name_is_refused_with_all_it_fits(b: Bench) -> None:
     one, other = b.ended("eval"), b.ended("eval")
     reply = await ask(b, "remove", "eval")
-    assert reply.words.startswith('"eval" fits 2 things; write more of the path, or the uid:')
+    assert reply.words.startswith('"eval" matches 2 objects; use more of the path, or the uid:')
     assert one.ref.uid in reply.words
     assert (await ask(b, "remove", other.ref.uid)).done
     assert b.world.find(one.ref) is one
@@ -88,7 +88,7 @@ async def test_a_thing_that_is_named_like_another_uid_does_not_stand_before_it(b
 @virtual
 async def test_a_name_that_fits_nothing_says_where_to_look(b: Bench) -> None:
     reply = await ask(b, "hold", "nope")
-    assert reply.words == 'nothing in the policy\'s scope is called "nope". See: gpukeeper workload list'
+    assert reply.words == 'nothing in the policy\'s scope is named "nope". See: gpukeeper workload list'
 
 
 @virtual
@@ -101,9 +101,9 @@ async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> Non
             yield
 
     b.ended("eval")
-    b.change_ports(platforms=(Silent(b.world, Place("docker", "node-4", (), ())), b.platform))
+    b.change_ports(platforms=(Silent(b.world, SimulatedPlace("docker", "node-4", (), ())), b.platform))
     assert (await ask(b, "hold", "eval")).done
-    assert "Not everything could be seen: node-4 did not answer." in (await ask(b, "hold", "nope")).words
+    assert "Not everything could be read: node-4 did not answer." in (await ask(b, "hold", "nope")).words
 
 
 @virtual
@@ -118,7 +118,7 @@ async def test_the_owner_stops_busy_work_at_once(b: Bench) -> None:
     thing = b.running("train", 5 * MINUTE)
     reply = await ask(b, "stop", "train")
     assert reply == Reply(
-        done=True, words="docker/node-3/train: reclaimed: asked for by ann; seen to have stopped", exit_code=0
+        done=True, words="docker/node-3/train: reclaimed: requested by ann; verified: stopped", exit_code=0
     )
     assert thing.state is State.ENDED
     line = b.lines(Intended)[0]
@@ -174,7 +174,7 @@ async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Ben
     await ask(b, "pause", who="eve", reason="driver update")
     second = await ask(b, "pause", who="root", reason="moving a rack")
     assert second.done
-    assert "paused already: driver update, by eve since " in second.words
+    assert "Already paused: driver update, by eve since " in second.words
     assert (await b.ledger.paused() or "").startswith("driver update, by eve")
     told = [line.reason for line in b.ledger.lines if isinstance(line, Paused)]
     assert told == ["driver update", "moving a rack"]
@@ -183,13 +183,13 @@ async def test_a_second_pause_keeps_the_first_reason_and_says_whose_it_is(b: Ben
 @virtual
 async def test_a_resume_of_nothing_says_so_with_2(b: Bench) -> None:
     reply = await ask(b, "resume", who="root")
-    assert (reply.done, reply.exit_code, reply.words) == (False, 2, "nothing is paused; nothing was changed")
+    assert (reply.done, reply.exit_code, reply.words) == (False, 2, "not paused; nothing was changed")
     assert not b.ledger.lines
 
 
 @virtual
 async def test_an_unknown_verb_is_refused(b: Bench) -> None:
-    assert (await ask(b, "explode")).words == 'nobody knows how to "explode"'
+    assert (await ask(b, "explode")).words == 'unknown request "explode"; nothing was done'
 
 
 def test_a_request_never_says_who_asks() -> None:
@@ -221,7 +221,7 @@ async def test_what_was_removed_comes_back_from_its_evidence(b: Bench) -> None:
 @virtual
 async def test_what_was_never_reclaimed_cannot_be_restored(b: Bench) -> None:
     b.running("train")
-    assert "gpukeeper reclaimed nothing called" in (await ask(b, "restore", "train")).words
+    assert "gpukeeper reclaimed nothing named" in (await ask(b, "restore", "train")).words
 
 
 @virtual
@@ -274,7 +274,7 @@ async def test_a_restore_of_an_ambiguous_name_is_refused(b: Bench) -> None:
     await reclaim(b.keeper, b.platform, b.book)
     reply = await ask(b, "restore", "eval", who="root")
     assert not reply.done
-    assert "write more of the path, or the uid" in reply.words
+    assert "use more of the path, or the uid" in reply.words
 
 
 @virtual

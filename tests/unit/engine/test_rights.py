@@ -78,12 +78,12 @@ async def test_a_verified_owner_takes_a_hold_off_the_thing_itself(b: Bench) -> N
 
 @virtual
 async def test_who_is_only_claimed_to_be_the_owner_holds_and_does_not_stop_or_remove(b: Bench) -> None:
-    told(b, owner_verified=False, evidence=("label ds01.user says ann",))
+    told(b, owner_verified=False, evidence=("label ds01.user names ann",))
     thing = b.running("train")
     for verb in ("stop", "remove"):
         reply = await ask(b, verb, "train")
         assert (reply.done, reply.exit_code) == (False, 2)
-        assert "is only claimed (label ds01.user says ann)" in reply.words
+        assert "is only claimed (label ds01.user names ann)" in reply.words
         assert reply.words.endswith("Ask an admin: root")
     assert (await ask(b, "hold", "train", seconds=60)).done
     assert (await ask(b, "release", "train")).words == "docker/node-3/train is no longer held."
@@ -145,8 +145,8 @@ async def test_a_tree_with_others_files_or_nobody_knows_whose_is_refused(b: Benc
         (frozenset({ANN, BOB}), ANN, "entries of uid 1002"),
         (frozenset({BOB}), ANN, "entries of uid 1002"),
         (frozenset[int](), ANN, "not everything"),
-        (None, ANN, "is not established"),
-        (frozenset({ANN}), None, "is not established"),
+        (None, ANN, "could not be determined"),
+        (frozenset({ANN}), None, "could not be determined"),
         (frozenset({ANN}), BOB, "entries of uid 1001"),  # a second uid with ann's name
     ):
         kind.facts = {"uids": uids}
@@ -204,7 +204,7 @@ async def test_a_token_is_for_what_was_shown_and_for_who_asked(b: Bench) -> None
     thing.end(b.now(), None)  # type: ignore[arg-type]
     thing.start(b.now(), HOUR)
     reply = await ask(b, "stop", "train", token=shown.token)
-    assert "is not what it was when you were asked; nothing was done" in reply.words
+    assert "has changed since the confirmation was requested; nothing was done" in reply.words
     assert not (await ask(b, "stop", "train", token=shown.token)).done
     assert (thing.state, b.lines(Intended)) == (State.RUNNING, [])
 
@@ -258,7 +258,7 @@ async def test_many_unknown_names_are_looked_for_together_and_with_pauses(b: Ben
     b.keeper.answering.enabled = True
     begun = b.loop.time()
     replies = await asyncio.gather(*(ask(b, "hold", f"nope-{number}") for number in range(50)))
-    assert all("nothing in the policy's scope is called" in one.words for one in replies)
+    assert all("nothing in the policy's scope is named" in one.words for one in replies)
     assert kind.lists == 1
     b.running("new")
     await asyncio.sleep(10)
@@ -276,7 +276,7 @@ async def test_what_is_to_be_acted_on_by_name_is_listed_anew(b: Bench) -> None:
     await look_and_plan(b.keeper, b.platform, b.book)
     b.running("train", devices=("GPU-1",))
     await asyncio.sleep(60)
-    assert "fits 2 things" in (await ask(b, "stop", "train")).words
+    assert "matches 2 objects" in (await ask(b, "stop", "train")).words
 
 
 @virtual

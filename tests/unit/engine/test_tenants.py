@@ -43,9 +43,9 @@ async def test_the_owner_of_restarted_work_is_warned_once_and_it_is_reported(b: 
         await reclaim(b.keeper, b.platform, b.book, act=True)
     (warning,) = b.lines(WarningSent)
     assert (warning.rule, warning.ref, warning.owner) == (RULE, mine.ref, "ann")
-    assert f"{other.ref.path} of bob has had for 1h" in warning.message
-    assert "nothing is done about it" in warning.message
-    assert any("started again onto GPU GPU-0" in line.what for line in b.lines(Complaint))
+    assert f"{other.ref.path} of bob has held for 1h" in warning.message
+    assert "no action is taken" in warning.message
+    assert any("restarted on GPU GPU-0" in line.what for line in b.lines(Complaint))
     assert (await decided(b, mine)).rule == RULE
     assert (await decided(b, other)).rule != RULE
     assert (mine.state, other.state) == (State.RUNNING, State.RUNNING)

@@ -21,12 +21,12 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.thing import Thing, tell
-from gpukeeper.platforms.simulated.world import Crashed, Place, World
+from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
 from tests.unit.lifecycle.examples import subject
 
 GIB = 1024**3
-NODES = Place("ray", "lab", (), ("ann",), nodes=("worker-1", "worker-2"))
+NODES = SimulatedPlace("ray", "lab", (), ("ann",), nodes=("worker-1", "worker-2"))
 SCOPE = {"docker": PlaceScope(), "ray": PlaceScope()}
 TEMPORARY = (Temporary(root="/tmp", names=("tmp*",), above=5 * GIB, platform="ray"),)
 KEPT = {
@@ -118,11 +118,12 @@ async def test_what_only_a_full_disk_makes_due_stays_once_enough_came_back(b: Be
     assert lab.there(*trees) == [False, False, True, True, True, True]
     assert [line.result for line in b.lines(Closed)] == [Result.RECLAIMED, Result.RECLAIMED, Result.CHANGED]
     assert b.lines(Closed)[-1].reason == (
-        "changed since the plan was made: /tmp is 65% full, below 70%, and it was due only by a full disk"
+        "changed since the plan was made: /tmp is 65% full, below 70%, "
+        "and it was due only because the disk was too full"
     )
     assert len(b.lines(Intended)) == 2
     assert report.relief == [
-        "Enough of worker-1 /tmp came back: 3 more trees, due only while it was too full, were left alone."
+        "Enough of worker-1 /tmp was freed: 3 more trees, due only while it was too full, were skipped."
     ]
     looked_at = {entry.uid for entry in b.world.log if entry.kind in ("look", "capture")}
     assert looked_at == {tree.ref.uid for tree in trees[:3]}
@@ -146,7 +147,7 @@ async def work_begins(b: Bench, busy: Any, why: str) -> None:
     assert b.lines(Closed)[1].reason == f"changed since the plan was made: {why}"
     assert len(b.lines(Intended)) == 2
     assert report.relief == [
-        f"ray/lab/worker-1/tmp: {why}. 4 more trees there were left alone; the next pass decides anew."
+        f"ray/lab/worker-1/tmp: {why}. 4 more trees there were skipped; the next pass decides again."
     ]
     assert (report.deferred, report.failed) == (0, [])
 
@@ -158,7 +159,7 @@ async def test_work_that_begins_ends_the_steps_on_trees_beside_it(b: Bench) -> N
 
 @virtual
 async def test_a_node_that_cannot_be_asked_any_more_ends_them_too(b: Bench) -> None:
-    why = "whether work runs beside it is not known (Ray did not answer)"
+    why = "whether work runs beside it is unknown (Ray did not answer)"
     await work_begins(b, Unknown("Ray did not answer"), why)
 
 
@@ -366,7 +367,7 @@ async def test_a_session_that_lives_again_is_left_alone(b: Bench) -> None:
 
     report = await lab.pass_(confirm=meanwhile)
     assert lab.there(session) == [True]
-    assert "started anew" in report.outcomes[0].reason
+    assert "it was restarted" in report.outcomes[0].reason
 
 
 @virtual
@@ -385,7 +386,7 @@ async def test_an_interrupted_removal_is_closed_as_found_and_finished_by_the_nex
     first, second = b.lines(Closed)
     assert (first.ref and first.ref.name, first.result) == (name, Result.STILL_THERE)
     assert second.result is Result.RECLAIMED
-    assert "left by a removal of gpukeeper that was interrupted" in second.reason
+    assert "left by an interrupted removal of gpukeeper" in second.reason
 
 
 @pytest.mark.parametrize("category", ["dead-session", "report"])

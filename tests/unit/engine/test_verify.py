@@ -52,7 +52,7 @@ def test_reclaimed_is_only_what_was_seen_to_be_so(action: Action, found: Any, re
 
 def test_a_removal_under_way_is_told() -> None:
     words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING))[1]
-    assert words == "its removal has begun and is not over; it is followed until it is"
+    assert words == "its removal is in progress; it is followed until it ends"
     words = as_found(Action.REMOVE, "run-1", ended(state=State.REMOVING, blocked=STUCK))[1]
     assert words == "its removal is blocked by somebody/cleanup: nobody takes it off"
 
@@ -82,7 +82,7 @@ async def test_an_open_intent_is_closed_as_found_and_never_replayed(b: Bench) ->
     await b.ledger.append([intent(b, thing)])
     lines = await settle(b.keeper, b.platform)
     assert [(one.result, one.step) for one in lines] == [(Result.STILL_THERE, "7.1")]
-    assert lines[0].reason == "idle for 31m; it is still running at a later look"
+    assert lines[0].reason == "idle for 31m; it is still running in a later pass"
     assert thing.state is State.RUNNING
     assert not [entry for entry in b.world.log if entry.kind == "act"]
     assert await b.ledger.open_intents("docker", "node-3") == []
@@ -130,7 +130,7 @@ async def test_what_cannot_be_looked_at_stays_open_and_is_not_touched(b: Bench) 
     b.world.faults = CALM
     kept = (await b.decide())["eval"]
     assert kept.action is Action.KEEP
-    assert "not settled yet" in kept.reason
+    assert "still open" in kept.reason
     assert b.lines(Closed) == []
 
 

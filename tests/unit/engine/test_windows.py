@@ -181,7 +181,7 @@ async def test_a_request_waits_for_what_is_not_settled(b: Bench) -> None:
 
     b.platform.look = blind  # type: ignore[method-assign]
     reply = await requests.fulfil(b.keeper, b.book, "ann", requests.Request(verb="remove", workload="old"))
-    assert "is not settled yet" in reply.words
+    assert "is still open" in reply.words
     assert b.world.find(thing.ref) is thing
 
 

@@ -212,5 +212,5 @@ def test_outcomes_are_told_while_a_pass_runs_and_once(capsys: pytest.CaptureFixt
     lines.tell(told)
     assert capsys.readouterr().out == ""
     assert said == [
-        "ray/lab/worker-1/tmp: work runs beside it. 2 more trees there were left alone; the next pass decides anew."
+        "ray/lab/worker-1/tmp: work runs beside it. 2 more trees there were skipped; the next pass decides again."
     ]

@@ -69,7 +69,7 @@ def test_on_a_full_disk_outcomes_are_written_and_nothing_new_begins(small_disk: 
             number += 1
             assert number < 5000
             await ledger.append([closed(f"x{number}", reason="y" * 2000)])
-        with pytest.raises(LedgerError, match=r"is full; nothing more is acted on until there is room"):
+        with pytest.raises(LedgerError, match=r"is full; no more actions until 32 MiB are free"):
             await ledger.append([intended("s1")])
         await ledger.append([closed("s0")])
         assert await ledger.open_intents("docker", "node-3") == []

@@ -79,7 +79,7 @@ def _folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_no_sqlite, "is not a ledger: it is no SQLite file"),
+        (_no_sqlite, "is not a ledger: it is not a SQLite file"),
         (_foreign, "is a database of another program"),
         (_foreign_id, "is a database of another program"),
         (_newer, "written by a newer gpukeeper"),
@@ -202,4 +202,4 @@ def test_someone_who_may_only_read_can_read(open_folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _READER, path], capture_output=True, text=True, check=True)
     count, sentence = done.stdout.splitlines()
     assert count == "1"
-    assert "Nothing was changed. Check the rights" in sentence
+    assert "Nothing was changed. Check the permissions" in sentence

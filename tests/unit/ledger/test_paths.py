@@ -35,7 +35,7 @@ def test_a_uid_without_a_home_folder_is_told_what_to_set(
     """As in a container that runs as any uid."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    with pytest.raises(UsageError, match=r"uid 54321 has no home folder here.*GPUKEEPER_STATE=/path"):
+    with pytest.raises(UsageError, match=r"uid 54321 has no home directory.*GPUKEEPER_STATE=/path"):
         state_folder(environ, 54321)
     assert state_folder({"GPUKEEPER_STATE": "/srv/keeper"}, 54321) == Path("/srv/keeper")
 

@@ -129,7 +129,7 @@ def test_a_lock_on_the_folder_is_not_waited_for_for_ever(tmp_path: Path, monkeyp
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(LedgerError, match="has had a lock on the folder"):
+        with pytest.raises(LedgerError, match="has locked the directory"):
             open_ledger(folder / "ledger.db", write=True)
     finally:
         os.close(fd)

@@ -112,7 +112,7 @@ def test_a_small_fleet_believes_as_many_as_the_floor() -> None:
 def test_the_breaker_opens_when_too_much_vanished() -> None:
     broken = open_breaker([decision(1)], policy(), fleet(vanished=51))
     assert broken is not None
-    assert "51 of 100 things seen in the last pass are missing" in broken
+    assert "51 of 100 objects of the last pass are missing" in broken
     assert open_breaker([], policy(), fleet(vanished=50)) is None
 
 

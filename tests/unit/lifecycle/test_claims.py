@@ -84,14 +84,19 @@ def test_a_device_that_any_process_has_open_is_held_and_says_by_whom() -> None:
     [
         (opened(None), None, How.FREE, ""),
         (opened(None, "580"), 540, How.FREE, ""),
-        (opened(None, "3686"), 540, How.UNSURE, "3686 MiB are in use by nothing that can be seen, 540 MiB when it is"),
+        (opened(None, "3686"), 540, How.UNSURE, "3686 MiB are in use without a visible process, 540 MiB when it is"),
         (opened(None, "615"), None, How.FREE, ""),  # an H200 without clients
-        (opened(None, "3686"), None, How.UNSURE, "how much that should be was never seen"),
-        (opened(None, "not known: not supported"), 4, How.UNSURE, "its memory in use is not known"),
-        (opened(Unknown("that needs root")), 4, How.UNSURE, "what has it open is not known: that needs root"),
+        (opened(None, "3686"), None, How.UNSURE, "its baseline is unknown"),
+        (opened(None, "not known: not supported"), 4, How.UNSURE, "its used memory is unknown"),
+        (opened(Unknown("that needs root")), 4, How.UNSURE, "which processes have it open is unknown: that needs root"),
         (opened(Unknown("nothing listed", by_design=True), "620"), 615, How.FREE, ""),
         (opened(Unknown("nothing listed", by_design=True), "1200"), 615, How.UNSURE, "1200 MiB are in use"),
-        (opened(Unknown("nothing listed", by_design=True)), None, How.UNSURE, "what has it open is not known"),
+        (
+            opened(Unknown("nothing listed", by_design=True)),
+            None,
+            How.UNSURE,
+            "which processes have it open is unknown",
+        ),
     ],
 )
 def test_free_needs_memory_at_its_baseline_and_a_look_at_all_processes(
@@ -163,7 +168,7 @@ def test_what_runs_no_more_or_is_a_part_has_none(view: View) -> None:
 def test_what_its_owner_stopped_keeps_the_gpu_until_a_named_time() -> None:
     (one,) = claimed(stopped_by_hand("a", "GPU-0"))
     assert one.next_at == NOW + 10 * MINUTE
-    assert "stays the owner's for 10m more" in one.next
+    assert "stays reserved for its owner for 10m more" in one.next
     assert one.since == NOW - 5 * MINUTE
 
 
@@ -291,7 +296,7 @@ def test_who_was_started_again_onto_a_gpu_with_a_new_tenant_is_named() -> None:
     """C9.4"""
     back = named("eval", "GPU-0", started=NOW - HOUR, previous_end=NOW - 5 * HOUR)
     ((_, words),) = found(device(0), back, named("train", "GPU-0", owner="bob", started=NOW - 2 * HOUR))
-    assert words.endswith(f"docker/node-3/eval was started again onto it at {NOW - HOUR:%Y-%m-%d %H:%M} UTC")
+    assert words.endswith(f"docker/node-3/eval was restarted on it at {NOW - HOUR:%Y-%m-%d %H:%M} UTC")
     first = named("eval", "GPU-0", started=NOW - 3 * HOUR, previous_end=NOW - 5 * HOUR)
     ((_, words),) = found(device(0), first, named("train", "GPU-0", owner="bob", started=NOW - 2 * HOUR))
     assert "started again" not in words
@@ -331,8 +336,8 @@ def test_what_was_not_seen_is_not_missing() -> None:
     ("proof", "says"),
     [
         ("same cgroup", "it outlived its workload (same cgroup)"),
-        (Unknown("?"), "that nobody here knows"),
-        (None, "that nobody here knows"),
+        (Unknown("?"), "perhaps of another engine"),
+        (None, "perhaps of another engine"),
     ],
 )
 def test_an_orphan_is_found(proof: str | Unknown | None, says: str) -> None:
@@ -366,7 +371,7 @@ def test_the_record_against_what_is_there() -> None:
     key = running.subject.ref.key
     ((kind, words),) = found(running, recorded={key: Memory(state="ended", incarnation="run-1")})
     assert kind == "record"
-    assert "the ledger has it ended" in words
+    assert "the ledger has it as ended" in words
     for fine in (Memory(state="ended", incarnation="run-0"), Memory(state="running", incarnation="run-1")):
         assert found(running, recorded={key: fine}) == []
     assert found(named("old", state=State.ENDED), recorded={"docker/node-3/uid-old": Memory(state="ended")}) == []
@@ -377,7 +382,7 @@ def test_what_the_ledger_has_and_nobody_lists_is_found() -> None:
     gone = Ref("docker", "node-3", "container", "gone", "u9")
     ((kind, words),) = found(absent=[gone])
     assert kind == "record"
-    assert words.startswith("docker/node-3/gone: the ledger has it, and it is not listed any more")
+    assert words.startswith("docker/node-3/gone: it is in the ledger and no longer listed")
 
 
 # The emergency stop

@@ -69,7 +69,7 @@ def test_where_a_holder_stands(one: GpuHolder, expected: Standing) -> None:
 
 
 def test_nobody_there_and_memory_back_is_clean() -> None:
-    assert judged() == Judgement(Word.CLEAN, "nobody holds it, 615 MiB in use, 615 MiB when free")
+    assert judged() == Judgement(Word.CLEAN, "no process holds it, 615 MiB in use, 615 MiB when free")
     assert judged(holders=(PERSISTENCED,)).word is Word.CLEAN
 
 
@@ -168,7 +168,7 @@ def test_without_a_baseline_memory_says_nothing() -> None:
 def test_what_a_model_cannot_say_is_named_and_does_not_count() -> None:
     found = judged(advice=Unknown("not supported", by_design=True), xids=Unknown("not permitted", by_design=True))
     assert found.word is Word.CLEAN
-    assert found.reason.endswith("not known: advice, Xids")
+    assert found.reason.endswith("; unknown: advice, Xids")
 
 
 @pytest.mark.parametrize(

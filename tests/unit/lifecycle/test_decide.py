@@ -56,12 +56,12 @@ def test_a_longer_idle_time_is_no_change() -> None:
 
 def test_another_thing_under_the_same_name_is_left_alone() -> None:
     other = idle_view(ref=Ref("docker", "node-3", "container", "eval", "beef"))
-    assert still_holds(step(idle_view()), other, BOOK, NOW) == "it is not the same thing any more"
+    assert still_holds(step(idle_view()), other, BOOK, NOW) == "it is no longer the same object"
 
 
 def test_a_restarted_thing_is_left_alone() -> None:
     fresh = idle_view(incarnation="run-2")
-    assert still_holds(step(idle_view()), fresh, BOOK, NOW) == "it was started anew since the plan was made"
+    assert still_holds(step(idle_view()), fresh, BOOK, NOW) == "it was restarted since the plan was made"
 
 
 def test_what_is_used_again_is_left_alone() -> None:
@@ -97,8 +97,8 @@ def test_a_request_needs_no_rule_to_be_due() -> None:
     [
         ({"root": "kubernetes/prod/a/trainjob/x"}, "only the root is acted on"),
         ({"class_": "infrastructure"}, "never touched"),
-        ({"state": LOST}, "state is not known"),
-        ({"state": State.REMOVING}, "under way"),
+        ({"state": LOST}, "state is unknown"),
+        ({"state": State.REMOVING}, "in progress"),
     ],
 )
 def test_a_request_reaches_only_what_is_ours(facts: dict[str, Any], why: str) -> None:

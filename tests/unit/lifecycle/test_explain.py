@@ -235,12 +235,12 @@ def test_a_hold_does_not_help_against_the_maximum_runtime_but_an_admin_does() ->
     """C8.5"""
     words = would_change(View(subject(class_="api", started=NOW - 20 * HOUR)))
     assert "workload hold docker/node-3/eval --suspends max_runtime" in words
-    assert "keep it for a while" not in words
+    assert "hold it" not in words
     assert "use the GPU" not in words
 
 
 def test_what_is_not_known_would_change_it() -> None:
-    assert "what is not known is learned: GPU use was not measured yet" in would_change(View(subject()))
+    assert "what is unknown becomes known: GPU use was not measured yet" in would_change(View(subject()))
 
 
 def test_what_is_held_is_given_back_by_a_release() -> None:
@@ -267,13 +267,13 @@ def exempted(*rules: str) -> Rulebook:
 def test_what_is_exempt_names_its_exemption_and_suggests_no_other() -> None:
     words = would_change(idle_view(), exempted())
     assert words == (
-        f"an admin ends its exemption, in the policy; now it is exempt until {NOW + DAY:%Y-%m-%d %H:%M} UTC: thesis"
+        f"an admin ends its exemption in the policy; currently exempt until {NOW + DAY:%Y-%m-%d %H:%M} UTC: thesis"
     )
 
 
 def test_what_an_exemption_does_not_suspend_is_still_answered() -> None:
     words = would_change(View(subject(class_="api", started=NOW - 20 * HOUR)), exempted("idle"))
-    assert "now it is exempt until" in words
+    assert "currently exempt until" in words
     assert "workload hold docker/node-3/eval --suspends max_runtime" in words
     assert "an admin exempts it" not in words
 
@@ -282,7 +282,7 @@ def test_what_gpukeeper_stopped_can_be_brought_back_until_it_is_removed() -> Non
     view = ended_view()
     stopped = Stopped("gpukeeper", "max_runtime", NOW - MINUTE, view.subject.seen.incarnation)
     ours = with_(view, memory=Memory(stopped=stopped))
-    assert "bring it back: gpukeeper restore docker/node-3/eval. It is removed " in would_change(ours)
+    assert "restore it: gpukeeper restore docker/node-3/eval. It is removed " in would_change(ours)
     for other in (
         msgspec.structs.replace(stopped, by="ann"),
         msgspec.structs.replace(stopped, incarnation="another run"),

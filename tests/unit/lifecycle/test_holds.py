@@ -57,7 +57,7 @@ def test_a_hold_needs_a_length() -> None:
 
 def test_a_user_may_not_hold_longer_than_the_class_allows() -> None:
     refused = may_hold(view(), BOOK, "ann", 2 * DAY, NOW)
-    assert refused == NotAllowed("a hold may last 1d at most; 2d was asked for")
+    assert refused == NotAllowed("a hold may last 1d at most; 2d was requested")
 
 
 def test_an_admin_may_hold_anything_for_any_time() -> None:
@@ -67,7 +67,7 @@ def test_an_admin_may_hold_anything_for_any_time() -> None:
 
 def test_only_an_admin_chooses_what_a_hold_suspends() -> None:
     refused = may_hold(view(), BOOK, "ann", HOUR, NOW, suspends=("max_runtime",))
-    assert refused == NotAllowed("only an admin chooses what a hold suspends")
+    assert refused == NotAllowed("only an admin may choose what a hold suspends")
 
 
 def test_without_known_limits_a_day_is_the_longest() -> None:

@@ -96,14 +96,14 @@ def test_a_restart_without_a_note_warns_again_and_says_why() -> None:
     again = decided(with_children(removal(5 * MINUTE), watched_since=NOW))
     assert again.action is Action.WARN
     assert again.announced == NOW + LEAD
-    assert "what was announced for 2026-03-10 12:05 UTC does not count, because gpukeeper did not run" in again.reason
+    assert "the announcement for 2026-03-10 12:05 UTC is void, because gpukeeper did not run" in again.reason
 
 
 def test_a_time_that_moved_back_says_why() -> None:
     sent = tuple(Warned("max_runtime", stage, NOW - HOUR, True, "run-1", DAY, NOW) for stage in (1, 2))
     later = decided(View(subject(started=NOW - 23 * HOUR, class_="api"), (), Memory(warnings=sent)))
     assert later.verdict is Verdict.WAIT
-    assert "later than announced (2026-03-10 12:00 UTC): 1d are not over" in later.reason
+    assert "later than announced (2026-03-10 12:00 UTC): the limit of 1d is not over" in later.reason
 
 
 def test_the_advice_is_the_command_that_counts_where_it_runs() -> None:

@@ -130,7 +130,7 @@ def test_a_channel_that_hangs_is_given_up() -> None:
         await asyncio.sleep(sending.TO_ADMINS.total_seconds() + 1)
 
     play(story)
-    assert log == ["the channel stuck fails: it did not answer within 30s. This is logged once, until it works again."]
+    assert log == ["the channel stuck fails: it timed out after 30s. This is logged once, until it works again."]
 
 
 def test_a_flood_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""What image builds left for the next build. Nobody's work is in it; the next build takes longer without it."""
+"""Build cache of image builds. It contains no user's work; without it the next build takes longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 
 NAME = "build_cache"
-SAYS = "A piece of build cache goes when no build used it for build_cache.unused; without that it is reported."
+SAYS = "Build cache that no build used for build_cache.unused is removed; without that setting it is reported."
 FOR = (Shape.CACHE,)
 ACTS = True
 TURN = Turn.STORAGE
@@ -27,13 +27,13 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if subject.shape is not Shape.CACHE:
         return _NOT_ONE
     if isinstance(subject.in_use, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is unknown ({subject.in_use.why})")
     if subject.in_use:
         return _USED
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
-        why = last_used.why if isinstance(last_used, Unknown) else "nothing says when"
-        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
+        why = last_used.why if isinstance(last_used, Unknown) else "no time of last use"
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is unknown ({why})")
     reason = f"{size_words(subject)}, unused for {in_words(now - last_used)}"
     if unused is None:
         return Answer(NAME, Verdict.REPORT, reason + "; the policy only reports build cache", since=last_used)

@@ -1,4 +1,4 @@
-"""An admin's exemption suspends rules until it expires. A broken one keeps, and complains."""
+"""An admin's exemption suspends rules until it expires. An invalid one keeps the workload and is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "exemption"
-SAYS = "What an admin exempted is left alone by the rules the exemption names, until it expires."
+SAYS = "Exempt work is skipped by the rules that the exemption names, until it expires."
 FOR = tuple(Shape)
 ACTS = False
 WHILE_REMOVED = True
@@ -36,10 +36,10 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     valid = [one for one in mine if not one.refused and _lasts(one, now)]
     suspends = frozenset[str]().union(*(_rules(one) for one in (*broken, *valid)))
     if asks is not None and not answered:
-        why = f"it asks to be left alone ({asks}); an admin has to grant or refuse that in the policy"
+        why = f"it requests an exemption ({asks}); an admin has to grant or refuse it in the policy"
         return Answer(NAME, Verdict.PROTECT, why, suspends=EVERY_RULE, complaint=why)
     if broken:
-        why = f"its exemption is broken ({_why(broken[0])}); kept until somebody mends it"
+        why = f"its exemption is invalid ({_why(broken[0])}); kept until it is fixed"
         return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, complaint=why)
     if valid:
         return Answer(NAME, Verdict.PROTECT, "; ".join(_in_words(one) for one in valid), suspends=suspends)
@@ -47,7 +47,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
 
 
 def _answers(one: Exemption, now: datetime) -> bool:
-    """An admin granted or refused what a label asks for."""
+    """An admin granted or refused what a label requests."""
     return one.refused or _lasts(one, now)
 
 
@@ -66,13 +66,13 @@ def _in_words(one: Exemption) -> str:
 
 
 def _is_surely_for(one: Exemption, subject: Subject, settings: Settings) -> bool:
-    """An answer to what a label asks takes protection away, so it needs every fact that it names."""
+    """Answering the request of a label removes protection, so every fact that it names must be known."""
     known = (one.owner is None or is_known(subject.owner)) and (one.class_ is None or is_known(settings.class_))
     return known and _is_for(one, subject, settings)
 
 
 def _is_for(one: Exemption, subject: Subject, settings: Settings) -> bool:
-    """Every given condition fits. An owner or class nobody could learn may be the exempt one."""
+    """Every given condition fits. An unknown owner or class may be the exempt one."""
     if one.class_ is not None and is_known(settings.class_) and one.class_ != settings.class_:
         return False
     if one.owner is not None and not isinstance(subject.owner, Unknown) and one.owner != subject.owner:

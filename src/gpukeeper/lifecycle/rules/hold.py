@@ -1,4 +1,4 @@
-"""Somebody asked to keep it: through `workload hold` or a mark on the workload. Within a limit, never for ever."""
+"""A user or admin holds it: by `workload hold`, or by a mark on the workload. Always with a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTS = False
 WHILE_REMOVED = True
 
 YEAR = timedelta(days=365)
-_NONE = Answer(NAME, Verdict.SILENT, "nobody holds it")
+_NONE = Answer(NAME, Verdict.SILENT, "it is not held")
 
 
 def asking(rules: Sequence[ModuleType]) -> Ask:
@@ -51,7 +51,7 @@ def ask(view: View, settings: Settings, now: datetime, not_held: frozenset[str] 
         return _NONE
     longest = max(held, key=lambda hold: hold.until)
     left = end_of(longest, settings) - now
-    reason = f"held by {longest.by} " + (f"for {in_words(left)} more" if left < YEAR else "until that is taken off")
+    reason = f"held by {longest.by} " + (f"for {in_words(left)} more" if left < YEAR else "until it is released")
     reason += f": {longest.reason}" if longest.reason else ""
     return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares, complaint=complaint)
 
@@ -86,9 +86,11 @@ def _suspended(held: list[Hold], not_held: frozenset[str]) -> tuple[frozenset[st
 
 def _kept_until(until: datetime, now: datetime) -> str:
     bound = (
-        f"kept for {in_words(until - now)} more" if until - now < YEAR else "kept, as no time is known to count from"
+        f"kept for {in_words(until - now)} more"
+        if until - now < YEAR
+        else "kept, because there is no time to count from"
     )
-    return f"{bound}; correct or remove the mark, or an admin releases it"
+    return f"{bound}; fix or remove the mark, or ask an admin to release it"
 
 
 def _latest(view: View, settings: Settings) -> datetime:
@@ -99,5 +101,5 @@ def _latest(view: View, settings: Settings) -> datetime:
     if isinstance(ended, Unknown) and view.memory.first_seen_ended is not None:
         ended = view.memory.first_seen_ended
     begun = next((at for at in (ended, subject.started, subject.created) if at is not None), None)
-    # The time that bounds it is not known, so nothing bounds it.
+    # The time that bounds it is unknown, so nothing bounds it.
     return begun + longest if isinstance(begun, datetime) else datetime.max.replace(tzinfo=subject.seen.at.tzinfo)

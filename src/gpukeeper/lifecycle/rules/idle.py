@@ -1,4 +1,4 @@
-"""A running workload that holds GPUs and uses nothing is warned twice, stopped, and removed if its class says so."""
+"""A running workload that holds GPUs and is idle is warned twice, stopped, and removed if configured (after_idle)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, judge
 from gpukeeper.lifecycle.settings import Rulebook, Settings
-from gpukeeper.lifecycle.warnings import keep_it, staged
+from gpukeeper.lifecycle.warnings import keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle, Policy
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "idle"
-SAYS = "GPUs unused over the whole window, and no other sign of use: warned twice, stopped, then removed (after_idle)."
+SAYS = "Work without GPU use and other activity for its idle time is warned twice, stopped, then removed (after_idle)."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
 ACTS = True
@@ -48,15 +48,15 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
             return _report_large(view, settings, now)
         allowed = limits.idle_when_large
     if isinstance(subject.devices, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"which GPUs it holds is not known ({subject.devices.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"which GPUs it holds is unknown ({subject.devices.why})")
     if not isinstance(subject.started, datetime):
-        return Answer(NAME, Verdict.UNKNOWN, "when it started is not known")
+        return Answer(NAME, Verdict.UNKNOWN, "when it started is unknown")
     window = allowed * settings.policy.demand.idle_factor if view.pressure else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
 
 
 def watched(view: View, settings: Settings, now: datetime) -> str:
-    """What becomes of running work under this rule, in a word for the metrics: `monitored`, or why it is skipped."""
+    """The state of running work under this rule, as a label for the metrics: `monitored`, or why it is skipped."""
     subject, limits = view.subject, settings.limits
     if subject.devices == () or settings.class_name == WITHOUT_GPU:
         return "no_gpu"
@@ -70,15 +70,23 @@ def watched(view: View, settings: Settings, now: datetime) -> str:
     return "grace" if now < graced else "monitored"
 
 
+def horizon(policy: Policy, window: timedelta) -> timedelta:
+    """How far back use is searched for: at least to the warnings of the pass before. A warning is for this idle period
+    only if everything since then was searched."""
+    if policy.schedule.at is not None:
+        return valid_for(policy.warnings, window)
+    apart = max(HORIZON_SLACK, policy.schedule.every)
+    return min(window + policy.warnings.lead + policy.warnings.undelivered + apart, valid_for(policy.warnings, window))
+
+
 def is_large(subject: Subject) -> bool:
-    """Holds more than one slice: a whole GPU, or several of anything. What is not known may be."""
+    """Holds more than one slice: a whole GPU, or several of anything. Unknown counts as large."""
     devices = subject.devices
     return isinstance(devices, Unknown) or len(devices) > 1 or any(one not in subject.slices for one in devices)
 
 
 def may_be_idle(subject: Subject, book: Rulebook) -> bool:
-    """Runs, holds GPUs, and its class has an idle time or it holds much: only of these are signals measured and
-    asked for."""
+    """Runs, holds GPUs, and its class has an idle time or it holds much: only these are measured."""
     if subject.state not in _LIVE or subject.devices == () or subject.root is not None:
         return False
     limits = book.settings(subject).limits
@@ -86,7 +94,7 @@ def may_be_idle(subject: Subject, book: Rulebook) -> bool:
 
 
 def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
-    """Nothing will happen to it, so what was not measured is no reason to speak."""
+    """No action follows, so missing measurements are not reported."""
     devices = view.subject.devices
     if isinstance(devices, Unknown):
         return _NO_LIMIT
@@ -100,7 +108,7 @@ def _report_large(view: View, settings: Settings, now: datetime) -> Answer:
     if told or isinstance(settings.limits, Unknown) or not settings.limits.tell_when_large:
         return Answer(NAME, Verdict.REPORT, words, since=judged.since)
     # Once a day, and nothing follows from it: others wait for a GPU, and only its owner knows.
-    asked = f"{words}. Nothing is done about it; if you do not need it now, stop it so that others can use it"
+    asked = f"{words}. No action is taken; if you do not need it now, stop it so that others can use it"
     return Answer(NAME, Verdict.DUE, asked, Action.WARN, now, judged.since, stage=1)
 
 
@@ -125,8 +133,7 @@ def _judge(
         words = f"started {in_words(now - started)} ago, in its start grace"
         return Answer(NAME, Verdict.WAIT, words, due=graced + _next(settings, limits, window))
     warnings = settings.policy.warnings
-    horizon = window + warnings.lead + warnings.undelivered + HORIZON_SLACK
-    judged = judge(view.series, devices, settings.policy.activity, window, now, horizon)
+    judged = judge(view.series, devices, settings.policy.activity, window, now, horizon(settings.policy, window))
     if judged.use is Use.UNKNOWN:
         return Answer(NAME, Verdict.UNKNOWN, judged.reason)
     if judged.use is Use.ACTIVE:
@@ -136,11 +143,11 @@ def _judge(
     if view.pressure:
         words += " while GPUs are scarce"
     if judged.skipped:
-        words += f" (not looked at: {', '.join(judged.skipped)})"
+        words += f" (not checked: {', '.join(judged.skipped)})"
     if limits.on_idle is OnIdle.REPORT:
         if now - since < window:
             return Answer(NAME, Verdict.WAIT, words, due=since + window)
-        return Answer(NAME, Verdict.REPORT, words + "; its class only reports that", since=since)
+        return Answer(NAME, Verdict.REPORT, words + "; its class only reports idle work", since=since)
     return staged(
         NAME,
         view,
@@ -159,12 +166,12 @@ def _judge(
 
 
 def _next(settings: Settings, limits: ClassSettings, window: timedelta) -> timedelta:
-    """How much idle time passes until something happens: the first warning, or the report."""
+    """How much idle time passes until the next action: the first warning, or the report."""
     return window if limits.on_idle is OnIdle.REPORT else window * next(iter(settings.policy.warnings.idle), 1.0)
 
 
 def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
-    """Ended, it goes at once. What can be brought back in a moment is kept as long as what was stopped."""
+    """Ended work is removed at once. What can be resumed is kept as long as stopped work."""
     stopped, limits = view.memory.stopped, settings.limits
     if stopped is None or stopped.by != "gpukeeper" or stopped.rule != NAME:
         return _NOT_RUNNING
@@ -175,14 +182,14 @@ def _after_stop(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, limits.why)
     if limits.after_idle is AfterIdle.KEEP:
         return _NOT_RUNNING
-    words = "stopped because it was idle; its class removes it then"
+    words = "stopped because it was idle; its class then removes it"
     if not suspended:
         return Answer(NAME, Verdict.DUE, words, Action.REMOVE, stopped.at)
     if isinstance(settings.retention, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.retention.why)
     keep = settings.retention.stopped
     if keep is None:
-        return Answer(NAME, Verdict.PROTECT, "suspended because it was idle; kept until somebody resumes or removes it")
+        return Answer(NAME, Verdict.PROTECT, "suspended because it was idle; kept until a person resumes or removes it")
     due, words = stopped.at + keep, f"suspended because it was idle; its class removes it {in_words(keep)} later"
     if now < due:
         return Answer(NAME, Verdict.WAIT, words, due=due)

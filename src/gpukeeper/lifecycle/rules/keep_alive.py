@@ -1,7 +1,7 @@
-"""A keep-alive file inside a workload asks for a lease. The lease runs on our clock: touching the file changes nothing.
+"""A keep-alive file inside a workload requests a lease. gpukeeper sets its end: touching the file changes nothing.
 
-It begins when something would be due otherwise, lasts as long as a hold may, and counts like one. Another one needs
-measured use of the GPU after the first.
+The lease begins when another rule is due, lasts as long as a hold may, and counts as one. A second lease requires
+measured GPU use after the first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "keep_alive"
-SAYS = (
-    "A keep-alive file keeps what would go for as long as a hold may (24h), never beyond max runtime; then use counts."
-)
+SAYS = "A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use."
 FOR = (Shape.WORKLOAD,)
 ACTS = False
 
@@ -35,9 +33,9 @@ WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
 UNOWNED = "unknown"  # the class of what nobody is known to own
 Others = tuple[tuple[str, Ask], ...]
 _ENDED = (State.CREATED, State.ENDED)
-_NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file asks for anything")
-_NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file is there; its lease begins when something would be due")
-_NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file is there, but nobody is known to own it")
+_NONE = Answer(NAME, Verdict.SILENT, "no keep-alive file")
+_NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file exists; its lease begins when a rule is due")
+_NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file exists, but the workload has no known owner")
 
 
 def asking(rules: Sequence[ModuleType]) -> Ask:
@@ -60,12 +58,14 @@ def ask(view: View, settings: Settings, now: datetime, others: Others = ()) -> A
         return _NOT_YET
     begins = _begin(view, settings, now)
     if isinstance(begins, str):
-        return Answer(NAME, Verdict.SILENT, f"a keep-alive file does not count: {begins}")
+        return Answer(NAME, Verdict.SILENT, f"the keep-alive file is ignored: {begins}")
     if isinstance(mark, Unknown):
-        return _unknown(f"whether a keep-alive file is there is not known ({mark.why}); kept until somebody mends it")
+        return _unknown(f"whether a keep-alive file exists is unknown ({mark.why}); kept until it is fixed")
     if isinstance(view.subject.owner, Unknown):
-        return _unknown(f"a keep-alive file is there, and whose it is, is not known ({view.subject.owner.why})")
-    reason = f"a keep-alive file asks to keep it; kept for {in_words(begins.until - now)} from now on"
+        return _unknown(
+            f"a keep-alive file exists, and the owner of the workload is unknown ({view.subject.owner.why})"
+        )
+    reason = f"kept by a keep-alive file for {in_words(begins.until - now)} from now on"
     return Answer(NAME, Verdict.PROTECT, reason, due=begins.until, suspends=EVERY_RULE, begins=begins)
 
 
@@ -75,14 +75,14 @@ def running_lease(view: View, settings: Settings, now: datetime) -> Hold | None:
 
 def _protect(lease: Hold, view: View, settings: Settings, now: datetime, others: Others) -> Answer:
     ends = hold.end_of(lease, settings)
-    reason = f"a keep-alive file keeps it for {in_words(ends - now)} more"
+    reason = f"kept by a keep-alive file for {in_words(ends - now)} more"
     length = ends - lease.at
     sent = [w for w in view.memory.warnings if w.rule == NAME and w.limit == length and lease.at <= w.at <= now]
     stage = max((w.stage for w in sent), default=0)
     near = stage < len(WARNED_BEFORE) and now >= ends - WARNED_BEFORE[stage]
     if near and _would_be_due(view, settings, now, others):
         then = Action.REMOVE if view.subject.state in _ENDED else Action.STOP
-        words = f"{reason}; then the usual limits count again. A new lease needs {in_words(RENEWED_BY)} of GPU use"
+        words = f"{reason}; then the usual limits apply again. A new lease needs {in_words(RENEWED_BY)} of GPU use"
         at = ends - WARNED_BEFORE[stage]
         return Answer(NAME, Verdict.DUE, words, Action.WARN, at, lease.at, stage=stage + 1, limit=length, then=then)
     return Answer(NAME, Verdict.PROTECT, reason, due=ends, suspends=EVERY_RULE)
@@ -112,7 +112,7 @@ def _begin(view: View, settings: Settings, now: datetime) -> Hold | str:
         if used < RENEWED_BY:
             return (
                 f"its last lease ended {in_words(now - last)} ago, and a new one needs {in_words(RENEWED_BY)} of "
-                f"measured GPU use since then, {in_words(used)} were seen. Use it, or ask an admin"
+                f"measured GPU use since then; {in_words(used)} measured. Use it, or ask an admin"
             )
     longest = ClassSettings().hold if isinstance(settings.limits, Unknown) else settings.limits.hold
     return Hold(KEEP_ALIVE, now, now + min(longest, left), "a keep-alive file", devices=devices)

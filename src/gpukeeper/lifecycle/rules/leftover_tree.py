@@ -1,4 +1,4 @@
-"""Trees that ended work left behind and that are proven to be over: they go when nobody used them for long enough."""
+"""Trees that ended work left behind: deleted if proven dead and unused for long enough."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "leftover_tree"
-SAYS = "Trees of ended work go when they are proven to be over, closed, and unused for as long as their category says."
+SAYS = "Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category."
 FOR = (Shape.TREE,)
 ACTS = True
 TURN = Turn.TREES
 
-_NOT_ONE = Answer(NAME, Verdict.SILENT, "a temporary tree, or none at all")
+_NOT_ONE = Answer(NAME, Verdict.SILENT, "not a tree of ended work")
 _FOR_EVER = Kept(older_than=None)
 _WORDS = {
-    Category.UNFINISHED: "left by a removal of gpukeeper that was interrupted",
+    Category.UNFINISHED: "left by an interrupted removal of gpukeeper",
     Category.DEAD_SESSION: "a dead session",
     Category.DEAD_LOGS: "logs of processes that ended",
     Category.REPORT: "a report",
@@ -37,8 +37,8 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return problem
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
-        why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
-        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
+        why = last_used.why if isinstance(last_used, Unknown) else "it has no timestamps"
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is unknown ({why})")
     kept = settings.policy.kept.get(subject.category.value, _FOR_EVER)
     reason = f"{_WORDS[subject.category]}{_size(subject)}, {unused(last_used, now)}"
     if kept.older_than is None:

@@ -1,4 +1,4 @@
-"""A finished root whose children run on and hold GPUs: the work is over, the GPUs are not back."""
+"""A finished root whose children still run and hold GPUs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "live_children"
-SAYS = "Children that still run after their root finished are ended when at_finish says so, and always reported."
+SAYS = "Children that still run after their root has finished are reported, and ended if at_finish is set so."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
 YIELDS_TO = ("keep_alive",)
 
 SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves
-_NONE = Answer(NAME, Verdict.SILENT, "no living children")
+_NONE = Answer(NAME, Verdict.SILENT, "no running children")
 
 
 def asking(rules: Sequence[ModuleType]) -> Ask:
@@ -38,14 +38,16 @@ def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] 
     if subject.live_children == 0:
         return _dead_ones(view, settings, now)
     if isinstance(subject.live_children, Unknown):
-        why = f"whether its children still run is not known ({subject.live_children.why})"
+        why = f"whether its children still run is unknown ({subject.live_children.why})"
         return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends)
     ended = finish_of(view, now)
-    condition = f"finished {in_words(now - ended)} ago, yet {subject.live_children} of its children run and hold GPUs"
+    condition = (
+        f"finished {in_words(now - ended)} ago, but {subject.live_children} of its children still run and hold GPUs"
+    )
     if settings.policy.at_finish is AtFinish.NONE:
         return Answer(NAME, Verdict.REPORT, condition + "; at_finish is None, so they are reported only", since=ended)
     if subject.children_go_with_it:
-        return Answer(NAME, Verdict.REPORT, condition + "; they go when it is removed", since=ended)
+        return Answer(NAME, Verdict.REPORT, condition + "; they are removed with it", since=ended)
     due = ended + SETTLE
     if now < due:
         # They are ended first. A removal announced meanwhile would name a later time than that.
@@ -59,7 +61,7 @@ def _dead_ones(view: View, settings: Settings, now: datetime) -> Answer:
     if settings.policy.at_finish is not AtFinish.ALL or dead == 0 or view.subject.children_go_with_it:
         return _NONE
     if isinstance(dead, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"whether ended children are still kept is not known ({dead.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"whether ended children are still kept is unknown ({dead.why})")
     ended = finish_of(view, now)
     condition = f"finished {in_words(now - ended)} ago; {dead} of its ended children are still kept, at_finish is All"
     if now < ended + SETTLE:

@@ -1,4 +1,4 @@
-"""No workload runs for ever. Runtime adds up over restarts of the same workload."""
+"""The maximum runtime. Runtime adds up over restarts of the same workload."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if limits.max_runtime is None:
         return _NO_LIMIT
     if not isinstance(subject.started, datetime):
-        return Answer(NAME, Verdict.UNKNOWN, f"when it started is not known ({_why(subject.started)})")
+        return Answer(NAME, Verdict.UNKNOWN, f"when it started is unknown ({_why(subject.started)})")
     begin = subject.started - view.memory.ran
     condition = f"ran for {in_words(now - begin)}, allowed {in_words(limits.max_runtime)}"
     return staged(
@@ -54,4 +54,4 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
 
 
 def _why(started: Unknown | None) -> str:
-    return started.why if isinstance(started, Unknown) else "the platform gives no start"
+    return started.why if isinstance(started, Unknown) else "the platform reports no start time"

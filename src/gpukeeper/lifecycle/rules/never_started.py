@@ -1,4 +1,4 @@
-"""Created and never started: a failed start, or somebody who forgot. It blocks names and GPU claims."""
+"""Created and never started: a failed or forgotten start. It blocks names and GPU claims."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "never_started"
-SAYS = "What was created and not started within never_started (30m) is removed."
+SAYS = "A workload that was created and not started within never_started (30m) is removed."
 FOR = (Shape.WORKLOAD,)
 IN = (State.CREATED,)
 ACTS = True
 YIELDS_TO = ("keep_alive",)
 
 _STARTED = Answer(NAME, Verdict.SILENT, "it was started")
-_NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps what was never started")
+_NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps workloads that were never started")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
@@ -32,7 +32,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NO_LIMIT
     created = view.subject.created
     if isinstance(created, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"when it was created is not known ({created.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was created is unknown ({created.why})")
     due = created + settings.limits.never_started
     reason = (
         f"created {in_words(now - created)} ago and never started, allowed {in_words(settings.limits.never_started)}"

@@ -1,4 +1,4 @@
-"""Running remainders of a workload that ended. Ended only with proof that they belonged to it; others are reported."""
+"""Processes that outlived their workload. Ended only with proof that they belonged to it; others are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 
 NAME = "orphan"
-SAYS = "What a workload left running is ended when it is proven to be that workload's; foreign ones never."
+SAYS = "A process that outlived its workload is ended if it provably belongs to it; other processes never."
 FOR = (Shape.ORPHAN,)
 ACTS = True
 COUNTED_ONCE = True  # all that one workload left began to be left at its end
@@ -26,12 +26,12 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
         return _NOT_ONE
     if isinstance(subject.proof, Unknown):
         return Answer(
-            NAME, Verdict.UNKNOWN, f"whether it belongs to an ended workload is not known ({subject.proof.why})"
+            NAME, Verdict.UNKNOWN, f"whether it belongs to an ended workload is unknown ({subject.proof.why})"
         )
     if subject.proof is None:
-        return Answer(NAME, Verdict.REPORT, "nothing proves that an ended workload left it; it is never touched")
+        return Answer(NAME, Verdict.REPORT, "no proof that it belongs to an ended workload; it is never touched")
     if isinstance(subject.created, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"its age is not known ({subject.created.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"its age is unknown ({subject.created.why})")
     reason = f"left behind by a workload that ended ({subject.proof}), {in_words(now - subject.created)} old"
     if not settings.policy.orphans:
         return Answer(NAME, Verdict.REPORT, reason + "; the policy only reports orphans", since=subject.created)

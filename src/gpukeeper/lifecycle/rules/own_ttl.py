@@ -17,7 +17,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "own_ttl"
-SAYS = "A finished workload that names its own TTL goes when that is over, whatever the policy's retention says."
+SAYS = "A finished workload with its own TTL is removed when that expires, whatever the policy's retention is."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
@@ -25,8 +25,8 @@ YIELDS_TO = ("stop_hold", "keep_alive", "live_children")
 
 MARGIN = timedelta(minutes=1)  # a TTL that the platform keeps itself is left to it; after this it is late
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
-_NONE = Answer(NAME, Verdict.SILENT, "it names no TTL of its own")
-_IGNORED = Answer(NAME, Verdict.SILENT, "the policy does not count a workload's own TTL")
+_NONE = Answer(NAME, Verdict.SILENT, "it has no TTL of its own")
+_IGNORED = Answer(NAME, Verdict.SILENT, "the policy ignores the TTLs of workloads")
 
 
 def asking(rules: Sequence[ModuleType]) -> Ask:
@@ -42,19 +42,19 @@ def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] 
     if not settings.policy.own_ttl:
         return _IGNORED
     if isinstance(ttl, Unknown):
-        why = f"its TTL cannot be read ({ttl.why}); kept until somebody mends it"
+        why = f"its TTL cannot be read ({ttl.why}); kept until it is fixed"
         return Answer(NAME, Verdict.UNKNOWN, why, suspends=suspends, complaint=why)
     if isinstance(settings.retention, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.retention.why, suspends=suspends)
     ended = finish_of(view, now)
     allowed = min(ttl, settings.retention.max)
-    capped = f" (asked for {in_words(ttl)}; retention.max)" if ttl > allowed else ""
+    capped = f" (requested {in_words(ttl)}, limited by retention.max)" if ttl > allowed else ""
     word = "failed" if view.subject.ended_with else "ended"
     reason = f"{ended_in_words(view.subject, word, ended, now)}, its own TTL is {in_words(allowed)}{capped}"
     due = ended + allowed
     if view.subject.marks.ttl_elsewhere:
         due += MARGIN
-        reason += "; the platform itself has not removed it" if now >= due else "; the platform removes it itself then"
+        reason += "; the platform has not removed it" if now >= due else "; then the platform removes it"
     if now < due:
         again = comes_back(view)
         return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due, suspends=suspends)

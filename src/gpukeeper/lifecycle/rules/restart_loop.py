@@ -1,4 +1,4 @@
-"""A workload that ended for good and runs again under the same uid is in a loop: it fails, expires and starts anew."""
+"""A workload that ended for good and runs again under the same uid is in a loop: it fails, expires and starts again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
 
 NAME = "restart_loop"
-SAYS = "A root that was seen to end for good and runs again is reported, and removed after a warning once it repeats."
+SAYS = "A root that ended for good and runs again is reported; if it repeats, it is removed after a warning."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True
 YIELDS_TO = ("keep_alive",)
 
 _RUNS = (State.RUNNING, State.PAUSED)
-_NO_LOOP = Answer(NAME, Verdict.SILENT, "it did not end for good before")
+_NO_LOOP = Answer(NAME, Verdict.SILENT, "it has not ended for good before")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:

@@ -1,4 +1,4 @@
-"""How long what ended is kept: by how it ended and in which environment. Failures are kept longer."""
+"""How long ended work is kept: by outcome and environment. Failures are kept longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "retention"
-SAYS = "What ended is removed when its retention is over: by outcome, and by environment where the policy has some."
+SAYS = "Ended work is removed when its retention is over: by outcome, and by environment if the policy has any."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = True
@@ -29,11 +29,11 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if isinstance(settings.retention, Unknown):
         return Answer(NAME, Verdict.UNKNOWN, settings.retention.why)
     if isinstance(subject.outcome, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"how it ended is not known ({subject.outcome.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"how it ended is unknown ({subject.outcome.why})")
     outcome = subject.outcome or Outcome.STOPPED
     keep = getattr(settings.retention, outcome.value)
     if keep is None:
-        return Answer(NAME, Verdict.PROTECT, f"{outcome}; kept until somebody removes it (retention: manual)")
+        return Answer(NAME, Verdict.PROTECT, f"{outcome}; kept until a person removes it (retention: manual)")
     ended = finish_of(view, now)
     due = ended + keep
     reason = f"{ended_in_words(subject, outcome, ended, now)}, kept for {in_words(keep)}"

@@ -1,6 +1,6 @@
-"""After the owner's own stop the GPU stays theirs for a while, so that a restart finds it free.
+"""After a stop by its owner the GPU stays reserved for a while, so that a restart finds it free.
 
-So does what was stopped at its maximum runtime: somebody worked with it until then. An idle stop gives the GPU back.
+The same applies after a stop at the maximum runtime: the work was in use until then. An idle stop releases the GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stop_hold"
-SAYS = "What its owner or its maximum runtime stopped keeps its GPU for hold_after_stop (15m); then comes retention."
+SAYS = "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."
 FOR = (Shape.WORKLOAD,)
 IN = (State.ENDED,)
 ACTS = False
 YIELDS_TO = ("keep_alive",)
 
-_NOT_STOPPED = Answer(NAME, Verdict.SILENT, "nobody stopped it by hand")
+_NOT_STOPPED = Answer(NAME, Verdict.SILENT, "it was not stopped by hand")
 _OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
 
 
@@ -44,5 +44,7 @@ def ask(view: View, settings: Settings, now: datetime, suspends: frozenset[str] 
     until = stopped.at + settings.limits.hold_after_stop
     if now >= until or view.subject.devices == ():
         return _NOT_STOPPED
-    reason = f"{how} {in_words(now - stopped.at)} ago; its GPU stays the owner's for {in_words(until - now)} more"
+    reason = (
+        f"{how} {in_words(now - stopped.at)} ago; its GPU stays reserved for its owner for {in_words(until - now)} more"
+    )
     return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=suspends)

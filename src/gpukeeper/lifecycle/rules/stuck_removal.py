@@ -1,4 +1,4 @@
-"""A removal that somebody asked for and that never ends: what blocks it, and whether that may be taken off."""
+"""A removal that does not end: what blocks it, and whether that may be removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "stuck_removal"
-SAYS = "A removal that is stuck is reported; what blocks it is taken off when the policy names it and it is proven."
+SAYS = "A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends."
 FOR = (Shape.WORKLOAD,)
 IN = (State.REMOVING,)
 ACTS = True

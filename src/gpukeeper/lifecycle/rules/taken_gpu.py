@@ -1,7 +1,7 @@
-"""Work that was stopped, lost its GPU to somebody else, and was then started again onto it.
+"""Work that was stopped, lost its GPU to another workload, and was then restarted on it.
 
-It keeps the GPUs it was made with. After `hold_after_stop` its GPU is given to others, and a later start meets
-them there. Its owner is warned once for each start, and the admin told; with gpu.stop_on_taken it is stopped then.
+A workload keeps the GPUs it was created with. After `hold_after_stop` its GPU may go to others, and a later start finds
+it in use. The owner is warned once for each start, and admins are notified; with gpu.stop_on_taken it is then stopped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpukeeper.model.durations import in_words
 from gpukeeper.model.subject import Shape, State
 
 NAME = "taken_gpu"
-SAYS = "Work started again onto a GPU that has a new tenant: owner warned, reported; stopped if gpu.stop_on_taken."
+SAYS = "Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken."
 FOR = (Shape.WORKLOAD,)
 IN = (State.RUNNING, State.PAUSED)
 ACTS = True
 
-_NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not started again onto a GPU that somebody else has")
+_NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not restarted on a GPU that another workload uses")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
@@ -27,13 +27,13 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if tenant is None or (subject.state is not State.RUNNING and subject.state is not State.PAUSED):
         return _NOT_TAKEN
     whose = f"{tenant.path} of {tenant.owner}" if tenant.owner else tenant.path
-    words = f"started again onto GPU {tenant.device}, which {whose} has had for {in_words(now - tenant.since)}"
+    words = f"restarted on GPU {tenant.device}, which {whose} has held for {in_words(now - tenant.since)}"
     since = subject.started if isinstance(subject.started, datetime) else now
     told = [w for w in view.memory.warnings if w.rule == NAME and w.incarnation == subject.seen.incarnation]
     stop = settings.policy.gpu.stop_on_taken
     if not any(w.at <= now for w in told):
-        then = "it will be stopped at the next pass" if stop else "nothing is done about it"
-        asked = f"{words}; {then}. Stop it and make a new one, so that it gets a GPU of its own"
+        then = "it will be stopped at the next pass" if stop else "no action is taken"
+        asked = f"{words}; {then}. Stop it and create a new one, so that it gets a GPU of its own"
         end = Action.STOP if stop else Action.KEEP
         return Answer(NAME, Verdict.DUE, asked, Action.WARN, now, since, stage=1, then=end, complaint=words)
     if stop:

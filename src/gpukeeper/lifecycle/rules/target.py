@@ -1,4 +1,4 @@
-"""Is it ours to act on at all? In scope, a root, in a known state, and nobody else's."""
+"""Whether gpukeeper may act on it at all: in scope, a root, in a known state, not managed by another tool."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SAYS = "Only roots inside the policy's scope are acted on; what something else manages or needs is left alone."
+SAYS = "Only roots inside the policy's scope are acted on; what another tool manages or needs is skipped."
 FOR = tuple(Shape)
 ACTS = False
 
-_FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and nobody else's")
+_FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and not managed by another tool")
 
 
 def asking(rules: Sequence[ModuleType]) -> Ask:
@@ -36,21 +36,21 @@ def ask(view: View, settings: Settings, now: datetime, while_removed: frozenset[
         return _leave(f"a {subject.shape} is shown, never acted on")
     if subject.root is not None:
         if isinstance(subject.root, Unknown):
-            return _unknown(f"whose part it is, is not known ({subject.root.why})")
+            return _unknown(f"its root is unknown ({subject.root.why})")
         return _leave(f"part of {subject.root}; only the root is acted on")
     if subject.marks.managed_elsewhere is not None:
         return _leave(f"managed by {subject.marks.managed_elsewhere}")
     if isinstance(subject.state, Unknown):
-        return _unknown(f"its state is not known ({subject.state.why})")
+        return _unknown(f"its state is unknown ({subject.state.why})")
     if isinstance(settings.untouchable, Unknown):
-        return _unknown(f"its class is not known ({settings.untouchable.why}), and some are never touched")
+        return _unknown(f"its class is unknown ({settings.untouchable.why}), and some classes are never touched")
     if settings.untouchable:
         if settings.class_name == WITHOUT_GPU:
             return _leave("it uses no GPU; its class is never touched")
         return _leave(f"class {settings.class_name} is never touched")
     if subject.state is State.REMOVING:
         return Answer(
-            NAME, Verdict.PROTECT, "its removal is under way already", suspends=EVERY_RULE, spares=while_removed
+            NAME, Verdict.PROTECT, "its removal is already in progress", suspends=EVERY_RULE, spares=while_removed
         )
     if isinstance(subject.needed, Unknown):
         return _unknown(subject.needed.why)

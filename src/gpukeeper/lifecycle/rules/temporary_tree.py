@@ -1,4 +1,4 @@
-"""Temporary files below a root that the policy names: closed, unused for long enough, and large enough to matter."""
+"""Temporary files below a root that the policy names: not in use, old enough, and large enough to matter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpukeeper.model.subject import Category, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "temporary_tree"
-SAYS = "Trees of the named patterns below a named root go when they are large, closed and unused for long enough."
+SAYS = "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."
 FOR = (Shape.TREE,)
 ACTS = True
 TURN = Turn.TREES
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
-_NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or its name is to be kept")
+_NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or a keep pattern matches it")
 
 
 def ask(view: View, settings: Settings, now: datetime) -> Answer:
@@ -34,15 +34,15 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     together = subject.size if subject.together is None else subject.together
     where = f"on {subject.ref.namespace}" if subject.ref.namespace else f"below {named.root}"
     if isinstance(together, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees {where} is not known ({together.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"the size of such trees {where} is unknown ({together.why})")
     if together < named.above and not view.pressure:
         held = f"{size_in_words(together)} of such trees {where}"
-        return Answer(NAME, Verdict.PROTECT, f"{held}; they are looked at above {size_in_words(named.above)}")
+        return Answer(NAME, Verdict.PROTECT, f"{held}; considered above {size_in_words(named.above)}")
     return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
 
 
 def on_request(view: View, settings: Settings, now: datetime) -> Answer:
-    """When its owner asks: everything but the size of all such trees together."""
+    """On request of its owner: every condition except the total size of such trees."""
     named = named_by(settings.policy, view.subject)
     if named is None:
         return _NOT_NAMED
@@ -50,7 +50,7 @@ def on_request(view: View, settings: Settings, now: datetime) -> Answer:
 
 
 def named_by(policy: Policy, subject: Subject) -> Temporary | None:
-    """The entry that names it: a direct child of the root, by pattern. Anything else is not ours to delete."""
+    """The entry that names it: a direct child of the root, by pattern. Anything else is never deleted."""
     root, name = posixpath.split(subject.ref.name)
     here = [e for e in policy.temporary if e.platform == subject.ref.platform and posixpath.normpath(e.root) == root]
     if any(fnmatchcase(name, pattern) for entry in here for pattern in entry.keep):
@@ -59,14 +59,14 @@ def named_by(policy: Policy, subject: Subject) -> Temporary | None:
 
 
 def not_free(rule: str, subject: Subject) -> Answer | None:
-    """Why it must stay however old it is: used itself, or beside work that may use it. None: it is free."""
+    """Why it is kept at any age: in use itself, or next to work that may use it. None: it is free."""
     if subject.kept is not None:
         return Answer(rule, Verdict.PROTECT, f"it stays: {subject.kept}")
     work = work_beside(subject, rule)
     if work is not None:
         return work
     if isinstance(subject.in_use, Unknown):
-        return Answer(rule, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+        return Answer(rule, Verdict.UNKNOWN, f"whether it is in use is unknown ({subject.in_use.why})")
     if subject.in_use:
         return Answer(rule, Verdict.PROTECT, "in use: a process has files of it open or runs inside it")
     return None
@@ -74,7 +74,7 @@ def not_free(rule: str, subject: Subject) -> Answer | None:
 
 def work_beside(subject: Subject, rule: str = NAME) -> Answer | None:
     if isinstance(subject.busy, Unknown):
-        return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is not known ({subject.busy.why})")
+        return Answer(rule, Verdict.UNKNOWN, f"whether work runs beside it is unknown ({subject.busy.why})")
     return None if subject.busy is None else Answer(rule, Verdict.PROTECT, f"work runs beside it: {subject.busy}")
 
 
@@ -90,10 +90,10 @@ def by_evidence(subject: Subject) -> str:
 def _by_age(subject: Subject, named: Temporary, together: int, pressure: bool, now: datetime) -> Answer:
     last_used = subject.last_used
     if not isinstance(last_used, datetime):
-        why = last_used.why if isinstance(last_used, Unknown) else "it has no times"
-        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is not known ({why})")
+        why = last_used.why if isinstance(last_used, Unknown) else "it has no timestamps"
+        return Answer(NAME, Verdict.UNKNOWN, f"when it was last used is unknown ({why})")
     if isinstance(subject.size, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"its size is not known ({subject.size.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"its size is unknown ({subject.size.why})")
     allowed = min(named.older_than, named.under_pressure) if pressure else named.older_than
     reason = f"{size_in_words(subject.size)}, {unused(last_used, now)}, allowed {in_words(allowed)}"
     if pressure:

@@ -1,4 +1,4 @@
-"""Images that nothing refers to. Counted from when they were first seen unused, never from when they were built."""
+"""Images without references. Their age counts from when they were first observed unused, never from their build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 NAME = "unused_image"
-SAYS = "An image that nothing refers to goes when it was seen unused for images.unused; without that it is reported."
+SAYS = "An image unused for images.unused is removed; without that setting it is reported."
 FOR = (Shape.IMAGE,)
 ACTS = True
 TURN = Turn.STORAGE
@@ -27,7 +27,7 @@ def ask(view: View, settings: Settings, now: datetime) -> Answer:
     if subject.shape is not Shape.IMAGE:
         return _NOT_ONE
     if isinstance(subject.in_use, Unknown):
-        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is not known ({subject.in_use.why})")
+        return Answer(NAME, Verdict.UNKNOWN, f"whether it is in use is unknown ({subject.in_use.why})")
     if subject.in_use or subject.state is not State.ENDED:
         return _USED
     kept_by = next(
@@ -61,7 +61,7 @@ def _unused_since(view: View) -> datetime | Unknown:
     """The later of both: an image may have been used and left again between two passes."""
     seen, used = view.memory.first_seen_ended, view.subject.last_used
     if isinstance(used, Unknown):
-        return Unknown(f"when it was last used is not known ({used.why})")
+        return Unknown(f"when it was last used is unknown ({used.why})")
     if seen is None:
-        return Unknown("it was not seen unused before")
+        return Unknown("it was not observed as unused before")
     return seen if used is None else max(seen, used)
