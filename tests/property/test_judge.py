@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.record import Finding, Measurement, Thresholds
 from gpukeeper.model.grade import Grade, rank
-from tests.unit.acceptance.machines import METHOD, gpus, past, setting
+from tests.unit.acceptance.machines import METHOD, context, gpus, past
 
 OFTEN = settings(max_examples=150, deadline=None)
 SAMPLES = st.lists(st.floats(300, 1000), min_size=1, max_size=5)
@@ -31,7 +31,7 @@ PASTS = st.lists(st.floats(500, 900), max_size=6)
 def judged(
     fleet: list[list[float]], limits: Thresholds, earlier: list[float], lower: bool = False
 ) -> tuple[Finding, ...]:
-    here = setting(
+    here = context(
         gpus(len(fleet)), limits=limits, history={"S0": tuple(past(value, i + 1) for i, value in enumerate(earlier))}
     )
     asked = [
@@ -46,7 +46,7 @@ def judged(
         )
         for i, samples in enumerate(fleet)
     ]
-    return judge.judge(asked, here)
+    return judge.assess(asked, here)
 
 
 @OFTEN
@@ -75,12 +75,12 @@ def test_a_longer_latency_never_gets_a_better_verdict(
 @OFTEN
 @given(FLEETS, LIMITS, st.integers())
 def test_the_order_does_not_matter(fleet: list[list[float]], limits: Thresholds, seed: int) -> None:
-    here = setting(gpus(len(fleet)), limits=limits)
+    here = context(gpus(len(fleet)), limits=limits)
     about: dict[str, Any] = {"check": "gemm", "metric": "bf16", "unit": "TFLOP/s", "method": METHOD}
     asked = [Measurement(gpu=f"GPU-{i}", samples=tuple(samples), **about) for i, samples in enumerate(fleet)]
     shuffled = random.Random(seed).sample(asked, len(asked))
-    in_order = {finding.gpu: finding for finding in judge.judge(asked, here)}
-    assert {finding.gpu: finding for finding in judge.judge(shuffled, here)} == in_order
+    in_order = {finding.gpu: finding for finding in judge.assess(asked, here)}
+    assert {finding.gpu: finding for finding in judge.assess(shuffled, here)} == in_order
 
 
 @OFTEN

@@ -94,17 +94,17 @@ class Check:
     cannot: str
     how: RunMode
     servings: tuple[CheckSize, ...]  # by depth
-    read: Interpret
-    ask: MakeRequest | None = None  # None: nothing runs
+    interpret: Interpret
+    request: MakeRequest | None = None  # None: nothing runs
     least_gpus: int = 1
     slices: bool = True  # it also makes sense on a slice of a GPU
 
 
-def params_of(check: str, serving: CheckSize, setting: CheckContext) -> dict[str, object]:
+def params_of(check: str, serving: CheckSize, context: CheckContext) -> dict[str, object]:
     """What the probe is given: the serving's figures, then those for a CPU, the person's, and injected faults."""
-    small = serving.small if setting.small else {}
-    given = {**serving.params, **small, **setting.wish.params.get(check, {})}
-    injected = setting.wish.inject.get(check)
+    small = serving.small if context.small else {}
+    given = {**serving.params, **small, **context.wish.params.get(check, {})}
+    injected = context.wish.inject.get(check)
     return {**given, "inject": dict(injected)} if injected else given
 
 

@@ -82,14 +82,14 @@ def _expectations(report: Report, wish: RunRequest) -> Iterator[Finding]:
     if report.device != "cuda":
         return
     expected = max((one for one in (report.expected, wish.expected) if one is not None), default=None)
-    setting = CheckContext(
+    context = CheckContext(
         wish=msgspec.structs.replace(wish, device=report.device, expected=expected),
         machine=report.machine,
         gpus=_gpus(report),
         limits=lambda *_: Thresholds(),
     )
     there = {one.code for one in report.findings}
-    for one in environment.read(CheckRun(CheckSize(depth=0, seconds=0, worth=0, what="")), setting):
+    for one in environment.interpret(CheckRun(CheckSize(depth=0, seconds=0, worth=0, what="")), context):
         if rank(one.verdict) > rank(Grade.WARN) and one.code not in there:
             yield one
 

@@ -104,7 +104,7 @@ class RunState:
     programme: tuple[str, ...] = ()
     interrupted: bool = False
 
-    def setting(self, after: Mapping[str, Health] | None = None) -> CheckContext:
+    def context(self, after: Mapping[str, Health] | None = None) -> CheckContext:
         order = self.order
         return CheckContext(
             wish=order.wish,
@@ -142,11 +142,11 @@ async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asy
     except _Interrupted:
         after = run.last
     run.interrupted = stop.is_set()
-    setting = run.setting(after)
+    context = run.context(after)
     for one in programme.chosen:
         if one.check.how is RunMode.LOOK:
             try:
-                run.found(one.check.read(CheckRun(one.serving), setting))
+                run.found(one.check.interpret(CheckRun(one.serving), context))
             except Exception as error:
                 run.found(_failed(run, one.check, error))
     if not run.interrupted:
@@ -335,8 +335,8 @@ async def _verified(workbench: Workbench, run: RunState, one: PlannedCheck, cloc
 
 def _read(run: RunState, one: PlannedCheck, trial: CheckRun, latest: CheckRun) -> tuple[Finding, ...]:
     """`latest`: the try that was just made; what else was going on meanwhile decides what a slow figure is worth."""
-    setting = run.setting()
-    return circumstances.qualified(one.check.read(trial, setting), latest, setting)
+    context = run.context()
+    return circumstances.qualified(one.check.interpret(trial, context), latest, context)
 
 
 def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
@@ -352,9 +352,9 @@ async def _ask(
     workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock, gpus: Sequence[str], *, again: bool = False
 ) -> CheckRun:
     """`gpus`: whom to ask, where each is asked on its own."""
-    assert one.check.ask is not None, f"{one.check.name} has nothing to run"
+    assert one.check.request is not None, f"{one.check.name} has nothing to run"
     began, before = clock.now(), dict(run.last)
-    job = one.check.ask(one.serving, run.setting())
+    job = one.check.request(one.serving, run.context())
     answers: Mapping[str, ProbeReply]
     if one.check.how is RunMode.TOGETHER:
         answers = await workbench.together([gpu.uuid for gpu in run.gpus], job)
@@ -417,7 +417,7 @@ def _report(run: RunState, ended: datetime) -> Report:
         findings=tuple(run.findings),
         deltas=tuple(run.deltas),
         coverage=tuple(run.coverage),
-        power=detection_power(run.findings, run.setting()),
+        power=detection_power(run.findings, run.context()),
         timeline=tuple(run.readings),
         records=tuple(run.records),
         settings={"wish": msgspec.to_builtins(order.wish)},

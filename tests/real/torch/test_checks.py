@@ -18,18 +18,18 @@ CPU = Gpu(uuid="cpu-0", index=0, name="CPU")
 FAST = Thresholds(floor=1e-9, reference=1e-9, source="anything that moves")
 
 
-def setting(**wish: Any) -> CheckContext:
+def context(**wish: Any) -> CheckContext:
     machine = Machine(node="here", gpus=(CPU,))
     return CheckContext(wish=RunRequest(device="cpu", **wish), machine=machine, gpus=(CPU,), limits=lambda *_: FAST)
 
 
 def tried(worker: bed.Worker, check: Check, depth: int = 0, **wish: Any) -> tuple[Finding, ...]:
-    given = setting(**wish)
+    given = context(**wish)
     serving = check.servings[min(depth, len(check.servings) - 1)]
-    assert check.ask is not None
-    job = check.ask(serving, given)
+    assert check.request is not None
+    job = check.request(serving, given)
     done = ProbeResult(result=worker.run(job.probe, **job.params))
-    return check.read(CheckRun(serving=serving, answers={"cpu-0": done}), given)
+    return check.interpret(CheckRun(serving=serving, answers={"cpu-0": done}), given)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -105,10 +105,10 @@ class Bench:
 def figure_check(name: str, *servings: CheckSize, how: RunMode = RunMode.EACH, confirm: bool = True) -> Check:
     """A figure for each GPU (or rank), FAIL below the floor."""
 
-    def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-        return ProbeRequest(probe=name, params=params_of(name, serving, setting))
+    def ask(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+        return ProbeRequest(probe=name, params=params_of(name, serving, context))
 
-    def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
+    def read(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
         return tuple(
             _read(name, who if how is RunMode.EACH else None, answer, confirm=confirm)
             for who, answer in trial.answers.items()
@@ -116,7 +116,14 @@ def figure_check(name: str, *servings: CheckSize, how: RunMode = RunMode.EACH, c
 
     default = (CheckSize(depth=0, seconds=5, worth=1, what="some"),)
     return Check(
-        name=name, title=name, proves=".", cannot=".", how=how, servings=servings or default, read=read, ask=ask
+        name=name,
+        title=name,
+        proves=".",
+        cannot=".",
+        how=how,
+        servings=servings or default,
+        interpret=read,
+        request=ask,
     )
 
 
@@ -151,7 +158,7 @@ def look_check(name: str, read: Callable[[CheckContext], Sequence[Finding]]) -> 
         cannot=".",
         how=RunMode.LOOK,
         servings=(serving,),
-        read=lambda trial, setting: tuple(read(setting)),
+        interpret=lambda trial, context: tuple(read(context)),
     )
 
 

@@ -23,7 +23,7 @@ def gpus(n: int, name: str | Unknown = H200, **more: Any) -> tuple[Gpu, ...]:
     return tuple(Gpu(uuid=f"GPU-{i}", index=i, name=name, serial=f"S{i}", **more) for i in range(n))
 
 
-def setting(
+def context(
     machine_gpus: Sequence[Gpu],
     *,
     limits: Thresholds | None = None,

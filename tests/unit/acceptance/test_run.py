@@ -135,7 +135,7 @@ def test_a_probe_that_hangs_is_inconclusive_and_the_rest_goes_on() -> None:
 def test_without_torch_nothing_is_measured_and_nothing_passes() -> None:
     missing = ProbeFailure(kind="no_torch", words="No module named 'torch'")
     bench = Bench(script={("gemm", 0): (missing,), ("gemm", 1): (missing,)})
-    health = look_check("health", lambda setting: [_fine("GPU-0"), _fine("GPU-1")])
+    health = look_check("health", lambda context: [_fine("GPU-0"), _fine("GPU-1")])
     report, _ = run(bench, [GEMM, health])
     assert report.verdict is Grade.INCONCLUSIVE
     assert "No module named 'torch'" in report.reason
@@ -198,8 +198,8 @@ def test_an_error_in_a_check_leaves_the_report_of_the_others(how: RunMode) -> No
 
     bench = Bench()
     bench.during = full
-    health = look_check("health", lambda setting: [_fine("GPU-0")])
-    unreadable = look_check("topology", lambda setting: setting.before["none"])
+    health = look_check("health", lambda context: [_fine("GPU-0")])
+    unreadable = look_check("topology", lambda context: context.before["none"])
     checks = [GEMM, figure_check("copies", how=how), figure_check("exact"), unreadable, health]
     report, _ = run(bench, checks)
     failed = [one for one in report.findings if one.code.endswith("-failed")]
@@ -245,7 +245,7 @@ def test_a_check_asked_for_by_name_that_did_not_run_is_no_pass() -> None:
     """One GPU has nobody to talk to; and what was skipped by rule was not judged either."""
     pair = replace(figure_check("collectives", how=RunMode.TOGETHER), least_gpus=2)
     none = Finding(check="nccl_tests", verdict=Grade.SKIPPED, code="none", message="There are no nccl-tests here.")
-    checks = [GEMM, pair, look_check("nccl_tests", lambda setting: [none])]
+    checks = [GEMM, pair, look_check("nccl_tests", lambda context: [none])]
     report, _ = run(Bench(gpus=1), checks, RunRequest(only=("gemm", "collectives", "nccl_tests")))
     assert report.verdict is Grade.INCONCLUSIVE
     assert [one.message for one in report.findings if one.code.endswith("-not-run")] == [
@@ -259,7 +259,7 @@ def test_a_check_asked_for_by_name_that_did_not_run_is_no_pass() -> None:
 def test_what_an_earlier_try_saw_stays() -> None:
     bench = Bench(gpus=1, script={("gemm", 0): (BAD, GOOD, GOOD)})
     seen = []
-    run(bench, [GEMM, look_check("health", lambda setting: seen.append(list(setting.at_check)) or [])])
+    run(bench, [GEMM, look_check("health", lambda context: seen.append(list(context.at_check)) or [])])
     assert seen == [["gemm", "gemm, attempt 2", "gemm, attempt 3"]]
 
 
@@ -280,16 +280,16 @@ def test_a_counter_that_rose_is_tied_to_the_check_that_ran() -> None:
 
     bench.during = while_it_runs
     seen = []
-    health = look_check("health", lambda setting: seen.append(setting) or [_fine("GPU-0"), _fine("GPU-1")])
+    health = look_check("health", lambda context: seen.append(context) or [_fine("GPU-0"), _fine("GPU-1")])
     report, _ = run(bench, [GEMM, figure_check("copies"), figure_check("exact"), health])
     assert [(one.gpu, one.check, one.counter, one.before, one.after) for one in report.deltas] == [
         ("GPU-1", "copies", "pcie_replays", 0, 7)
     ]
-    setting = seen[0]
-    assert setting.before["GPU-1"].counters["pcie_replays"] == 0
-    assert setting.at_check["gemm"]["GPU-1"].counters["pcie_replays"] == 0
-    assert setting.at_check["copies"]["GPU-1"].counters["pcie_replays"] == 7
-    assert setting.after["GPU-1"].counters["pcie_replays"] == 7
+    context = seen[0]
+    assert context.before["GPU-1"].counters["pcie_replays"] == 0
+    assert context.at_check["gemm"]["GPU-1"].counters["pcie_replays"] == 0
+    assert context.at_check["copies"]["GPU-1"].counters["pcie_replays"] == 7
+    assert context.after["GPU-1"].counters["pcie_replays"] == 7
     assert {one.check for one in report.timeline} == {"", "gemm", "copies", "exact"}
 
 
@@ -309,7 +309,7 @@ def test_a_driver_that_does_not_answer_stops_no_measurement() -> None:
     bench = Bench()
     bench.blind = True
     seen = []
-    health = look_check("health", lambda setting: seen.append(dict(setting.before)) or [])
+    health = look_check("health", lambda context: seen.append(dict(context.before)) or [])
     report, _ = run(bench, [GEMM, health])
     assert seen == [{}]
     assert [one.check for one in report.findings] == ["gemm", "gemm"]
@@ -347,11 +347,11 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_runs() -> None:
 
 
 def test_a_gpu_that_must_be_replaced_ends_the_longer_checks() -> None:
-    def broken(setting: object) -> list[Finding]:
+    def broken(context: object) -> list[Finding]:
         return []
 
     gone = figure_check("exact", confirm=False)
-    final = replace(gone, read=lambda trial, setting: (_to_replace("GPU-0"),))
+    final = replace(gone, interpret=lambda trial, context: (_to_replace("GPU-0"),))
     long = figure_check("stress", CheckSize(depth=1, seconds=70, worth=1, what="60 s"))
     report, _ = run(Bench(), [final, GEMM, long, look_check("health", broken)], RunRequest(within_s=300))
     assert [(one.check, one.why) for one in report.coverage] == [
@@ -369,7 +369,7 @@ def test_faults_and_figures_of_the_wish_reach_the_probe() -> None:
 def test_history_of_the_gpus_reaches_the_checks() -> None:
     past = Past(at=BEGIN, run="r-0", identity="S0", verdict=Grade.PASS, values={"gemm.x m": 1.0})
     seen = []
-    check = look_check("health", lambda setting: seen.append(setting.history) or [])
+    check = look_check("health", lambda context: seen.append(context.history) or [])
     run(Bench(), [check], history={"S0": (past,)})
     assert seen == [{"S0": (past,)}]
 

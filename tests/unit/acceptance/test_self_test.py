@@ -79,7 +79,7 @@ def test_without_probes_it_is_inconclusive_and_never_a_pass() -> None:
 @pytest.mark.parametrize("check", ["gemm", "exact", "collectives", "environment", "health"])
 def test_a_detector_that_sees_nothing_is_noticed(check: str) -> None:
     fine = Finding(check=check, verdict=Grade.PASS, code="fine", message="Everything is fine.", samples=(1.0,))
-    found, told = outcome(with_check(check, read=lambda trial, setting: (fine,)))
+    found, told = outcome(with_check(check, interpret=lambda trial, context: (fine,)))
     assert found.verdict is Grade.FAIL
     missed = [one for one in told if not one.caught]
     assert missed
@@ -88,7 +88,7 @@ def test_a_detector_that_sees_nothing_is_noticed(check: str) -> None:
 
 def test_a_detector_that_sees_ghosts_is_noticed() -> None:
     ghost = Finding(check="exact", gpu=None, verdict=Grade.FAIL, code="exact-mismatch", message="A ghost.")
-    found, told = outcome(with_check("exact", read=lambda trial, setting: (ghost,)), stand_in(1), stand_in(2))
+    found, told = outcome(with_check("exact", interpret=lambda trial, context: (ghost,)), stand_in(1), stand_in(2))
     assert found.verdict is Grade.FAIL
     assert not told[0].caught
     clean = [one for one in told if one.expected == "no FAIL by exact"]
@@ -96,22 +96,22 @@ def test_a_detector_that_sees_ghosts_is_noticed() -> None:
 
 
 def test_a_check_that_measures_nothing_does_not_count_as_clean() -> None:
-    found, told = outcome(with_check("training", read=lambda trial, setting: ()), stand_in(1), stand_in(2))
+    found, told = outcome(with_check("training", interpret=lambda trial, context: ()), stand_in(1), stand_in(2))
     assert found.verdict is Grade.FAIL
     assert [one.caught for one in told if one.expected == "no FAIL by training"] == [False]
 
 
 def test_the_wrong_gpu_blamed_is_not_found() -> None:
-    original = next(one for one in CHECKS if one.name == "exact").read
+    original = next(one for one in CHECKS if one.name == "exact").interpret
 
-    def swapped(trial: Any, setting: Any) -> tuple[Finding, ...]:
-        first = setting.gpus[0].uuid
-        found = original(trial, setting)
+    def swapped(trial: Any, context: Any) -> tuple[Finding, ...]:
+        first = context.gpus[0].uuid
+        found = original(trial, context)
         return tuple(
             one if one.verdict is not Grade.FAIL else Finding(**{**_fields(one), "gpu": first}) for one in found
         )
 
-    found, told = outcome(with_check("exact", read=swapped))
+    found, told = outcome(with_check("exact", interpret=swapped))
     assert found.verdict is Grade.FAIL
     assert [one.injected for one in told if not one.caught] == ["bit flip on GPU 2 in bf16"]
 
@@ -130,11 +130,11 @@ def _fields(finding: Finding) -> dict[str, Any]:
 def test_another_finding_about_the_same_fault_does_not_make_up_for_a_blind_detector(
     check: str, code: str, missed: str
 ) -> None:
-    original = next(one for one in CHECKS if one.name == check).read
+    original = next(one for one in CHECKS if one.name == check).interpret
 
-    def blind(trial: Any, setting: Any) -> tuple[Finding, ...]:
-        return tuple(one for one in original(trial, setting) if one.code != code)
+    def blind(trial: Any, context: Any) -> tuple[Finding, ...]:
+        return tuple(one for one in original(trial, context) if one.code != code)
 
-    found, told = outcome(with_check(check, read=blind))
+    found, told = outcome(with_check(check, interpret=blind))
     assert found.verdict is Grade.FAIL
     assert [one.injected for one in told if not one.caught] == [missed]

@@ -28,7 +28,7 @@ def check(
             CheckSize(depth=depth, seconds=seconds, worth=worth, what=f"{name} for {seconds:.0f} s")
             for depth, (seconds, worth) in enumerate(servings)
         ),
-        read=lambda trial, setting: (),
+        interpret=lambda trial, context: (),
         least_gpus=least,
         slices=slices,
     )

@@ -14,16 +14,16 @@ WAYS = ("h2d", "d2h", "d2d")
 SMALL = {"bytes": 16 << 20, "seconds": 0.05, "repeats": 3}
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
-    speeds = [one for way in WAYS for one in judge.judge(_measured(way, results), setting)]
-    truths = [one for gpu, result in results.items() for one in _truths(gpu, result, setting)]
+    speeds = [one for way in WAYS for one in judge.assess(_measured(way, results), context)]
+    truths = [one for gpu, result in results.items() for one in _truths(gpu, result, context)]
     return (*findings, *speeds, *truths)
 
 
@@ -41,12 +41,12 @@ def _measured(way: str, results: Mapping[str, Values]) -> list[Measurement]:
     ]
 
 
-def _truths(gpu: str, result: Values, setting: CheckContext) -> Iterable[Finding]:
+def _truths(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     if result.get("verified") is None:
         yield judge.missing(NAME, "data", gpu, "the probe did not report whether the data was corrupted")
     elif result["verified"] is not True:
         yield _wrong(gpu, result)
-    if isinstance(result.get("pinned"), str) and not setting.small:
+    if isinstance(result.get("pinned"), str) and not context.small:
         yield _not_pinned(gpu, str(result["pinned"]))
 
 
@@ -102,6 +102,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

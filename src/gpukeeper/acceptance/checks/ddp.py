@@ -27,15 +27,15 @@ DEFAULTS = {
 METHOD = "ddp/adamw/seed41"
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
-    problems = list(impossible(params))
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    problems = list(invalid_params(params))
     if problems:
         raise UsageError(f"ddp: {'; '.join(problems)}. Nothing was run.")
     return ProbeRequest(probe=NAME, params=params, deadline_s=180 + 5 * serving.seconds)
 
 
-def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy machine could pass with, or any would; refused before anything runs."""
     wanted = {**DEFAULTS, **params}
     if wanted["epochs"] < 2:
@@ -50,15 +50,15 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
         yield f"rate {wanted['rate']} cannot learn; 0.003 is typical"
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
-    return (*_parameters(results, setting), _loss(results[0]))
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
+    return (*_parameters(results, context), _loss(results[0]))
 
 
-def _parameters(results: Mapping[int, Values], setting: CheckContext) -> tuple[Finding, ...]:
+def _parameters(results: Mapping[int, Values], context: CheckContext) -> tuple[Finding, ...]:
     """Any rank that saw a difference counts: the one that is wrong may say that all is well."""
     told = next((one for one in results.values() if one["hashes_equal"] is not True), None)
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
@@ -69,7 +69,7 @@ def _parameters(results: Mapping[int, Values], setting: CheckContext) -> tuple[F
     odd, step = [int(rank) for rank in told["differing"]], told.get("first_step")
     if not told.get("majority"):
         message = (
-            f"From step {step} on, {ranks.named(odd, setting)} had different parameters, and there is no majority"
+            f"From step {step} on, {ranks.named(odd, context)} had different parameters, and there is no majority"
             " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
             " and test each with a third GPU."
         )
@@ -77,10 +77,10 @@ def _parameters(results: Mapping[int, Values], setting: CheckContext) -> tuple[F
     return tuple(
         _finding(
             "parameters",
-            ranks.uuid(rank, setting),
+            ranks.uuid(rank, context),
             Grade.FAIL,
             "ddp-rank-differs",
-            f"From step {step} on, {ranks.named([rank], setting)} had different parameters from the"
+            f"From step {step} on, {ranks.named([rank], context)} had different parameters from the"
             f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data. Take it"
             " out of service.",
             Remedy.REPLACE_GPU,
@@ -154,8 +154,8 @@ CHECK = Check(
             small={"samples": 1024, "batch": 128, "epochs": 3},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     least_gpus=2,
     slices=False,
 )

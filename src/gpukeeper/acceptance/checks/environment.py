@@ -21,17 +21,17 @@ LEAST_SHM = 1 << 30  # NCCL takes some MiB for each pair of ranks, loaders of da
 UNIFORM = (("vbios", "VBIOS"), ("firmware", "GSP firmware"), ("inforom", "InfoROM"))
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    machine = setting.machine
-    found = [*_torch(machine), *_limits(machine)] if setting.wish.device == "cpu" else _of_gpus(machine, setting)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    machine = context.machine
+    found = [*_torch(machine), *_limits(machine)] if context.wish.device == "cpu" else _of_gpus(machine, context)
     judged = any(one.verdict is not Grade.SKIPPED for one in found)
     return tuple(found) if judged else (*found, _ok(machine))
 
 
-def _of_gpus(machine: Machine, setting: CheckContext) -> list[Finding]:
+def _of_gpus(machine: Machine, context: CheckContext) -> list[Finding]:
     return [
         *_none(machine),
-        *_count(machine, setting),
+        *_count(machine, context),
         *_bus(machine),
         *_torch(machine),
         *_uniform(machine),
@@ -62,8 +62,8 @@ def _none(machine: Machine) -> Iterator[Finding]:
         yield _finding(Grade.INCONCLUSIVE, "no-gpu", f"{lesson.sentence} {lesson.advice}", lesson.remedy)
 
 
-def _count(machine: Machine, setting: CheckContext) -> Iterator[Finding]:
-    expected = setting.wish.expected
+def _count(machine: Machine, context: CheckContext) -> Iterator[Finding]:
+    expected = context.wish.expected
     if isinstance(machine.gpus, Unknown):
         return
     whole = len({gpu.part_of or gpu.uuid for gpu in machine.gpus})
@@ -185,5 +185,5 @@ CHECK = Check(
     cannot="Runs nothing on a GPU, and without --expect cannot detect a missing GPU.",
     how=RunMode.LOOK,
     servings=(CheckSize(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
-    read=read,
+    interpret=interpret,
 )

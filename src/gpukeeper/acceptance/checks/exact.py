@@ -26,17 +26,17 @@ LEAST_N = 128  # a tile of the units that multiply
 SMALL = {"dtypes": ["fp32", "bf16", "fp16", "int8"], "n": 192, "rounds": 3, "seconds": 0, "phase": "cold", "heat_s": 0}
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=LEAST_N, rounds=1)])
     return ProbeRequest(probe=NAME, params=params, deadline_s=120 + 6 * serving.seconds)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    asked = params_of(NAME, trial.serving, setting).get("dtypes")
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    asked = params_of(NAME, trial.serving, context).get("dtypes")
     dtypes = [str(one) for one in asked] if isinstance(asked, list | tuple) else list(DTYPES)
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, dtypes))
-    return (*findings, *_votes(results, dtypes, setting))
+    return (*findings, *_votes(results, dtypes, context))
 
 
 def _of(gpu: str, result: Values, dtypes: list[str]) -> Iterable[Finding]:
@@ -86,7 +86,7 @@ def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) ->
     )
 
 
-def _votes(results: Mapping[str, Values], dtypes: list[str], setting: CheckContext) -> Iterable[Finding]:
+def _votes(results: Mapping[str, Values], dtypes: list[str], context: CheckContext) -> Iterable[Finding]:
     """The same figures give the same bits on every GPU of a model. Said only where they did not."""
     for dtype in dtypes:
         digests = {
@@ -95,7 +95,7 @@ def _votes(results: Mapping[str, Values], dtypes: list[str], setting: CheckConte
             if (record := answers.mapping(answers.mapping(result.get("dtypes")).get(dtype))).get("digest")
             and not record.get("mismatches")
         }
-        for gpu, (stand, n) in answers.against_majority(digests, setting).items():
+        for gpu, (stand, n) in answers.against_majority(digests, context).items():
             if stand != "like":
                 yield _differs(gpu, dtype, stand, n)
 
@@ -173,6 +173,6 @@ CHECK = Check(
             small=SMALL | {"phase": "hot", "heat_s": 0.05},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -37,28 +37,28 @@ SMALL = {
 } | {"batched": 0.0}
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, [*unknown_words(params, "dtypes", DTYPES), *too_little(params, n=256, rounds=1, repeats=3)])
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
-    wanted = params_of(NAME, trial.serving, setting)
+    wanted = params_of(NAME, trial.serving, context)
     asked = wanted.get("dtypes")
     found = list(findings)
     for dtype in asked if isinstance(asked, list | tuple) else DTYPES:
         records = {gpu: _record(result, "dtypes", str(dtype)) for gpu, result in results.items()}
-        found += _judged(str(dtype), records, results, setting)
+        found += _judged(str(dtype), records, results, context)
     for metric in ("sgemm", "batched"):
         if wanted.get(metric):
-            found += _judged(metric, {gpu: _record(one, metric) for gpu, one in results.items()}, {}, setting)
+            found += _judged(metric, {gpu: _record(one, metric) for gpu, one in results.items()}, {}, context)
     return tuple(found)
 
 
 def _judged(
-    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], setting: CheckContext
+    metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], context: CheckContext
 ) -> Iterable[Finding]:
     """All GPUs at once, since each is held against the others."""
     unable = {gpu: str(record["unsupported"]) for gpu, record in records.items() if record.get("unsupported")}
@@ -75,7 +75,7 @@ def _judged(
         for gpu, record in records.items()
         if gpu not in unable
     ]
-    for finding in judge.judge(measured, setting):
+    for finding in judge.assess(measured, context):
         yield replace(finding, evidence=_evidence(metric, results.get(finding.gpu or "", {})))
 
 
@@ -146,6 +146,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -11,13 +11,13 @@ NAME = "memory_bandwidth"
 SMALL = {"bytes": 32 << 20, "seconds": 0.1, "repeats": 3}
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, bytes=1 << 20, repeats=3))
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     results, findings = answers.of_gpus(NAME, trial)
     measured = [
         Measurement(
@@ -31,7 +31,7 @@ def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
         for gpu, result in results.items()
     ]
     wrong = [_wrong(gpu, result) for gpu, result in results.items() if result.get("wrong")]
-    return (*findings, *judge.judge(measured, setting), *wrong)
+    return (*findings, *judge.assess(measured, context), *wrong)
 
 
 def _wrong(gpu: str, result: Values) -> Finding:
@@ -72,6 +72,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

@@ -15,17 +15,17 @@ GIB = 1 << 30
 ENOUGH = 0.8  # of what was asked for; less is said to be less
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     refuse(NAME, too_little(params, share=0.1, bytes=1 << 20, passes=1))
     asked = params.get("seconds", 0)
     longer = float(asked) if isinstance(asked, int | float) else 0.0
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds + 2 * longer)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    share = params_of(NAME, trial.serving, setting).get("share", 0.0)
-    asked = float(share) if isinstance(share, int | float) and not setting.small else 0.0
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    share = params_of(NAME, trial.serving, context).get("share", 0.0)
+    asked = float(share) if isinstance(share, int | float) and not context.small else 0.0
     _, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, asked))
     return findings
 
@@ -120,6 +120,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

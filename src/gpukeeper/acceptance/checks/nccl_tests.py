@@ -14,18 +14,18 @@ NAME = "nccl_tests"
 METRIC = "all_reduce"
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    program = setting.machine.environment.get("nccl_tests")
-    params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(setting.gpus)}
-    params |= params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    program = context.machine.environment.get("nccl_tests")
+    params: dict[str, object] = {"program": program if isinstance(program, str) else None, "gpus": len(context.gpus)}
+    params |= params_of(NAME, serving, context)
     return ProbeRequest(probe=NAME, params=params, deadline_s=240 + 5 * serving.seconds)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    return ranks.read(NAME, trial, setting, _read)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    return ranks.interpret(NAME, trial, context, _interpret)
 
 
-def _read(results: Mapping[int, Values], setting: CheckContext) -> Iterable[Finding]:
+def _interpret(results: Mapping[int, Values], context: CheckContext) -> Iterable[Finding]:
     said = results[0]
     if said.get("not_run"):
         yield Finding(
@@ -52,7 +52,7 @@ def _read(results: Mapping[int, Values], setting: CheckContext) -> Iterable[Find
     )
     evidence: dict[str, object] = {"busbw_by_bytes": {str(row["bytes"]): row["busbw"] for row in said["rows"]}}
     evidence |= {key: said.get(key) for key in ("version", "nccl", "exit")}
-    yield from ranks.with_evidence(ranks.noted(judge.judge([asked], setting)), evidence)
+    yield from ranks.with_evidence(ranks.noted(judge.assess([asked], context)), evidence)
 
 
 def _data(said: Values) -> Finding:
@@ -95,8 +95,8 @@ CHECK = Check(
             params={"first": "8K", "last": "8G"},
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
     least_gpus=2,
     slices=False,
 )

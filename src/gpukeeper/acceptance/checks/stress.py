@@ -29,25 +29,25 @@ LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less i
 SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
     return ProbeRequest(
         probe=NAME, params=params, deadline_s=120 + 1.5 * _seconds(params.get("seconds"), serving.seconds)
     )
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, setting))
-    return (*findings, *_speeds(results, setting))
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, context))
+    return (*findings, *_speeds(results, context))
 
 
-def _of(gpu: str, result: Values, setting: CheckContext) -> Iterable[Finding]:
+def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
     speeds = answers.figures([window["tflops"] for window in result["windows"]])
     yield _steady(gpu, speeds)
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
-    if not setting.small:
-        yield from _sampled(setting.gpu(gpu), setting)
+    if not context.small:
+        yield from _sampled(context.gpu(gpu), context)
 
 
 def _right(gpu: str, result: Values) -> Finding:
@@ -113,21 +113,21 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
     )
 
 
-def _sampled(gpu: Gpu, setting: CheckContext) -> Iterable[Finding]:
+def _sampled(gpu: Gpu, context: CheckContext) -> Iterable[Finding]:
     """What the driver said meanwhile. The first seconds are left out: the load was not full yet."""
-    own = [one for one in setting.readings if one.uuid == gpu.uuid and one.check == NAME]
+    own = [one for one in context.readings if one.uuid == gpu.uuid and one.check == NAME]
     start = min((one.at for one in own), default=0.0) + WARM_S
     loaded = [one for one in own if one.at >= start]
-    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], setting)
-    yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], setting)
+    yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], context)
+    yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], context)
     if gpu.part_of is None:  # watts are those of the whole GPU
-        yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], setting)
+        yield _power(gpu, [one.power_w for one in loaded if one.power_w is not None], context)
     yield from _clock(gpu, loaded)
 
 
-def _use(gpu: Gpu, use: Sequence[float], setting: CheckContext) -> Finding:
+def _use(gpu: Gpu, use: Sequence[float], context: CheckContext) -> Finding:
     if not use:
-        return _without_use(gpu, setting)
+        return _without_use(gpu, context)
     mean = fmean(use)
     full = mean > LEAST_USE
     return _finding(
@@ -143,10 +143,10 @@ def _use(gpu: Gpu, use: Sequence[float], setting: CheckContext) -> Finding:
     )
 
 
-def _without_use(gpu: Gpu, setting: CheckContext) -> Finding:
+def _without_use(gpu: Gpu, context: CheckContext) -> Finding:
     """Drivers never say it of a slice: then nothing is missing."""
     missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not report utilization")
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     fact = health.states.get("utilisation") if health else None
     if not isinstance(fact, Unknown) or not fact.by_design:
         return missing
@@ -154,11 +154,11 @@ def _without_use(gpu: Gpu, setting: CheckContext) -> Finding:
     return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
 
 
-def _temperature(gpu: Gpu, seen: Sequence[float], setting: CheckContext) -> Finding:
+def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Finding:
     """Hot for good fails; hot for a moment warns."""
     if not seen:
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
-    limit, why = hot_limit(gpu, setting)
+    limit, why = hot_limit(gpu, context)
     if limit is None:
         return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
     lasting = median(seen[len(seen) // 2 :])
@@ -177,23 +177,23 @@ def _temperature(gpu: Gpu, seen: Sequence[float], setting: CheckContext) -> Find
     )
 
 
-def hot_limit(gpu: Gpu, setting: CheckContext) -> tuple[float | None, str]:
+def hot_limit(gpu: Gpu, context: CheckContext) -> tuple[float | None, str]:
     """In °C, and whose word it is."""
     name = gpu.name if isinstance(gpu.name, str) else ""
     for pattern, limit in HOT:
         if re.fullmatch(pattern, name):
             return limit, "the limit for this model"
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     slowdown = health.states.get("slowdown_c") if health else None
     if isinstance(slowdown, int | float) and not isinstance(slowdown, bool) and slowdown > 0:
         return float(slowdown), "its driver's slowdown temperature"
     return None, "no limit is known for this model"
 
 
-def _power(gpu: Gpu, watts: Sequence[float], setting: CheckContext) -> Finding:
+def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
     if not watts:
         return judge.missing(NAME, "power", gpu.uuid, "the driver did not report power")
-    health = setting.before.get(gpu.uuid)
+    health = context.before.get(gpu.uuid)
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
@@ -232,7 +232,7 @@ def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
         )
 
 
-def _speeds(results: dict[str, Values], setting: CheckContext) -> Iterable[Finding]:
+def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Finding]:
     """Held against equals and the past. Alone and for the first time it is told, not judged: gemm judges speed."""
     measured = [
         Measurement(
@@ -245,7 +245,7 @@ def _speeds(results: dict[str, Values], setting: CheckContext) -> Iterable[Findi
         )
         for gpu, result in results.items()
     ]
-    for finding in judge.judge(measured, setting):
+    for finding in judge.assess(measured, context):
         if finding.code.endswith("-no-yardstick"):
             told = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
             yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
@@ -339,6 +339,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

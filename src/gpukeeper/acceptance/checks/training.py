@@ -19,13 +19,13 @@ SMALL = {"steps": 4, "width": 64, "sentences": 2}
 METHOD = "training/adamw/seed80"
 
 
-def ask(serving: CheckSize, setting: CheckContext) -> ProbeRequest:
-    params = params_of(NAME, serving, setting)
-    refuse(NAME, impossible(params))
+def request(serving: CheckSize, context: CheckContext) -> ProbeRequest:
+    params = params_of(NAME, serving, context)
+    refuse(NAME, invalid_params(params))
     return ProbeRequest(probe=NAME, params=params, deadline_s=60 + 10 * serving.seconds)
 
 
-def impossible(params: Mapping[str, Any]) -> Iterable[str]:
+def invalid_params(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy GPU could pass with, or any would; refused before anything runs."""
     if float(params.get("epochs", 2)) < 2:
         yield f"epochs {params['epochs']} cannot show that the loss falls; use 2 or more"
@@ -38,12 +38,12 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
 
 
-def read(trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
-    wanted = params_of(NAME, trial.serving, setting).get("min_fall", MIN_FALL)
+def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
+    wanted = params_of(NAME, trial.serving, context).get("min_fall", MIN_FALL)
     least = float(wanted) if isinstance(wanted, int | float) else MIN_FALL
     results, findings = answers.read_each(NAME, trial, lambda gpu, result: _of(gpu, result, least))
     hashes = {gpu: said for gpu, result in results.items() if (said := _said(result))}
-    votes = answers.against_majority(hashes, setting)
+    votes = answers.against_majority(hashes, context)
     return (*findings, *(_vote(gpu, stand, n, results[gpu]) for gpu, (stand, n) in votes.items()))
 
 
@@ -206,6 +206,6 @@ CHECK = Check(
             small=SMALL,
         ),
     ),
-    ask=ask,
-    read=read,
+    request=request,
+    interpret=interpret,
 )

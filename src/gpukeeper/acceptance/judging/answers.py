@@ -48,13 +48,13 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def against_majority(values: Mapping[str, str], setting: CheckContext) -> dict[str, tuple[str, int]]:
+def against_majority(values: Mapping[str, str], context: CheckContext) -> dict[str, tuple[str, int]]:
     """Of GPUs of one model that should all say the same: by uuid how one stands, and among how many.
 
     "like" the majority, "odd" against it, or "split": they differ, and no majority says which one is wrong.
     """
     found: dict[str, tuple[str, int]] = {}
-    for group in _by_model(values, setting):
+    for group in _by_model(values, context):
         said, votes = Counter(values[gpu] for gpu in group).most_common(1)[0]
         decided = votes * 2 > len(group)  # never among two that differ: nobody knows which one is wrong
         for gpu in group:
@@ -63,11 +63,11 @@ def against_majority(values: Mapping[str, str], setting: CheckContext) -> dict[s
     return found
 
 
-def _by_model(values: Mapping[str, str], setting: CheckContext) -> Iterable[list[str]]:
+def _by_model(values: Mapping[str, str], context: CheckContext) -> Iterable[list[str]]:
     """Alone in its group it has nobody to be held against; nor has one whose model is not known."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for gpu in values:
-        one = setting.gpu(gpu)
+        one = context.gpu(gpu)
         if isinstance(one.name, str):
             groups.setdefault((one.name, one.profile), []).append(gpu)
     return (group for group in groups.values() if len(group) > 1)

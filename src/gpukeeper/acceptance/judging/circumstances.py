@@ -39,18 +39,18 @@ def is_slow(finding: Finding) -> bool:
     return judged and (finding.unit in SPEED_UNITS or finding.code.endswith(SPEED_CODES))
 
 
-def qualified(findings: Iterable[Finding], trial: CheckRun, setting: CheckContext) -> tuple[Finding, ...]:
+def qualified(findings: Iterable[Finding], trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
     """The findings of one try of a check, by what else was going on while it ran."""
-    if setting.small:
+    if context.small:
         return tuple(findings)
-    return tuple(_qualified(one, trial, setting) if is_slow(one) else one for one in findings)
+    return tuple(_qualified(one, trial, context) if is_slow(one) else one for one in findings)
 
 
-def _qualified(finding: Finding, trial: CheckRun, setting: CheckContext) -> Finding:
-    gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in setting.gpus]
+def _qualified(finding: Finding, trial: CheckRun, context: CheckContext) -> Finding:
+    gpus = [finding.gpu] if finding.gpu is not None else [gpu.uuid for gpu in context.gpus]
     if disturbed := [words for gpu in gpus if (words := disturbance(gpu, trial.around))]:
         return _not_judged(finding, "disturbed", disturbed[0], Remedy.RETEST)
-    if held := [words for gpu in gpus if (words := settings.held_back(gpu, trial, setting))]:
+    if held := [words for gpu in gpus if (words := settings.held_back(gpu, trial, context))]:
         return _not_judged(finding, "held-back", held[0], Remedy.RESET_SETTING)
     return finding
 

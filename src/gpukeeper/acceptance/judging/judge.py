@@ -22,13 +22,13 @@ USUAL_MARGIN = 0.10  # between floor and reference, where no reference is known
 NOTHING = Thresholds()
 
 
-def judge(measurements: Sequence[Measurement], setting: CheckContext, *, confirm: bool = True) -> tuple[Finding, ...]:
+def assess(measurements: Sequence[Measurement], context: CheckContext, *, confirm: bool = True) -> tuple[Finding, ...]:
     """All measurements of one check and metric: one of each GPU, or the node's one. A finding for each, in their order.
 
     A node's figure is held against the limits of its GPUs' model, and against the history under the node's name.
     """
-    trials = [_try(one, setting) for one in measurements]
-    return tuple(_finding(one, _equals(one, trials), setting, confirm) for one in trials)
+    trials = [_try(one, context) for one in measurements]
+    return tuple(_finding(one, _equals(one, trials), context, confirm) for one in trials)
 
 
 def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
@@ -44,12 +44,12 @@ def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
     )
 
 
-def limits_of(one: Measurement | Finding, setting: CheckContext) -> Thresholds:
+def limits_of(one: Measurement | Finding, context: CheckContext) -> Thresholds:
     """What it is held against; nothing, if that is for another method.
 
     Of a node with several models: nothing, since nobody knows which of them it should be like.
     """
-    limits = _limits(one, setting)
+    limits = _limits(one, context)
     return limits if _is_for(limits, one.method) else NOTHING
 
 
@@ -99,17 +99,17 @@ class _LayerResult:
     action: Remedy = Remedy.NONE
 
 
-def _try(one: Measurement, setting: CheckContext) -> _Assessment:
-    found = _limits(one, setting)
+def _try(one: Measurement, context: CheckContext) -> _Assessment:
+    found = _limits(one, context)
     alien = "" if _is_for(found, one.method) else found.method
-    return _Assessment(one, _figure(one), limits_of(one, setting), peers.stratum(one, setting), alien)
+    return _Assessment(one, _figure(one), limits_of(one, context), peers.stratum(one, context), alien)
 
 
-def _limits(one: Measurement | Finding, setting: CheckContext) -> Thresholds:
+def _limits(one: Measurement | Finding, context: CheckContext) -> Thresholds:
     if one.gpu is not None:
-        return setting.limits(setting.gpu(one.gpu), one.check, one.metric, one.method)
-    alike = len({gpu.name for gpu in setting.gpus if isinstance(gpu.name, str)}) == 1
-    return setting.limits(setting.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
+        return context.limits(context.gpu(one.gpu), one.check, one.metric, one.method)
+    alike = len({gpu.name for gpu in context.gpus if isinstance(gpu.name, str)}) == 1
+    return context.limits(context.gpus[0], one.check, one.metric, one.method) if alike else NOTHING
 
 
 def _is_for(limits: Thresholds, method: str) -> bool:
@@ -140,12 +140,12 @@ def _equals(one: _Assessment, trials: Iterable[_Assessment]) -> tuple[Figure, ..
     )
 
 
-def _finding(one: _Assessment, equals: tuple[Figure, ...], setting: CheckContext, confirm: bool) -> Finding:
+def _finding(one: _Assessment, equals: tuple[Figure, ...], context: CheckContext, confirm: bool) -> Finding:
     asked = one.measurement
     if one.figure is None:
         return _no_number(asked)
     standing = peers.stand(one.figure, equals) if not one.implausible else None
-    before = history.earlier(asked, setting.history.get(_identity(asked, setting), ()))
+    before = history.earlier(asked, context.history.get(_identity(asked, context), ()))
     past = history.compare(one.figure, before, lower_is_better=asked.lower_is_better)
     layers = (_by_floor(one, one.figure), _by_peers(one, standing), _by_history(one, past))
     verdict, decided = _worst(one, layers)
@@ -176,8 +176,8 @@ def _finding(one: _Assessment, equals: tuple[Figure, ...], setting: CheckContext
     )
 
 
-def _identity(one: Measurement, setting: CheckContext) -> str:
-    return setting.machine.node if one.gpu is None else setting.gpu(one.gpu).identity
+def _identity(one: Measurement, context: CheckContext) -> str:
+    return context.machine.node if one.gpu is None else context.gpu(one.gpu).identity
 
 
 def _no_number(asked: Measurement) -> Finding:

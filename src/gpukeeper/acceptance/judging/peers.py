@@ -43,20 +43,20 @@ class PeerComparison:
     loss: float  # share below the median; negative: above it
 
 
-def stratum(measurement: Measurement, setting: CheckContext) -> Stratum | None:
+def stratum(measurement: Measurement, context: CheckContext) -> Stratum | None:
     """Only equals are compared. None: it cannot be said what it is equal to."""
     if measurement.gpu is None:
         return None
-    gpu = setting.gpu(measurement.gpu)
+    gpu = context.gpu(measurement.gpu)
     if isinstance(gpu.name, Unknown):
         return None
-    return (gpu.name, gpu.profile, power_limit(measurement.gpu, setting), measurement.method, measurement.unit)
+    return (gpu.name, gpu.profile, power_limit(measurement.gpu, context), measurement.method, measurement.unit)
 
 
-def power_limit(uuid: str, setting: CheckContext) -> int | None:
+def power_limit(uuid: str, context: CheckContext) -> int | None:
     """In watts. None: not known; those are compared among themselves."""
-    seen = setting.before.get(uuid)
-    limit = seen.states.get("power_limit_w") if seen else setting.gpu(uuid).facts.get("power_limit_w")
+    seen = context.before.get(uuid)
+    limit = seen.states.get("power_limit_w") if seen else context.gpu(uuid).facts.get("power_limit_w")
     return round(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) else None
 
 

@@ -75,14 +75,14 @@ def refuse_impossible(wish: RunRequest, checks: Sequence[Check]) -> None:
 
     gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(max(wish.expected or 2, 2)))
     machine = Machine(node="here", gpus=gpus)
-    setting = CheckContext(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Thresholds())
+    context = CheckContext(wish=wish, machine=machine, gpus=gpus, limits=lambda *_: Thresholds())
     problems: dict[str, None] = {}
     for check in checks:
-        if check.ask is None or check.name not in wish.params:
+        if check.request is None or check.name not in wish.params:
             continue
         for serving in check.servings:
             try:
-                check.ask(serving, setting)
+                check.request(serving, context)
             except (UsageError, ValueError) as problem:
                 words = str(problem).removesuffix(NOTHING).rstrip().removeprefix(f"{check.name}: ")
                 problems[f"--set {check.name}: {words}"] = None

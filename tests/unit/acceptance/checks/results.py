@@ -13,11 +13,11 @@ SERVING = CheckSize(depth=0, seconds=1, worth=1, what="")
 
 
 def node(count: int = 8, name: str = machines.H200, **more: Any) -> CheckContext:
-    return machines.setting(machines.gpus(count, name), **more)
+    return machines.context(machines.gpus(count, name), **more)
 
 
 def cpu(count: int = 2, **wish: Any) -> CheckContext:
-    return machines.setting(machines.gpus(count, "CPU"), wish=RunRequest(device="cpu", **wish))
+    return machines.context(machines.gpus(count, "CPU"), wish=RunRequest(device="cpu", **wish))
 
 
 def trial(results: Sequence[dict[str, Any]] | dict[int, ProbeReply]) -> CheckRun:

@@ -21,9 +21,9 @@ def trial(check: Check, *said: Mapping[str, Any] | ProbeFailure, depth: int = 0)
 
 
 def read(
-    check: Check, setting: CheckContext, *said: Mapping[str, Any] | ProbeFailure, depth: int = 0
+    check: Check, context: CheckContext, *said: Mapping[str, Any] | ProbeFailure, depth: int = 0
 ) -> tuple[Finding, ...]:
-    return check.read(trial(check, *said, depth=depth), setting)
+    return check.interpret(trial(check, *said, depth=depth), context)
 
 
 def codes(findings: Sequence[Finding], gpu: int | None = None) -> list[str]:

@@ -8,14 +8,14 @@ from gpukeeper.acceptance.judging import judge
 from gpukeeper.acceptance.judging.power import detection_power
 from gpukeeper.acceptance.record import Finding, Power, Thresholds
 from gpukeeper.model.grade import Grade
-from tests.unit.acceptance.machines import gpus, measured, past, setting
+from tests.unit.acceptance.machines import context, gpus, measured, past
 
 FLOOR = Thresholds(floor=702, warn=741, reference=780, ceiling=1009)
 
 
 def power_of(n: int, limits: Thresholds, value: float = 780, **more: object) -> Power:
-    here = setting(gpus(n), limits=limits, **more)
-    found = detection_power(judge.judge(measured(*[value] * n), here), here)
+    here = context(gpus(n), limits=limits, **more)
+    found = detection_power(judge.assess(measured(*[value] * n), here), here)
     assert len(found) == 1
     return found[0]
 
@@ -54,4 +54,4 @@ def test_nothing_to_hold_it_against_finds_nothing() -> None:
 
 def test_a_finding_without_a_figure_has_no_power() -> None:
     told = Finding(check="health", verdict=Grade.PASS, code="health-ok", message="Fine.")
-    assert detection_power([told], setting(gpus(1))) == ()
+    assert detection_power([told], context(gpus(1))) == ()
