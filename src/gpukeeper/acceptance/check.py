@@ -1,4 +1,4 @@
-"""What a check is: a question to a probe and how to read its answer. Each lives in checks/, catalog.py lists them."""
+"""What a check is: a request to a probe, and how its result is interpreted. One check, one file in checks/."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Health, Reading
 from gpukeeper.model.grade import Past
 
-ALWAYS = ("environment", "health")  # they cost nothing, and without them nobody knows what was tested
+ALWAYS = ("environment", "health")  # they cost nothing, and without them it is unknown what was tested
 
 
 class RunMode(StrEnum):
-    """What its answers come from."""
+    """What a check runs on."""
 
-    LOOK = "look"  # what driver, kernel and machine say; nothing runs
-    EACH = "each"  # a probe on every GPU, on all of them at once
+    LOOK = "look"  # reads driver, kernel and machine; runs nothing
+    EACH = "each"  # a probe on every GPU, on all GPUs at the same time
     TOGETHER = "together"  # one probe over all GPUs, a rank for each
 
 
 class CheckSize(msgspec.Struct, frozen=True, kw_only=True):
-    """One size of a check. A deeper one takes the place of the shallower ones of the same check."""
+    """One size of a check. A deeper one replaces the shallower ones of the same check."""
 
     depth: int  # 0 quick, 1 minutes, 2 half an hour, 3 hours
     seconds: float  # what it takes on a GPU, as estimated
-    worth: float  # how much it tells, beside the others; chosen by worth per minute
+    worth: float  # how informative it is, relative to the others; the most informative per minute are chosen first
     what: str  # "bf16 and fp8, one second each"
     params: Values = {}
     small: Values = {}  # over `params` where there is no GPU
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for."""
+    """What the user requested."""
 
     device: str = "cuda"  # cuda, cpu or simulated
     expected: int | None = None  # GPUs that must be here
@@ -51,17 +51,17 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class CheckRun:
-    """A check that ran: what it was, and what came back, by the GPU's uuid (each) or the rank's number (together)."""
+    """A check that was run: its size, and the replies, by uuid of the GPU (each) or by rank (together)."""
 
     serving: CheckSize
     answers: Mapping[str, ProbeReply] = field(default_factory=dict)
     seconds: float = 0.0
-    around: tuple[Mapping[str, Health], ...] = ()  # by uuid: the looks right before and right after it
+    around: tuple[Mapping[str, Health], ...] = ()  # by uuid: health read right before and right after it
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check reads its answers in: the machine, what is known of it, and what it is held against."""
+    """What a check needs to interpret its results: the machine, its state, and the values to compare with."""
 
     wish: RunRequest
     machine: Machine
@@ -78,7 +78,7 @@ class CheckContext:
 
     @property
     def small(self) -> bool:
-        """There is no GPU: the same code on figures that a CPU can bear."""
+        """There is no GPU: the same code with sizes for a CPU."""
         return self.wish.device == "cpu"
 
 
@@ -101,7 +101,7 @@ class Check:
 
 
 def params_of(check: str, serving: CheckSize, context: CheckContext) -> dict[str, object]:
-    """What the probe is given: the serving's figures, then those for a CPU, the person's, and injected faults."""
+    """Parameters of the probe: of the size, then those for a CPU, those of the user, and injected faults."""
     small = serving.small if context.small else {}
     given = {**serving.params, **small, **context.wish.params.get(check, {})}
     injected = context.wish.inject.get(check)
@@ -109,7 +109,7 @@ def params_of(check: str, serving: CheckSize, context: CheckContext) -> dict[str
 
 
 def refuse(check: str, problems: Iterable[str]) -> None:
-    """Settings that no healthy GPU could pass with, or that any would. Raises UsageError with all of them."""
+    """Raises UsageError with all problems: parameters with which no GPU can pass, or every GPU passes."""
     told = list(problems)
     if told:
         raise UsageError(f"{check}: {'; '.join(told)}. Nothing was run.")

@@ -67,7 +67,7 @@ def _gpus(report: Report) -> tuple[Gpu, ...]:
 
 
 def _tallies(report: Report, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> tuple[GpuSummary, ...]:
-    """The worse of what the file says and what its findings say, of GPUs that the machine lists."""
+    """The worse of the stored verdict and the verdict of its findings, for GPUs that the machine lists."""
     stored = {one.gpu: one for one in report.tallies}
     found = []
     for one in tally.of_gpus(gpus, findings, {}, 0.0):

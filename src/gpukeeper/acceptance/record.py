@@ -52,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe is asked to do."""
+    """What a probe is to do."""
 
     probe: str
     params: Values = {}
@@ -68,7 +68,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
-    """A probe that gave no measurement."""
+    """A probe that returned no measurement."""
 
     kind: str  # one of acceptance/judging/messages.py
     words: str
@@ -79,7 +79,7 @@ ProbeReply: TypeAlias = ProbeResult | ProbeFailure
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement is held against. None: there is none."""
+    """What a measurement is compared with. None: there is no such limit."""
 
     floor: float | None = None  # below it FAIL
     warn: float | None = None  # below it WARN
@@ -133,7 +133,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotTested(msgspec.Struct, frozen=True, kw_only=True):
-    """Coverage: what was left out, and why."""
+    """Coverage: what was skipped, and why."""
 
     check: str
     what: str = ""
@@ -152,7 +152,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """What this run would have found: the smallest loss of a figure that it fails or warns about."""
+    """Detection limit of this run: the smallest loss of a value that fails or warns."""
 
     check: str
     metric: str

@@ -85,7 +85,7 @@ class RunConfig:
 
 @dataclass
 class RunState:
-    """What was seen so far."""
+    """Results so far."""
 
     order: RunConfig
     started: datetime
@@ -129,7 +129,7 @@ class RunState:
 
 
 async def accept(workbench: Workbench, order: RunConfig, clock: Clock, stop: asyncio.Event | None = None) -> Report:
-    """`stop`: set by whoever interrupts. The report then says so and is never a pass."""
+    """`stop`: set to interrupt the run. The report is then marked as interrupted and is never a pass."""
     stop = stop or asyncio.Event()
     run = await _observe(workbench, order, clock)
     programme = suite.choose(order.checks, order.wish, run.gpus)
@@ -168,7 +168,7 @@ async def _observe(workbench: Workbench, order: RunConfig, clock: Clock) -> RunS
 
 
 def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
-    """A GPU that was asked for by name and is not here must not make the others look tested."""
+    """A requested GPU that does not exist is an error: the verdict must not be about the others only."""
     unknown = [name for name in names if not tally.wanted(gpus, (name,))]
     if unknown:
         here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
@@ -176,7 +176,7 @@ def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
 
 
 async def _look(workbench: Workbench, run: RunState, check: str = "") -> dict[str, Health]:
-    """Every GPU now. What cannot be seen leaves its entry out, and the health check says so."""
+    """Health of every GPU now. One that cannot be read has no entry; the health check reports it."""
     try:
         seen = await workbench.health()
         run.readings += [msgspec.structs.replace(one, check=check) for one in await workbench.readings()]
@@ -208,7 +208,7 @@ def changes(before: Mapping[str, Health], after: Mapping[str, Health], check: st
 
 
 class _Interrupted(Exception):
-    """Somebody interrupted the run."""
+    """The run was interrupted."""
 
 
 async def _act(workbench: Workbench, run: RunState, programme: CheckPlan, clock: Clock, stop: asyncio.Event) -> None:
@@ -260,7 +260,7 @@ def _replaced_anyway(run: RunState, one: PlannedCheck) -> str | None:
 
 
 def _not_run(run: RunState, check: Check, why: str) -> tuple[Finding, ...]:
-    """It was to run and did not: a verdict without it would claim what nobody saw."""
+    """It was planned and did not run: a verdict without it would claim more than was tested."""
     words = f"{check.name} did not run: {why}. Run it again with more time (--within)."
     return _unmeasured(run, check, "not-run", words)
 
@@ -351,7 +351,7 @@ def _suspects(tries: Sequence[tuple[Finding, ...]]) -> set[str | None]:
 async def _ask(
     workbench: Workbench, run: RunState, one: PlannedCheck, clock: Clock, gpus: Sequence[str], *, again: bool = False
 ) -> CheckRun:
-    """`gpus`: whom to ask, where each is asked on its own."""
+    """`gpus`: the GPUs to run on, where each has its own probe."""
     assert one.check.request is not None, f"{one.check.name} has nothing to run"
     began, before = clock.now(), dict(run.last)
     job = one.check.request(one.serving, run.context())
@@ -380,7 +380,7 @@ def _add_busy(run: RunState, answers: Mapping[str, ProbeReply]) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """The work's findings; or, when somebody interrupts, the work is ended first."""
+    """The findings of the work; if the run is interrupted, the work is ended first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -29,7 +29,7 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """A machine to plant faults on. `words`: what people read of it."""
+    """A machine to inject faults on. `words`: its name in the output."""
 
     workbench: Workbench
     clock: Clock
@@ -51,7 +51,7 @@ class FaultCase:
 
 @dataclass(frozen=True)
 class ProbeFault:
-    """On this machine: what a probe is told to do wrong."""
+    """On this machine: the fault that is injected into a probe."""
 
     check: str
     inject: Mapping[str, Any]
@@ -123,7 +123,7 @@ async def self_test(bed: SelfTestSetup) -> SelfTestOutcome:
 
 
 def outcome(attempts: Sequence[Attempt], bed: SelfTestSetup) -> SelfTestOutcome:
-    """Without probes on this machine nobody knows whether its own detectors work."""
+    """Without probes on this machine it is unknown whether its detectors work."""
     missed = [one for one in attempts if not one.caught]
     found = f"{len(attempts) - len(missed)} of {len(attempts)} attempts had the expected result"
     if missed:
@@ -165,7 +165,7 @@ async def _simulated(bed: SelfTestSetup, fault: FaultCase) -> Attempt:
 
 
 class _CachedWorkbench:
-    """A workbench whose machine is looked at once: to ask PyTorch anew for every attempt takes seconds."""
+    """A workbench that reads its machine once: starting PyTorch for every attempt takes seconds."""
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
@@ -202,7 +202,7 @@ async def _done(attempt: Attempt) -> Attempt:
 
 
 async def _clean(bed: SelfTestSetup, place: FaultTarget, check: str) -> tuple[Attempt, tuple[str, ...]]:
-    """Nothing is planted and nothing may be found; and the kinds of numbers that it could test."""
+    """No fault is injected and none may be found; also the data types that were tested."""
     report = await _run(bed, place, RunRequest(device=place.device, only=(check,), within_s=SHORT_S))
     own = [one for one in report.findings if one.check == check]
     wrong = [one for one in own if one.verdict is Grade.FAIL]

@@ -1,4 +1,4 @@
-"""Which checks fit into the time: the most telling per minute first, and what was left out is named. Pure."""
+"""Which checks fit into the available time: most informative checks first. Lists what is skipped. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpukeeper.acceptance.record import NotTested
 from gpukeeper.model.gpu import Gpu
 
 NOT_ASKED_FOR = "not among the checks asked for"
-START_S = 12.0  # programs that start, PyTorch that loads, the last look
+START_S = 12.0  # starting programs, loading PyTorch, the last read of health
 SPANS = (("1m", 60.0), ("5m", 300.0), ("30m", 1800.0), ("4h", 14400.0), ("24h", 86400.0))
 
 
@@ -22,7 +22,7 @@ class PlannedCheck:
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """What will run, in the catalog's order, and what will not."""
+    """What will run, in the order of the catalog, and what will not."""
 
     chosen: tuple[PlannedCheck, ...]
     left_out: tuple[NotTested, ...]
@@ -67,11 +67,11 @@ def _why_not(check: Check, wish: RunRequest, gpus: Sequence[Gpu]) -> str | None:
 
 
 def _within(checks: Iterable[Check], seconds: float, *, everything: bool) -> dict[str, CheckSize]:
-    """First every check once, then deeper ones, each time the one that tells most per minute and still fits."""
+    """First every check once, then deeper sizes; each time the most informative per minute that still fits."""
     offers = list(checks)
     taken: dict[str, CheckSize] = {}
     left = seconds - START_S
-    if everything:  # what was asked for by name runs, however long it takes; deeper only where there is time
+    if everything:  # selected checks run, however long they take; deeper sizes only if there is time
         taken = {check.name: check.servings[0] for check in offers}
         left -= sum(one.seconds for one in taken.values())
     while best := _best(offers, taken, left):

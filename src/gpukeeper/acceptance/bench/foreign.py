@@ -1,4 +1,4 @@
-"""Who else computes on a GPU that is being tested. Looks only; a measurement beside somebody else's work says nothing.
+"""Other processes on a GPU under test. Only reads; a measurement next to other work is not valid.
 
 By descriptors, as `holders` finds them, without our own processes and without those that only watch: a program that
 computes also has /dev/nvidia-uvm open. What cannot be seen from here is Unknown, and says why.

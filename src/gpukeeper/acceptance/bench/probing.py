@@ -105,7 +105,7 @@ class ProbeWorker:
         return None if self._process is None else self._process.pid
 
     async def hello(self) -> dict[str, Any] | ProbeFailure:
-        """What it says of PyTorch and its GPU; starts it."""
+        """Starts it; returns what it reports about PyTorch and its GPU."""
         if self._process is not None and self._process.exit_code is None:
             return self._hello
         await self.close()
@@ -281,7 +281,7 @@ def gather(
 
 
 def answer_of(rank: int, left: RanksOutput) -> ProbeReply:
-    """Pure. torchrun says that some rank failed; why is what that rank said itself."""
+    """Pure. torchrun reports that a rank failed; the reason is in the output of that rank."""
     record = left.records.get(rank)
     if record is not None and isinstance(record.get("done"), dict):
         done = dict(record["done"])
@@ -305,7 +305,7 @@ def answer_of(rank: int, left: RanksOutput) -> ProbeReply:
 
 
 def _late(rank: int, words: str, left: RanksOutput) -> ProbeFailure:
-    """Whoever waits at the meeting point for somebody who never comes is not the one that hangs."""
+    """A rank that waits in the rendezvous for another one is not the one that hangs."""
     waiting = [one for one, stage in left.stages.items() if stage == "rendezvous"]
     stage = left.stages.get(rank, "")
     came = f"last stage: {stage!r}" if stage else "it had not started"

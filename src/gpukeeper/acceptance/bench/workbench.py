@@ -1,4 +1,4 @@
-"""The machine we run on, with its GPUs, as the workbench of an acceptance run: looks at it, and runs probes on it.
+"""The local machine with its GPUs as the workbench of an acceptance run: reads its state, and runs probes on it.
 
 With `cpu` the CPU stands in for GPUs: the same probes, the same answers, nothing to look at. Closed by whoever opened
 it; should we be killed, everything it started ends by itself.
@@ -143,7 +143,7 @@ class LocalWorkbench:
 
     @property
     def logs(self) -> Mapping[str, str]:
-        """What probes, ranks and NCCL said on their way, by the name of a file; the last of it."""
+        """The last output of probes, ranks and NCCL, by file name."""
         return {**{f"worker-{gpu}.log": words for gpu, words in self._workers.words.items()}, **self._logs}
 
     def _cpus(self, environment: Mapping[str, Fact]) -> tuple[Gpu, ...]:

@@ -258,7 +258,7 @@ def _left_out(name: str, curves: Sequence[Curve]) -> tuple[Finding, ...]:
 
 
 def _switched(name: str, said: Values) -> tuple[Finding, ...]:
-    """What a variant forbids must not be among the ways that NCCL says it took; else it measured the usual thing."""
+    """A transport that the variant forbids must not be in NCCL's log; otherwise the default was measured."""
     variant = said.get("variant")
     if variant == "default":
         return ()

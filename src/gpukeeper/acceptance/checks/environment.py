@@ -1,4 +1,4 @@
-"""Is this the machine that was promised, and can it be tested? Looks at counts, versions and limits; runs nothing.
+"""Is this the expected machine, and can it be tested? Reads counts, versions and limits; runs nothing.
 
 Expected GPUs that are missing are the one fault that every other check overlooks.
 """
@@ -94,7 +94,7 @@ def _bus(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    """Not there, or there and unable to use this GPU: said before anything else is tried (C1.9)."""
+    """Not installed, or not able to use this GPU: reported before anything else is tried (C1.9)."""
     torch, why = machine.environment.get("torch", Unknown("not checked")), machine.environment.get("torch_why")
     said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
     if isinstance(torch, str) and not said:

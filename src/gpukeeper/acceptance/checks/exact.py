@@ -1,4 +1,4 @@
-"""Whether each GPU multiplies rightly, to the last bit, for every kind of number."""
+"""Whether matrix products are exact on each GPU, for every data type."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) ->
 
 
 def _votes(results: Mapping[str, Values], dtypes: list[str], context: CheckContext) -> Iterable[Finding]:
-    """The same figures give the same bits on every GPU of a model. Said only where they did not."""
+    """The same figures give the same bits on every GPU of a model. Reported only where they differ."""
     for dtype in dtypes:
         digests = {
             gpu: str(record["digest"])

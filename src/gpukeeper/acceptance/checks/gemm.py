@@ -1,4 +1,4 @@
-"""How fast each GPU multiplies matrices, by kind of number."""
+"""How fast each GPU multiplies matrices, by data type."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
 def _judged(
     metric: str, records: Mapping[str, Mapping[str, Any]], results: Mapping[str, Values], context: CheckContext
 ) -> Iterable[Finding]:
-    """All GPUs at once, since each is held against the others."""
+    """All GPUs together, since each is compared with the others."""
     unable = {gpu: str(record["unsupported"]) for gpu, record in records.items() if record.get("unsupported")}
     yield from (_unsupported(metric, gpu, why) for gpu, why in unable.items())
     measured = [
@@ -80,7 +80,7 @@ def _judged(
 
 
 def _evidence(metric: str, result: Values) -> dict[str, Any]:
-    """What is told beside the figure: how it compares with other sizes, and the old kit's products."""
+    """Reported in addition: values of other sizes, and the products of the legacy kit."""
     told: dict[str, Any] = {}
     sizes = {size: float(one) for size, one in _record(result, "sweep", metric).items()}
     if sizes:

@@ -1,4 +1,4 @@
-"""How each GPU is before, during and after the run, by what driver and kernel say. Counters are judged by their change.
+"""Health of each GPU before, during and after the run, as driver and kernel report it. Counters are judged by change.
 
 The rules are data: a signal, from where on it is bad, what that means and what to do. A signal that the model does not
 have says nothing; one that matters and could not be read leaves the verdict open.
@@ -73,7 +73,7 @@ def _of_gpu(gpu: Gpu, context: CheckContext) -> list[Finding]:
 
 
 def _steps(uuid: str, context: CheckContext) -> Iterator[tuple[str, Health, Health]]:
-    """The looks at one GPU in their order: what ran, the look before it, the one after it."""
+    """Reads of one GPU in their order: the check that ran, the read before it, the one after it."""
     last = context.before.get(uuid)
     for check, looks in (*context.at_check.items(), ("the end", context.after)):
         look = looks.get(uuid)
@@ -83,7 +83,7 @@ def _steps(uuid: str, context: CheckContext) -> Iterator[tuple[str, Health, Heal
 
 
 def _unknown(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
-    """In every look: a counter that fell silent on the way may have risen since."""
+    """In every read: a counter that became unreadable during the run may have risen since."""
     unread: dict[str, str] = {}
     for look in looks:
         facts: Mapping[str, Fact] = {**look.counters, **look.states}
@@ -194,7 +194,7 @@ def _rises(gpu: Gpu, context: CheckContext) -> Iterator[Finding]:
 
 
 def _rise(rule: RiseRule, earlier: Health, later: Health) -> tuple[float, float] | None:
-    """The rise, and what its limits are held against."""
+    """The rise, and the value that is compared with its limits."""
     was, now = earlier.counters.get(rule.counter), later.counters.get(rule.counter)
     if not isinstance(was, int) or not isinstance(now, int) or now <= was:
         return None
@@ -210,7 +210,7 @@ def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Find
 
 
 def _kernel(gpu: Gpu, looks: Sequence[Health], context: CheckContext) -> Iterator[Finding]:
-    """Of all looks: what was read once stays true when the log is overwritten or closed to us."""
+    """Of all reads: what was read once stays true when the log is overwritten or closed to us."""
     unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
     if unread is not None:
         words = f"GPU errors in the kernel log (Xids) could not be read: {unread.why}"

@@ -130,7 +130,7 @@ def _median(pair: Values) -> float:
 
 
 def _way(pair: Values, context: CheckContext) -> str:
-    """As the driver says the two are connected; through the machine's memory where they cannot reach each other."""
+    """The connection of the pair as the driver reports it; "host" if there is no direct access."""
     if not pair.get("p2p"):
         return "host"
     first, second = (ranks.uuid(int(pair[end]), context) or "" for end in ("from", "to"))

@@ -114,7 +114,7 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
 
 
 def _sampled(gpu: Gpu, context: CheckContext) -> Iterable[Finding]:
-    """What the driver said meanwhile. The first seconds are left out: the load was not full yet."""
+    """What the driver reported during the load. The first seconds are skipped: the load is not full yet."""
     own = [one for one in context.readings if one.uuid == gpu.uuid and one.check == NAME]
     start = min((one.at for one in own), default=0.0) + WARM_S
     loaded = [one for one in own if one.at >= start]
@@ -144,7 +144,7 @@ def _use(gpu: Gpu, use: Sequence[float], context: CheckContext) -> Finding:
 
 
 def _without_use(gpu: Gpu, context: CheckContext) -> Finding:
-    """Drivers never say it of a slice: then nothing is missing."""
+    """Drivers do not report it for a slice: then nothing is missing."""
     missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not report utilization")
     health = context.before.get(gpu.uuid)
     fact = health.states.get("utilisation") if health else None
@@ -178,7 +178,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Find
 
 
 def hot_limit(gpu: Gpu, context: CheckContext) -> tuple[float | None, str]:
-    """In °C, and whose word it is."""
+    """In °C, and its source."""
     name = gpu.name if isinstance(gpu.name, str) else ""
     for pattern, limit in HOT:
         if re.fullmatch(pattern, name):
@@ -233,7 +233,7 @@ def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
 
 
 def _speeds(results: dict[str, Values], context: CheckContext) -> Iterable[Finding]:
-    """Held against equals and the past. Alone and for the first time it is told, not judged: gemm judges speed."""
+    """Compared with peers and history. Without either it is reported, not judged: gemm judges speed."""
     measured = [
         Measurement(
             check=NAME,

@@ -1,4 +1,4 @@
-"""How the GPUs reach each other, and how they are cut into slices. Told, and compared between equal pairs."""
+"""Connections between GPUs, and MIG slices. Reported, and compared between equal pairs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _slices(context: CheckContext) -> Iterator[Finding]:
 
 
 def _pairs(context: CheckContext) -> Iterator[Finding]:
-    """Where NVLink is expected, every pair has it; elsewhere the pairs of one model are told when they differ."""
+    """Where NVLink is expected, every pair has it; elsewhere pairs of one model are reported if they differ."""
     unknown = [pair for pair in _of_equals(context) if links_expected(pair[0]) and not _way(*pair, context)]
     if unknown:
         names = ", ".join(f"{one.index} and {two.index}" for one, two in unknown[:4])

@@ -81,7 +81,7 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
 
 
 def _not_finite(gpu: str, runs: list[Mapping[str, Any]]) -> Iterable[Finding]:
-    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Said only where it is so."""
+    """The transformer's losses: no figure twice alike, to the bit, is still no figure. Reported only in that case."""
     losses = [float(run[name]) for run in runs for name in ("loss_start", "loss_end")]
     if not all(math.isfinite(loss) for loss in losses):
         yield Finding(
@@ -117,7 +117,7 @@ def _repeat(gpu: str, result: Values) -> Finding:
 
 
 def _first_difference(result: Values) -> str:
-    """Where the two runs part: the step says when it happened."""
+    """The step at which the two runs differ first."""
     for what, runs in (("classifier", result["runs"]), ("transformer", _transformer(result))):
         if len(runs) < 2:
             continue

@@ -1,4 +1,4 @@
-"""What probes said, sorted: results to read, and a finding for each probe that gave none."""
+"""Replies of probes: results to interpret, and a finding for each probe that returned none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukeeper.acceptance.record import Finding, ProbeFailure, Values
 
 
 def of_gpus(check: str, trial: CheckRun) -> tuple[dict[str, Values], tuple[Finding, ...]]:
-    """By uuid what a probe measured; and what is to be said of those that measured nothing."""
+    """By uuid the result of each probe, and findings about probes without a result."""
     results: dict[str, Values] = {}
     findings = []
     for gpu, answer in trial.answers.items():
@@ -27,7 +27,7 @@ def of_gpus(check: str, trial: CheckRun) -> tuple[dict[str, Values], tuple[Findi
 def read_each(
     check: str, trial: CheckRun, read: Callable[[str, Values], Iterable[Finding]]
 ) -> tuple[dict[str, Values], tuple[Finding, ...]]:
-    """A finding or more for each result, read on its own. One that lacks what a probe always says is no measurement."""
+    """One or more findings for each result. A result without a required field is not a measurement."""
     results, findings = of_gpus(check, trial)
     found = list(findings)
     for gpu, result in results.items():
@@ -64,7 +64,7 @@ def against_majority(values: Mapping[str, str], context: CheckContext) -> dict[s
 
 
 def _by_model(values: Mapping[str, str], context: CheckContext) -> Iterable[list[str]]:
-    """Alone in its group it has nobody to be held against; nor has one whose model is not known."""
+    """A GPU without peers, or of an unknown model, is not compared."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for gpu in values:
         one = context.gpu(gpu)

@@ -68,8 +68,7 @@ def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Find
 
 
 def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
-    """Who else was on the GPU, or why that is not known though something hints at it; empty: nobody, as far as can be
-    seen."""
+    """Other processes on the GPU, or why they are unknown although there are signs of some; empty: none found."""
     seen = [look.get(gpu) for look in looks]
     if who := processes(one for one in seen if one is not None):
         return f"Another program used the GPU at the same time: {who}. {STOP}"

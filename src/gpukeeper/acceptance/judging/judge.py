@@ -1,7 +1,7 @@
-"""What a figure is worth: held against a floor, its equals and its own past. The worst of the three counts.
+"""Assesses a value: compares it with a floor, its peers and its history. The worst of the three counts.
 
-Missing never passes, nor does a figure that is too good to be true, too noisy, or that nothing can be held against.
-What was measured may be worth a FAIL; the engine repeats it before it counts (`confirm`).
+A missing value never passes, nor does one that is implausible, too noisy, or that cannot be compared.
+A measured FAIL is repeated by the run before it counts (`confirm`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def assess(measurements: Sequence[Measurement], context: CheckContext, *, confir
 
 
 def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
-    """What was to be measured and was not. Never a pass."""
+    """A value that should have been measured and was not. Never a pass."""
     return Finding(
         check=check,
         metric=metric,
@@ -45,9 +45,9 @@ def missing(check: str, metric: str, gpu: str | None, why: str) -> Finding:
 
 
 def limits_of(one: Measurement | Finding, context: CheckContext) -> Thresholds:
-    """What it is held against; nothing, if that is for another method.
+    """What it is compared with; nothing, if that is for another method.
 
-    Of a node with several models: nothing, since nobody knows which of them it should be like.
+    Of a node with several models: nothing, since it is unknown which of them applies.
     """
     limits = _limits(one, context)
     return limits if _is_for(limits, one.method) else NOTHING
@@ -90,9 +90,9 @@ class _Assessment:
 
 @dataclass(frozen=True)
 class _LayerResult:
-    """What one layer says."""
+    """The result of one comparison: floor, peers or history."""
 
-    grade: Grade | None  # None: it has nothing to hold the figure against
+    grade: Grade | None  # None: there is nothing to compare the value with
     words: str  # for the layers
     what: str = ""  # the end of the code
     sentence: str = ""  # for the message, when this layer decides
@@ -131,7 +131,7 @@ def _turned(value: float, one: Measurement) -> float:
 
 
 def _equals(one: _Assessment, trials: Iterable[_Assessment]) -> tuple[Figure, ...]:
-    """Its peers, itself included; without those whose figure nobody believes."""
+    """Its peers, itself included; without those whose value is implausible."""
     return tuple(
         other.figure
         for other in trials

@@ -1,4 +1,4 @@
-"""Two lines that a figure may fall under, and what noise does to the answer. Figures here: more is better."""
+"""Warning and failure bounds of a value, and the effect of noise. Higher is better here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOISE_SHARE = 0.25  # of the margin: a figure that scatters more cannot tell a g
 
 @dataclass(frozen=True)
 class Bounds:
-    """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is held against it."""
+    """`margin`: from what a healthy GPU shows down to where it fails, as a share. The noise is compared with it."""
 
     warn: float
     fail: float
@@ -24,7 +24,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Figure:
-    """The samples of one measurement, turned so that more is better."""
+    """The samples of one measurement, inverted where lower is better."""
 
     goods: tuple[float, ...]
 
@@ -38,7 +38,7 @@ class Figure:
 
 
 def repeatability(samples: Sequence[float]) -> float | None:
-    """Standard deviation ÷ mean. None: one sample says nothing about the next."""
+    """Standard deviation ÷ mean. None: there is only one sample."""
     if len(samples) < 2:
         return None
     mean = statistics.fmean(samples)

@@ -1,4 +1,4 @@
-"""What went wrong when a probe gave no figure, and what to do about it: the words of torch, CUDA and NCCL, told apart.
+"""Kinds of probe failures and what to do about them, recognized in the output of PyTorch, CUDA and NCCL.
 
 A probe that could not run says nothing about the GPU, so most kinds are inconclusive. Two say that the GPU is broken.
 """
@@ -216,7 +216,7 @@ _HARMLESS = re.compile(r"^.*\[c10d\] The IPv6 network addresses of .* cannot be 
 
 
 def classify(words: str, exit_code: int | None = None, timed_out: bool = False) -> str:
-    """The kind of failure, by what was said and how it ended."""
+    """The kind of failure, by its output and how it ended."""
     said = _HARMLESS.sub("", words)
     found = next((kind for kind, signs in _KINDS if signs.search(said)), None)
     if found:
@@ -227,7 +227,7 @@ def classify(words: str, exit_code: int | None = None, timed_out: bool = False) 
 
 
 def broken_finding(check: str, gpu: str | None, answer: ProbeFailure, metric: str = "") -> Finding:
-    """A probe that gave no figure. Its last words are kept as evidence."""
+    """A finding about a probe without a result. Its last output is kept as evidence."""
     kind = answer.kind if answer.kind in FAILURE_KINDS else classify(answer.words)
     lesson = FAILURE_KINDS[kind]
     return Finding(
@@ -248,6 +248,6 @@ def _by_signal(exit_code: int) -> bool:
 
 
 def _quote(words: str) -> str:
-    """The last line: with torch and Python that is the error, what comes before says where."""
+    """The last line: with PyTorch and Python that is the error; the lines before are the traceback."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return f' Output: "{lines[-1][:LONGEST_QUOTE]}"' if lines else ""

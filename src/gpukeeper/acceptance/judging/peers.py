@@ -1,4 +1,4 @@
-"""Is it as fast as its equals in the same run? How many they are decides which rule can tell.
+"""Is it as fast as its peers in the same run? Their number decides which rule applies.
 
 Three sigma can never fire among eight: the largest z of eight samples is 2.47. So a handful is held against shares of
 its median, and many against their own spread. Equals are of one model, power limit, slice profile and method.
@@ -34,7 +34,7 @@ Stratum = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PeerComparison:
-    """How one figure stands among its equals, itself included."""
+    """One value compared with its peers, itself included."""
 
     grade: Grade
     n: int
@@ -44,7 +44,7 @@ class PeerComparison:
 
 
 def stratum(measurement: Measurement, context: CheckContext) -> Stratum | None:
-    """Only equals are compared. None: it cannot be said what it is equal to."""
+    """Only GPUs of the same model and settings are compared. None: its peers are unknown."""
     if measurement.gpu is None:
         return None
     gpu = context.gpu(measurement.gpu)
@@ -61,7 +61,7 @@ def power_limit(uuid: str, context: CheckContext) -> int | None:
 
 
 def stand(figure: Figure, group: Sequence[Figure]) -> PeerComparison | None:
-    """`group` includes the figure. None: too few to tell."""
+    """`group` includes the value itself. None: too few to compare."""
     median = statistics.median(one.good for one in group) if group else 0.0
     if len(group) < LEAST or median <= 0:
         return None

@@ -94,9 +94,9 @@ def _of_cause(check: str, ranks: Sequence[int], answer: ProbeFailure, context: C
 
 
 def noted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Figures that nobody knows a yardstick for at first: kept for later runs to be held against, neither good nor bad.
+    """Values without a reference at first: reported and kept for comparison in later runs, neither good nor bad.
 
-    Only for what is measured beside a check's main figure: without a yardstick that one stays inconclusive.
+    Only for secondary values of a check: its main value stays inconclusive without a reference.
     """
     return tuple(_noted(one) if one.code.endswith("-no-yardstick") else one for one in findings)
 

@@ -21,7 +21,7 @@ replace = msgspec.structs.replace
 
 @direct
 class Origin(StrEnum):
-    """Where a figure comes from. An estimate, and an old figure nobody measured again, may only warn."""
+    """Where a value comes from. An estimate, and a legacy value that was not measured again, may only warn."""
 
     MEASURED = "measured"
     VENDOR = "vendor"
@@ -232,7 +232,7 @@ LINK_USUAL = 0.87  # 55 of 63 GB/s on an H200
 
 
 def gemm(model: GpuModel, dtype: str, metric: str = "", method: str = NORMAL) -> ReferenceRow:
-    """`metric`: another product of that dtype, by another method; nobody has measured those."""
+    """`metric`: another product of that dtype, with another method; not measured yet."""
     peak = model.peaks[dtype]
     bare = ReferenceRow(
         gpu=model.name,
@@ -335,7 +335,7 @@ ML_ENGINEERING = "ml-engineering, nccl-tests"
 
 
 def busbw(gpu: str, op: str, count: int, usual: float, ceiling: float, **other: object) -> ReferenceRow:
-    """By others' programs: it only warns, unless `other` says more."""
+    """Measured with other programs: it only warns, unless `other` overrides that."""
     bare = ReferenceRow(
         gpu=gpu,
         check="collectives",

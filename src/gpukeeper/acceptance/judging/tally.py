@@ -51,7 +51,7 @@ def undecided(tries: Sequence[Finding | None]) -> bool:
 
 
 def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """What the tries agree on. What fails, or gives no measurement, counts whichever try showed it."""
+    """What the attempts agree on. A failure or a missing measurement counts in whichever attempt it occurred."""
     first = tuple(_settled(found, tries) for found in tries[0])
     known = {key(one) for one in first}
     worse = [one for found in tries[1:] for one in found if rank(one.verdict) > rank(Grade.WARN)]
@@ -60,13 +60,13 @@ def confirmed(tries: Sequence[tuple[Finding, ...]]) -> tuple[Finding, ...]:
 
 
 def _settled(found: Finding, tries: Sequence[tuple[Finding, ...]]) -> Finding:
-    """Of several findings about one thing in the first try, only the worst is held against the other tries."""
+    """Of several findings about one thing in the first try, only the worst is compared with the other attempts."""
     about = [find(one, key(found)) for one in tries]
     return _agreed(about) if about[0] is found else found
 
 
 def _agreed(tries: Sequence[Finding | None]) -> Finding:
-    """One finding of what several tries said, in whichever order. Never a FAIL by chance, seen once."""
+    """One finding from several attempts, in any order. Never a FAIL that was seen only once and may be chance."""
     seen = [one for one in tries if one is not None]
     if certain := [one for one in seen if _certain(one)]:
         return certain[0]
@@ -128,7 +128,7 @@ def _of_gpu(gpu: Gpu, findings: Sequence[Finding], busy: float | None, seconds: 
 def of_run(
     wish: RunRequest, gpus: Sequence[Gpu], findings: Sequence[Finding], *, interrupted: bool, self_test: bool = False
 ) -> tuple[Grade, str]:
-    """The verdict on the node. Whatever a CPU or a simulation showed says nothing about a GPU.
+    """The verdict on the node. Results on a CPU or in a simulation are not about a GPU.
 
     `self_test`: asks what the checks say of a simulated machine, and accepts nobody.
     """

@@ -1,4 +1,4 @@
-"""Data sets from folders of this machine: nothing is downloaded, and what is not there is said, never replaced.
+"""Data sets in local directories: nothing is downloaded, and a missing data set is an error, never replaced.
 
 Needs neither PyTorch nor numpy. CIFAR comes as pickles, which can run anybody's code: here they can build lists, dicts
 and arrays of bytes, and nothing else.

@@ -41,7 +41,7 @@ class ExpectedSums:
 
 @dataclass
 class Mismatches:
-    """What was found of one kind of number."""
+    """Wrong elements of one data type."""
 
     rounds: int = 0
     mismatches: int = 0
@@ -72,7 +72,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
 def _of_operands(
     device: Device, dtypes: list[str], entries: int, n: int, params: dict[str, Any]
 ) -> dict[str, Mismatches]:
-    """All kinds of numbers that can hold the same entries share operands, and so the right answer."""
+    """All data types that can represent the same entries share operands, and so the expected result."""
     given = integers.operands(device, n, entries, int(params.get("seed", SEED)))
     a, bt = given.a.cpu(), given.bt.cpu()
     with ThreadPoolExecutor(1) as pool:  # the CPU counts while the GPU multiplies

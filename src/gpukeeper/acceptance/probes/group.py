@@ -23,11 +23,11 @@ class BadSetting(ValueError):
 
 
 class RendezvousError(Exception):
-    """The ranks did not all come together. Says nothing about GPUs."""
+    """Not all ranks connected. Not a finding about GPUs."""
 
 
 class DataMissing(Exception):
-    """A data set that is not where it was looked for. Made-up data never takes its place."""
+    """A data set that was not found. Synthetic data never replaces it."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _Variables:
 
 
 class joined:  # noqa: N801 - used as a statement
-    """All ranks at once, or an error that says where they were to meet."""
+    """All ranks connected, or an error with the rendezvous address."""
 
     def __init__(self, place: RankInfo, folder: Path, device: Any, params: dict[str, Any], *, alone: bool) -> None:
         self._place, self._folder, self._device, self._alone = place, folder, device, alone
@@ -263,7 +263,7 @@ def stage(folder: Path, rank: int, name: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may look while it is written."""
+    """Written atomically: it may be read at any time."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The side file: large, and of interest only to who looks closer."""
+    """The second file: large, and needed only for details."""
 
     run: str
     timeline: tuple[Reading, ...] = ()

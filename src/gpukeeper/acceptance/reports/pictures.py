@@ -45,7 +45,7 @@ def of_gpu(report: Report, uuid: str) -> Markup | None:
 
 
 def _worth_drawing(findings: Sequence[Finding]) -> bool:
-    """What was measured once, or counted, with nothing to hold it against is told in the table alone."""
+    """A single value or a count without a reference is shown in the table only."""
     known = [value_of(one) for one in findings]
     differ = len({*known, *(sample for one in findings for sample in one.samples)}) > 1
     return differ or any(one.floor is not None for one in findings)

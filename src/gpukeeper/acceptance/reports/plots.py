@@ -283,7 +283,7 @@ def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: f
 
 
 def _hatch() -> Markup:
-    """Stripes for what is bad, so that it is not told by colour alone. The same in every picture, so one will do."""
+    """Stripes for bad states, so that colour is not the only sign. Defined once, the same in every plot."""
     stripe = element("line", x1=0, y1=0, x2=0, y2=6, class_="stripe")
     turned = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     return element("defs", element("pattern", stripe, id="hatch", width=6, height=6, **turned))

@@ -132,7 +132,7 @@ class ReportFolder:
         return document.with_samples(report, document.read_samples(read(beside), str(beside)), str(beside))
 
     def verify(self, wanted: str) -> Sequence[str]:
-        """What is not as the manifest says: sentences; none when all is."""
+        """Differences from the manifest, a sentence each; empty if there are none."""
         folder = self.find(wanted)
         listed = _manifest(folder)
         if listed is None:
@@ -323,7 +323,7 @@ def _manifest(folder: Path) -> dict[str, str] | None:
 
 
 def _why_not_removed(folder: Path, entry: StoredRun) -> str:
-    """Removes it, or says why not."""
+    """Removes it, or returns why not."""
     if entry.kept:
         return "it is kept"
     listed = _manifest(folder)
