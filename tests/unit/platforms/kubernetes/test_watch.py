@@ -13,12 +13,12 @@ from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.discovery import Discovery
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.translate import Reading
-from gpukeeper.platforms.kubernetes.walk import Wanted
+from gpukeeper.platforms.kubernetes.translate import TranslationSettings
+from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.watch import Watches
 from tests.unit.platforms.kubernetes.scripted_api import PODS, Reply, ScriptedApi, ask, pods, refused, stream
 
-EVERYTHING = Wanted(("*",), {}, Reading())
+EVERYTHING = WalkSettings(("*",), {}, TranslationSettings())
 KNOWN = (POD.name, None)
 
 
