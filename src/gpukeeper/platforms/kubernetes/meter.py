@@ -18,7 +18,7 @@ import msgspec
 
 from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.prometheus import Line, Where
+from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
@@ -79,10 +79,12 @@ class History(Protocol):
     async def clock(self) -> datetime | Unknown: ...
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
     async def series(
-        self, wheres: Sequence[Where], since: datetime, until: datetime
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown: ...
-    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown: ...
-    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown: ...
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
+    async def range(
+        self, query: str, since: datetime, until: datetime, step: timedelta
+    ) -> list[TimeSeries] | Unknown: ...
 
 
 class RunningPod(msgspec.Struct, frozen=True, gc=False):
@@ -233,7 +235,7 @@ class ClusterMeter:
         pods = {pod for one in group for pod in one.devices}
         uuids: set[str] = set()
         for names in _batches(sorted({name for _namespace, name in pods})):
-            wheres = [Where(NAMES, label, names, self._only) for label in ("pod", "exported_pod")]
+            wheres = [SeriesSelector(NAMES, label, names, self._only) for label in ("pod", "exported_pod")]
             found = await self._prometheus.series(wheres, since, now)
             if isinstance(found, Unknown):
                 return found
@@ -252,7 +254,7 @@ class ClusterMeter:
         assert self._prometheus is not None
         traces: list[Trace] = []
         for some in _batches(values):
-            lines = await self._prometheus.raw(Where(NAMES, label, some, self._only), since, now)
+            lines = await self._prometheus.raw(SeriesSelector(NAMES, label, some, self._only), since, now)
             if isinstance(lines, Unknown):
                 return lines
             traces += await asyncio.to_thread(_traces_of, lines)
@@ -341,7 +343,7 @@ class ClusterMeter:
             exists = exists or bool(labels)
             label = "exported_pod" if "exported_pod" in labels else "pod"
             for some in _batches(sorted({pod for _namespace, pod in pods})) if labels else ():
-                query = words.format(by=BY, where=Where((name,), label, some, self._only).matchers())
+                query = words.format(by=BY, where=SeriesSelector((name,), label, some, self._only).matchers())
                 # Worked out at the end of each minute, for that minute and the one before.
                 lines = await self._prometheus.range(query, begin_of(first + 1 - LOOK_BACK), begin_of(last + 1), MINUTE)
                 if isinstance(lines, Unknown):
@@ -426,7 +428,7 @@ class Exporters:
                 self._points.setdefault(series, []).append((at, one.value))
 
 
-def _traces_of(lines: Sequence[Line]) -> list[Trace]:
+def _traces_of(lines: Sequence[TimeSeries]) -> list[Trace]:
     found = (trace(one.labels, one.labels.get("__name__", ""), one.points, source_of(one.labels)) for one in lines)
     return [one for one in found if one is not None]
 
@@ -490,7 +492,7 @@ def _sources_of_shared(traces: Sequence[Trace]) -> list[str]:
     return sorted({one.source for one in traces if one.replica or len(sharers[one.device]) > 1} - {""})
 
 
-def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[Line], pods: set[Pod]) -> None:
+def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[TimeSeries], pods: set[Pod]) -> None:
     for line in lines:
         pod = pod_of(line.labels)
         if pod in pods and pod is not None:
