@@ -23,7 +23,7 @@ from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controller_state import Alive, Down
 from gpukeeper.platforms.kubernetes.controllers import Controllers
 from gpukeeper.platforms.kubernetes.diagnose import diagnose
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.finalizers import CIRCLE, FOREGROUND
 from gpukeeper.platforms.kubernetes.kinds.ray import CONTROLLER as KUBERAY
 from tests.real.kube import objects
@@ -51,7 +51,7 @@ class Asked:
 
         async def ask() -> Diagnosis | Unknown:
             async with self.cluster.opened():
-                return await diagnose(self.cluster, Discovery(self.cluster).served, ref, now, self.controllers)
+                return await diagnose(self.cluster, ApiDiscovery(self.cluster).served, ref, now, self.controllers)
 
         found = asyncio.run(ask())
         assert isinstance(found, Diagnosis), found

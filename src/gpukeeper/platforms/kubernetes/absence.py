@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FEW = 5  # of one kind in one list: each is read separately
 PAGE = 500
 
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 async def absent(cluster: Cluster, served: Served, refs: Iterable[Ref], *, everywhere: bool) -> list[Ref]:

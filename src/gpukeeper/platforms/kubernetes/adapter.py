@@ -39,10 +39,10 @@ from gpukeeper.platforms.kubernetes.acts import ClusterActions
 from gpukeeper.platforms.kubernetes.annotate import Annotations
 from gpukeeper.platforms.kubernetes.archive import Archive
 from gpukeeper.platforms.kubernetes.bulk import Bulk, ListPosition
-from gpukeeper.platforms.kubernetes.capture import Captures
+from gpukeeper.platforms.kubernetes.capture import EvidenceCapture
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.event_writer import EventWriter
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
@@ -74,12 +74,12 @@ class KubernetesPlatform:
 
     def __init__(self, cluster: Cluster, clock: Clock, policy: Policy) -> None:
         self._cluster, self._clock = cluster, clock
-        self._discovery = Discovery(cluster)
+        self._discovery = ApiDiscovery(cluster)
         self._owners = OtherOwners(cluster, self._discovery)
         served = self._discovery.served
         self._actions, self._captures, self._archive = (
             ClusterActions(cluster, served),
-            Captures(cluster, served),
+            EvidenceCapture(cluster, served),
             Archive(cluster, served),
         )
         self._annotations = Annotations(cluster, served)

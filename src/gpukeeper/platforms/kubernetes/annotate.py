@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes.acts import Served
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, Warnings, moment
+from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, AnnouncedWarnings, moment
 from gpukeeper.platforms.kubernetes.walk import Namespace
 
 KEPT = 8  # announcements on one object, newest last
@@ -28,7 +28,7 @@ class Annotations:
 
     async def warn(self, ref: Ref, before: tuple[Warned, ...], warned: Warned) -> None:
         """Without the permission, only the Event and the ledger remain; a new leader then warns again."""
-        note = Warnings(ref.uid, (*before, warned)[-KEPT:])
+        note = AnnouncedWarnings(ref.uid, (*before, warned)[-KEPT:])
         await self._write(ref, {WARNED: msgspec.json.encode(note).decode()})
 
     async def hold(self, ref: Ref, until: datetime | None) -> Accepted | Refused | Unknown:

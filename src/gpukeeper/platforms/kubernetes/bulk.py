@@ -34,7 +34,7 @@ CACHE_SECONDS = 60.0  # how long a list is used
 EVENTS_OF_ONE = 200
 
 Json: TypeAlias = dict[str, Any]
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 class _Involved(Wire, frozen=True):

@@ -59,7 +59,7 @@ class _Files:
         self.files[name] = words.encode()[:1000] + b"\n"
 
 
-class Captures:
+class EvidenceCapture:
     def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
 

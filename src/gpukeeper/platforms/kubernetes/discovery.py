@@ -67,7 +67,7 @@ class Resource(Wire, frozen=True):
         return f"{self.root}{where}/{self.plural}" + (f"/{name}" if name else "")
 
 
-class Discovery:
+class ApiDiscovery:
     """Responses are cached; errors are not."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:

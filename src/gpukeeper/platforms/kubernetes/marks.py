@@ -54,7 +54,7 @@ class Expiry(msgspec.Struct, frozen=True):
 NEVER = Expiry()
 
 
-class Warnings(msgspec.Struct, frozen=True):
+class AnnouncedWarnings(msgspec.Struct, frozen=True):
     """`uid`: of the object they are about. A copy of its manifest takes the annotation along, and was not warned."""
 
     uid: str
@@ -321,7 +321,7 @@ def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
     if text is None:
         return ()
     try:
-        found = reading.decode(text, type=Warnings)
+        found = reading.decode(text, type=AnnouncedWarnings)
     except msgspec.DecodeError:
         notes.append(f"{WARNED} cannot be read, so its warnings are ignored; remove the annotation")
         return ()

@@ -16,7 +16,7 @@ from gpukeeper.platforms.kubernetes import finalizers, gpus, translate
 from gpukeeper.platforms.kubernetes.bulk import Bulk
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.controllers import Controllers
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
@@ -50,7 +50,7 @@ class ObjectReader:
         self,
         cluster: Cluster,
         clock: ServerClock,
-        discovery: Discovery,
+        discovery: ApiDiscovery,
         owners: OtherOwners,
         controllers: Controllers,
         bulk: Bulk,

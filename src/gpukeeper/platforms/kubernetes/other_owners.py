@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.discovery import Discovery, Resource
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, Resource
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
 from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Wire
@@ -54,7 +54,7 @@ def others(meta: Meta) -> tuple[Owner, ...]:
 class OtherOwners:
     """Results are cached for full passes, never for a re-check just before acting."""
 
-    def __init__(self, cluster: Cluster, discovery: Discovery, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: Cluster, discovery: ApiDiscovery, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._discovery, self._clock = cluster, discovery, clock
         self._known: dict[str, tuple[float, Exists]] = {}  # by uid
         self._left = MOST_CALLS

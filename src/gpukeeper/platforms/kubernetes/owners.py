@@ -20,7 +20,7 @@ from gpukeeper.platforms.kubernetes.wire import Meta, Owner, Root
 if TYPE_CHECKING:
     from gpukeeper.platforms.kubernetes.connect import Cluster
 
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `Discovery.served`
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 HIGHEST = 8  # owners above one another; the longest chain that we know has four
 MOST_UIDS = 40  # in one label selector: it travels in the address

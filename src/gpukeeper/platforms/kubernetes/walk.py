@@ -18,7 +18,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import acceptance, gpus
 from gpukeeper.platforms.kubernetes.connect import Cluster
 from gpukeeper.platforms.kubernetes.decoding import ListPage
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
@@ -72,7 +72,7 @@ class ClusterWalk:
     def __init__(
         self,
         cluster: Cluster,
-        discovery: Discovery,
+        discovery: ApiDiscovery,
         wanted: WalkSettings,
         at: Observation,
         owners: OtherOwners | None = None,

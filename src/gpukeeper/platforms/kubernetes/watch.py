@@ -13,7 +13,7 @@ from contextlib import aclosing
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, WatchedObject
@@ -33,7 +33,7 @@ class Watches:
     def __init__(
         self,
         cluster: Cluster,
-        discovery: Discovery,
+        discovery: ApiDiscovery,
         place: str,
         on_gone: Callable[[str], None],
         *,

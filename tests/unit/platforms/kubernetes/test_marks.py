@@ -25,7 +25,7 @@ from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ttl import NOT_ASKED
 from gpukeeper.platforms.kubernetes.marks import (
     FAR,
-    Warnings,
+    AnnouncedWarnings,
     excluded,
     managed_elsewhere,
     moment,
@@ -570,7 +570,7 @@ SAID = Warned("idle", 1, NOW, False, "1", timedelta(minutes=30), NOW + timedelta
 
 
 def said(uid: str) -> str:
-    return msgspec.json.encode(Warnings(uid, (SAID,))).decode()
+    return msgspec.json.encode(AnnouncedWarnings(uid, (SAID,))).decode()
 
 
 def test_what_was_announced_on_the_object_is_read_by_another_instance() -> None:

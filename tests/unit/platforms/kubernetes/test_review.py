@@ -20,7 +20,7 @@ from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from gpukeeper.platforms.kubernetes.connect import Cluster
-from gpukeeper.platforms.kubernetes.discovery import Discovery
+from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.errors import ApiError, ClusterUnavailable
 from gpukeeper.platforms.kubernetes.kinds.apps import DAEMONSET, DEPLOYMENT, STATEFULSET
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS
@@ -83,7 +83,10 @@ def test_what_really_never_started_is_told_apart() -> None:
 def walked(cluster: Lab) -> dict[str, Subject]:
     async def walk() -> dict[str, Subject]:
         found = ClusterWalk(
-            cluster.as_cluster, Discovery(cluster.as_cluster), WalkSettings(("team-a",), {}, TranslationSettings()), AT
+            cluster.as_cluster,
+            ApiDiscovery(cluster.as_cluster),
+            WalkSettings(("team-a",), {}, TranslationSettings()),
+            AT,
         )
         return {one.ref.name: one async for subjects, _ in found.pages() for one in subjects}
 
@@ -399,7 +402,7 @@ def test_a_kind_that_was_there_is_not_gone_because_one_answer_lacks_it(tmp_path:
     api, time = a_cluster(), Time()
 
     async def story(cluster: Cluster) -> list[object]:
-        discovery = Discovery(cluster, time.clock)
+        discovery = ApiDiscovery(cluster, time.clock)
         said: list[object] = [await discovery.served(PYTORCH)]
         api.says("GET /apis", groups("apps", "batch"))
         api.says("GET /apis/kubeflow.org", Reply(refused(404, "NotFound"), 404))
