@@ -158,7 +158,7 @@ class ClusterWalk:
             self._not_seen(kind, what, "the list expired before its end; the rest is of a later version")
 
     def _not_seen(self, kind: Kind, what: str, why: str) -> None:
-        self._unlisted.setdefault(kind.name, f"{what} could not all be listed: {why}")
+        self._unlisted.setdefault(kind.name, f"{what} could not be listed completely: {why}")
         if all(one.what != what for one in self.unseen):
             self.unseen.append(Unseen(what, why))
 

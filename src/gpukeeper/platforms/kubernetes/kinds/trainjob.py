@@ -55,7 +55,10 @@ class _TrainJob(Kind, frozen=True):
 
     def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
         if self.ttl_seconds(spec) is not None and in_crd is False:
-            yield (f"{FIELD_TTL} has no effect on a TrainJob of this cluster, whose CRD has no such field; use {TTL}")
+            yield (
+                f"{FIELD_TTL} has no effect on a TrainJob of this cluster: its CRD has no such field;"
+                f" use the annotation {TTL}"
+            )
 
     def ttl_belongs(self, spec: Spec) -> str | None:
         return f"the annotation {TTL}"
@@ -119,7 +122,7 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
     """When this release of Kubeflow Trainer recreates a deleted JobSet of a finished TrainJob; None: never."""
     found = re.match(r"v?(\d+)\.(\d+)", version or "")
     if found is None:
-        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 do")
+        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 recreate it")
     match int(found[1]), int(found[2]):
         case (2, 1):
             return "always"
