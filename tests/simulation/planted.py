@@ -455,7 +455,7 @@ def treat_an_old_access_time_as_unused() -> Iterator[None]:
 @planted("trees_are_free")
 def forget_when_a_tree_was_moved_here() -> Iterator[None]:
     """An adapter that looks at what is inside a tree, and not at its top."""
-    told = simulated_thing.told_last_use
+    told = simulated_thing.recorded_last_use
 
     def forgetful(thing: Any) -> Any:
         return told(replace(thing, moved=None))

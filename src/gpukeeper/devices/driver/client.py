@@ -157,7 +157,7 @@ class DriverClient:
     def _drop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.give_up()
+            child.abandon()
 
 
 class _Program:
@@ -238,13 +238,13 @@ class _Program:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=within_s)
         ended = self._process.returncode is not None
-        self.give_up()
+        self.abandon()
         return ended
 
     def kill(self) -> None:
         self._process.kill()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """A call inside the driver may not even end by SIGKILL."""
         self._process.kill()
         try:

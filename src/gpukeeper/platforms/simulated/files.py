@@ -25,7 +25,7 @@ class SimulatedFiles:
     # What a user does to an existing tree; also used to change the world between two calls.
 
     @property
-    def stirrers(self) -> list[Callable[[Thing], None]]:
+    def changes(self) -> list[Callable[[Thing], None]]:
         return [self.touch, self.open, self.read, self.move, self.work_beside, self.revive]
 
     def touch(self, thing: Thing) -> None:
