@@ -306,7 +306,7 @@ TRAPS: dict[str, tuple[list[TimeSeries], Subject, Use, str]] = {
         [*gpu("A", until=NOW - 20 * MINUTE, **MIG), *gpu("A", since=NOW - 20 * MINUTE, **{**MIG, "GPU_I_ID": "5"})],
         workload("train-0/0", slices=["train-0/0"]),
         Use.UNKNOWN,
-        "2 GPUs are exported with the name of pod train-0, which asked for 1",
+        "2 GPUs are exported with the name of pod train-0, which requests 1",
     ),
     "more series than asked": (
         [*gpu("A"), *gpu("B")],
@@ -368,7 +368,7 @@ TRAPS: dict[str, tuple[list[TimeSeries], Subject, Use, str]] = {
         gpu("A", engine=0.2, energy=5.0),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
     "blanks among a little use": (
         gpu("A", engine=lambda at: 0.2 if at.second < 30 else BLANK),
@@ -382,19 +382,19 @@ TRAPS: dict[str, tuple[list[TimeSeries], Subject, Use, str]] = {
         Use.ACTIVE,
         "",
     ),
-    "old values for ever": (gpu("A", energy=5.0), workload("train-0/0"), Use.UNKNOWN, "stands still"),
+    "old values for ever": (gpu("A", energy=5.0), workload("train-0/0"), Use.UNKNOWN, "does not increase"),
     "old values since 20 minutes": (gpu("A", energy=STUCK), workload("train-0/0"), Use.UNKNOWN, ""),
     "the driver was loaded again every minute": (
         gpu("A", energy=lambda at: float(at.second)),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "began anew",
+        "was reset",
     ),
     "old values after a gap that hides when the counter grew": (
         gpu("A", energy=lambda at: at.timestamp() // 600, every=600),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
     "no energy counter": (gpu("A", energy=None), workload("train-0/0"), Use.UNKNOWN, "no energy counter"),
     "no profiling on this GPU": (gpu("A", engine=None), workload("train-0/0"), Use.QUIET, ""),
@@ -433,10 +433,10 @@ TRAPS: dict[str, tuple[list[TimeSeries], Subject, Use, str]] = {
         [*gpu("A", energy=5.0), *gpu("A", node="node-1b", energy=7.0)],
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
-    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "when it started is unknown"),
-    "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "names no GPU of a pod"),
+    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "its start time is unknown"),
+    "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "is not a GPU of a pod"),
 }
 
 
@@ -551,7 +551,7 @@ def test_a_pod_does_not_inherit_its_namesakes_readings() -> None:
 def test_a_pod_that_was_not_looked_at_is_not_known() -> None:
     time = Time()
     one = ClusterMeter(time, prometheus=Recorded(*gpu("A"), clock=time), pods=lambda _subject: {})
-    assert "was not looked at" in whys(read(one, workload("train-0/0")))
+    assert "was not read" in whys(read(one, workload("train-0/0")))
 
 
 def test_devices_keep_their_names_from_reading_to_reading() -> None:
@@ -688,7 +688,7 @@ def test_a_measured_pod_without_disk_counters_has_none_by_design(tmp_path: Path)
     one, _recorded, _time = meter(*gpu("A"), counters=counters)
     found = judged(tmp_path, read(one, workload("train-0/0")), workload("train-0/0"))
     assert found.use is Use.QUIET
-    assert any(words.startswith("disk (no such counters of its pods") for words in found.skipped)
+    assert any(words.startswith("disk (no such counters for its pods") for words in found.skipped)
 
 
 # Exporters without a Prometheus
