@@ -171,7 +171,7 @@ class TreeDeleter:
             os.rmdir(left.name, dir_fd=way.here.fd)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY and left.identity not in self._again:
-                # Some network filesystems skip entries of a folder that shrinks while it is listed.
+                # Some network filesystems skip entries of a directory that shrinks while it is listed.
                 self._again.add(left.identity)
                 if not self.left_count:
                     way.here.todo.append((left.name, None))

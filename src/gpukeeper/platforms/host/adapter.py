@@ -57,7 +57,7 @@ Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
 async def nothing_known(root: str) -> None:
-    """Used if no cluster of this machine can be asked whether work runs."""
+    """Used if no cluster of this machine can be queried."""
 
 
 class HostPlatform:
