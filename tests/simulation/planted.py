@@ -448,7 +448,7 @@ def treat_an_old_access_time_as_unused() -> Iterator[None]:
             (one for one in (thing.changed, thing.moved, thing.read) if one is not None), default=thing.last_used
         )
 
-    with swapped(simulated_thing, "told_last_use", believed):
+    with swapped(simulated_thing, "recorded_last_use", believed):
         yield
 
 
@@ -460,7 +460,7 @@ def forget_when_a_tree_was_moved_here() -> Iterator[None]:
     def forgetful(thing: Any) -> Any:
         return told(replace(thing, moved=None))
 
-    with swapped(simulated_thing, "told_last_use", forgetful):
+    with swapped(simulated_thing, "recorded_last_use", forgetful):
         yield
 
 
