@@ -162,7 +162,7 @@ def _image(data: bytes) -> None:
 
 def _engine_event(data: bytes) -> None:
     records = Records(docker_api.Engine("unix:///nowhere"))
-    records.hear(reading.decode(data, type=docker_wire.EngineEvent))
+    records.record_event(reading.decode(data, type=docker_wire.EngineEvent))
 
 
 def _recipe(data: bytes) -> None:
