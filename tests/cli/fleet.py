@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.platforms.simulated.folder import Workload
-from tests.halt import PYTHONPATH
+from tests import forked
 
 POLICY = """\
 preset: development
@@ -82,21 +81,18 @@ class Fleet:
             **more,
         }
 
-    def run(self, *words: str, stdin: str | None = None, program: Sequence[str] = ("gpukeeper",), **env: str) -> Ran:
-        done = subprocess.run(
-            [sys.executable, "-m", *program, *words],
-            env=self.env(**env),
-            capture_output=True,
-            text=True,
-            input=stdin,
-            timeout=120,
-            check=False,
-        )
+    def run(self, *words: str, stdin: str | None = None, **env: str) -> Ran:
+        return Ran(*forked.run("gpukeeper", words, self.env(**env), stdin))
+
+    def run_fresh(self, *words: str) -> Ran:
+        """From a new interpreter, which imports only what the command imports."""
+        command = [sys.executable, "-m", "gpukeeper", *words]
+        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=120, check=False)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def run_halting(self, point: str, name: str, *words: str, **env: str) -> Ran:
         """Killed at that point of the step on that workload."""
-        return self.run(*words, program=("tests.halt", point, name), PYTHONPATH=PYTHONPATH, **env)
+        return Ran(*forked.run("tests.halt", (point, name, *words), self.env(**env)))
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -6,10 +6,10 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Mapping
+
+from tests import forked
 
 SIZE = struct.Struct("HHHH")
 
@@ -21,18 +21,14 @@ def on_terminal(words: list[str], env: Mapping[str, str], columns: int = 60) -> 
     settings = termios.tcgetattr(theirs)
     settings[1] &= ~termios.OPOST  # line ends as the program wrote them
     termios.tcsetattr(theirs, termios.TCSANOW, settings)
-    with subprocess.Popen(
-        [sys.executable, "-m", "gpukeeper", *words],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        shown = _read_all(ours)
-        process.wait(timeout=120)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    process = forked.start("gpukeeper", words, env, (nothing, theirs, theirs))
+    os.close(nothing)
+    os.close(theirs)
+    shown = _read_all(ours)
+    code = process.wait(timeout=120)
     os.close(ours)
-    return process.returncode, shown
+    return code, shown
 
 
 def _read_all(terminal: int) -> str:

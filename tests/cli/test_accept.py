@@ -38,7 +38,7 @@ def test_a_clean_machine_passes_but_a_simulation_accepts_nobody(fleet: Fleet) ->
     assert [line.split()[:3] for line in last.splitlines() if line.startswith("PASS     GPU")] == [
         ["PASS", "GPU", str(number)] for number in range(8)
     ]
-    assert "This was a simulation, so no GPU was tested. The checks themselves: PASS." in last
+    assert "This was a simulation, so no GPU was tested. Result of the checks: PASS." in last
     assert "Not tested yet; --within 5m adds:" in last
     folder = Path(next(line for line in last.splitlines() if line.startswith("Report: ")).removeprefix("Report: "))
     assert {path.name for path in folder.iterdir()} == VIEWS
@@ -48,8 +48,8 @@ def test_fewer_gpus_than_expected_is_a_fail(fleet: Fleet) -> None:
     """C1.1: the expected count is an input."""
     for ran in (fleet.run(*SMALL, "--expect", "4"), fleet.run(*SMALL, GPUKEEPER_EXPECT="4")):
         assert "[RESULT] FAILURE: node gpus-missing\n" in ran.out
-        assert "The checks themselves: FAIL." in ran.out
-    assert "The checks themselves: WARN." in fleet.run(*SMALL, "--expect", "2").out
+        assert "Result of the checks: FAIL." in ran.out
+    assert "Result of the checks: WARN." in fleet.run(*SMALL, "--expect", "2").out
 
 
 @no_gpu_here
@@ -57,7 +57,7 @@ def test_without_a_gpu_it_is_inconclusive_and_teaches(fleet: Fleet) -> None:
     """C17.2, C2.1: the old kit ended in exit 0."""
     ran = fleet.run("accept")
     assert ran.code == 5
-    assert "No GPU can be seen from here." in ran.out
+    assert "No GPU is visible from here." in ran.out
     assert "--gpus all" in ran.out
     assert "not tested: gemm, memory_bandwidth" in ran.out
     assert ran.out.splitlines()[-2].startswith("INCONCLUSIVE  ")
@@ -119,7 +119,7 @@ def test_only_some_gpus(fleet: Fleet) -> None:
         (("--device", "tpu"), '--device "tpu" is not known'),
         (("--device", "gpu"), '--device "gpu" is not known. Write cuda for GPUs, or cpu or simulated.'),
         (("--ranks", "2"), "on GPUs there is one rank for each"),
-        (("--python", "/no/such/python"), "there is no such program"),
+        (("--python", "/no/such/python"), "program not found"),
         (("--reference", "/no/such/file"), "cannot be read"),
         (("--report-dir", "/proc/nowhere"), "Name a folder: --report-dir DIR"),
         (("--keep", "list"), "that belongs to a test run, not to list"),
@@ -178,7 +178,7 @@ def test_your_own_reference_is_held_against(fleet: Fleet, tmp_path: Path) -> Non
     path = tmp_path / "reference.yaml"
     path.write_text(row)
     ran = fleet.run(*SMALL, "--reference", str(path))
-    assert "The checks themselves: FAIL." in ran.out
+    assert "Result of the checks: FAIL." in ran.out
     assert "gemm-below-floor" in ran.out
 
 
@@ -204,7 +204,7 @@ def test_reports_are_listed_shown_compared_and_merged(fleet: Fleet, tmp_path: Pa
 
     compared = fleet.run("accept", "compare", first["run"], second["run"], "--exit-code")
     assert compared.code == 0
-    assert "figures compared: 0 worse and 0 better beyond the noise." in compared.out
+    assert "values compared: 0 worse and 0 better beyond the noise." in compared.out
 
     # Nobody is accepted by a simulation, whatever its own verdict; and a node without a report is named.
     words = ("accept", "merge", first["report_folder"], str(fleet.state / "reports"))
@@ -212,7 +212,7 @@ def test_reports_are_listed_shown_compared_and_merged(fleet: Fleet, tmp_path: Pa
     merged = fleet.run(*words, "--expect-nodes", "simulated-7,node-2", "--csv", str(table), "--html", str(page))
     assert merged.code == 5
     assert "node-2" in merged.out
-    assert "no report of this node was given" in merged.out
+    assert "no report of this node" in merged.out
     assert table.read_text().count("\n") == 3
     assert "node-2" in page.read_text()
 
@@ -234,7 +234,7 @@ def test_the_self_test_without_torch_is_never_a_pass(fleet: Fleet, tmp_path: Pat
     rows = [line for line in ran.out.splitlines() if line.startswith(("yes ", "NO "))]
     assert len(rows) >= 7
     assert all(row.startswith("yes ") for row in rows), ran.out
-    assert "nothing was planted in probes on this machine" in ran.out
+    assert "no fault was injected into probes on this machine" in ran.out
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
@@ -286,4 +286,4 @@ def test_a_report_without_its_manifest_accepts_nobody(fleet: Fleet, tmp_path: Pa
     (folder / "MANIFEST.sha256").unlink()
     ran = fleet.run("accept", "merge", str(folder / "report.json"))
     assert ran.code == 5
-    assert "copy the whole folder of a run" in ran.out
+    assert "copy the whole directory of a run" in ran.out

@@ -160,7 +160,7 @@ def test_what_a_service_of_root_started_meanwhile_keeps_the_folder(anybodys: Pat
     command = sh(f"echo x > $TMPDIR/x; echo $TMPDIR > {anybodys}/go; until [ -e {anybodys}/up ]; do :; done")
     done = as_nobody(anybodys, *command, before=(*alone, "sh", "-c", f'{service} "$@"; exit $?', "sh"))
     assert done.returncode == 0
-    assert "began after the command did, perhaps for it, and its open files could not be read" in done.stderr
+    assert "started after the command, perhaps for it, and its open files could not be read" in done.stderr
     assert len(list(anybodys.glob("*/tmp/x"))) == 1
 
 
@@ -172,7 +172,7 @@ def test_a_survivor_that_may_not_be_looked_into_keeps_the_folder(anybodys: Path)
     done = as_nobody(anybodys, *sh(script))
     survivor = int(done.stdout)
     os.kill(survivor, signal.SIGKILL)
-    assert f"the open files of pid {survivor}, which the command left, could not be read" in done.stderr
+    assert f"the open files of pid {survivor}, which the command left running, could not be read" in done.stderr
     assert len(list(anybodys.glob("*/tmp/log"))) == 1
 
 

@@ -61,7 +61,7 @@ class TroubledBench(SimulatedWorkbench):
     async def machine(self) -> Machine:
         machine = await super().machine()
         if self._trouble == "no driver":
-            return msgspec.structs.replace(machine, gpus=Unknown("the driver did not answer"))
+            return msgspec.structs.replace(machine, gpus=Unknown("the driver did not respond"))
         if self._trouble == "none":
             return msgspec.structs.replace(machine, gpus=(), on_bus=0)
         assert not isinstance(machine.gpus, Unknown)
@@ -72,7 +72,7 @@ class TroubledBench(SimulatedWorkbench):
         self._looks += 1
         if self._trouble == "driver" and self._looks > self._strike:
             self._truth.blind = True
-            return Unknown("the driver did not answer within 20s")
+            return Unknown("the driver did not respond within 20s")
         return await super().health()
 
     async def each(self, jobs: Mapping[str, Job]) -> Mapping[str, Answer]:

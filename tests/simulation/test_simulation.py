@@ -8,8 +8,7 @@ from gpukeeper.model.event import Closed, Decided, Intended
 from tests.simulation.harness import USED_WHILE_DOWN, simulate
 from tests.simulation.promises import broken_promises
 
-SEEDS = 2000
-CHUNK = 50
+SEEDS, CHUNK = 400, 25  # CI runs the first 2,000 by itself: make simulate SEEDS=2000
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -57,6 +56,6 @@ def test_the_simulation_is_not_a_calm_sea() -> None:
     lines = [line.reason for run in runs for line in run.lines if isinstance(line, Decided | Intended | Closed)]
     for words in (
         *("a dead session", "logs of processes that ended", "a report", "left by an interrupted removal of gpukeeper"),
-        *("while the disk is too full", "somebody opened it, or work began beside it", "work runs beside it"),
+        *("while the disk is too full", "it was opened, or work began beside it", "work runs beside it"),
     ):
         assert any(words in reason for reason in lines), f"nothing happened that says: {words}"

@@ -124,12 +124,14 @@ def too_little(params: Mapping[str, object], **least: float) -> Iterable[str]:
             yield f"{name} is empty, so nothing would be tested"
         for one in sizes:
             if not (isinstance(one, int | float) and one >= low):
-                yield f"{name} {one} proves nothing, give {low:g} or more"
+                yield f"{name} {one} is too small to prove anything; use {low:g} or more"
 
 
 def unknown_words(params: Mapping[str, object], name: str, known: Sequence[str]) -> Iterable[str]:
     given = params.get(name)
     if isinstance(given, list | tuple):
         if not given:
-            yield f"{name} is empty, so nothing would be tested; there are {', '.join(known)}"
-        yield from (f'{name} has no "{one}"; there are {", ".join(known)}' for one in given if one not in known)
+            yield f"{name} is empty, so nothing would be tested; valid values: {', '.join(known)}"
+        yield from (
+            f'{name}: unknown value "{one}"; valid values: {", ".join(known)}' for one in given if one not in known
+        )

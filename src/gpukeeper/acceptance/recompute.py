@@ -29,7 +29,7 @@ HARD = frozenset(
     {Remedy.RESET_GPU, Remedy.REBOOT, Remedy.RESEAT_OR_CABLE, Remedy.REPLACE_GPU, Remedy.REPLACE_NIC}
     | {Remedy.CONTACT_VENDOR}
 )  # never the remedy of a check that was skipped
-ADVICE = "Test the machine again, or get the report folder from the machine itself"
+ADVICE = "Test the machine again, or copy the report directory from the machine"
 
 
 def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
@@ -43,7 +43,7 @@ def recomputed(report: Report, doubts: Iterable[str] = ()) -> Report:
     added += [_doubt("contradiction", words) for words in _contradictions(report, wish, known)]
     verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(verdict) > rank(report.verdict):
-        words = f"the report says {report.verdict}, its findings say {verdict}"
+        words = f"the verdict of the report is {report.verdict}, its findings give {verdict}"
         added.append(_doubt("verdict", words))
         verdict, reason = tally.of_run(asked, gpus, (*report.findings, *added), interrupted=report.interrupted)
     if rank(report.verdict) >= rank(verdict):
@@ -96,17 +96,17 @@ def _expectations(report: Report, wish: Wish) -> Iterator[Finding]:
 
 def _incomplete(report: Report, wish: Wish | None, gpus: Sequence[Gpu]) -> Iterator[str]:
     if wish is None:
-        yield "it does not say what was asked for (settings.wish)"
+        yield "it does not contain the request (settings.wish)"
     if not gpus:
         return
     if absent := _absent(report):
-        yield f"nothing is recorded of {', '.join(absent)}: neither a finding nor why it did not run"
+        yield f"no record of {', '.join(absent)}: neither a finding nor the reason it did not run"
     for name, index in dict.fromkeys(_gaps(report, gpus)):
         yield f"there is no finding of {name} for GPU {index}"
     figures = {(one.check, one.metric) for one in report.findings}
     for lost in report.power:
         if (lost.check, lost.metric) not in figures:
-            yield f"the figures of {lost.check} {lost.metric} are listed and their findings are missing"
+            yield f"the measurement {lost.check} {lost.metric} is listed and its findings are missing"
 
 
 def _absent(report: Report) -> list[str]:
@@ -139,29 +139,29 @@ def _contradictions(report: Report, wish: Wish | None, gpus: Sequence[Gpu]) -> I
     strangers = dict.fromkeys(one.gpu for one in report.findings if one.gpu is not None and one.gpu not in known)
     strangers |= dict.fromkeys(one.gpu for one in report.tallies if one.gpu not in known)
     if strangers:
-        yield f"it speaks of GPUs that its machine does not list: {', '.join(str(one) for one in strangers)}"
+        yield f"it contains GPUs that its machine does not list: {', '.join(str(one) for one in strangers)}"
     if len(known) < len(gpus):
         yield "its machine lists one GPU several times"
     if report.ended < report.started:
-        yield "it ended before it began"
+        yield "it ended before it started"
     if wish is not None and wish.device != report.device:
-        yield f"it ran on {report.device}, {wish.device} was asked for"
+        yield f"it ran on {report.device}, {wish.device} was requested"
     if wish is not None and wish.inject:
-        yield "faults were planted in it"
+        yield "faults were injected"
     if wish is not None and wish.expected != report.expected:
-        yield f"{_count(wish.expected)} GPUs were asked for, and {_count(report.expected)} are expected"
+        yield f"{_count(wish.expected)} GPUs were requested, and {_count(report.expected)} are expected"
     for one in report.findings:
         if words := _contradicts_itself(one):
             yield f"{one.check} {one.metric}".strip() + f" is {one.verdict}, and {words}"
     for stored in report.tallies:
         own = worst(one.verdict for one in report.findings if one.gpu == stored.gpu)
         if own is not stored.verdict:
-            yield f"GPU {stored.gpu} is {stored.verdict}, and its findings say {own}"
+            yield f"GPU {stored.gpu} is {stored.verdict}, and its findings give {own}"
 
 
 def _contradicts_itself(one: Finding) -> str:
     if one.confirm and one.verdict is not Grade.FAIL:
-        return "it was to be confirmed, which only a FAIL is"
+        return "it is marked for confirmation, which is only valid for FAIL"
     if one.verdict is Grade.SKIPPED and one.action in HARD:
         return f"its remedy is {one.action}"
     if one.verdict is not Grade.PASS:
@@ -182,7 +182,7 @@ def _worse(value: float, than: float, one: Finding) -> bool:
 
 
 def _count(number: int | None) -> str:
-    return "no number of" if number is None else str(number)
+    return "no count of" if number is None else str(number)
 
 
 def _doubt(what: str, words: str) -> Finding:

@@ -58,7 +58,7 @@ def told_apart(machine: Machine) -> Machine:
     gpus = tuple(
         gpu
         if isinstance(gpu.serial, Unknown) or counts[gpu.serial] == 1
-        else msgspec.structs.replace(gpu, serial=Unknown(f"{gpu.serial} is that of {counts[gpu.serial]} GPUs here"))
+        else msgspec.structs.replace(gpu, serial=Unknown(f"{gpu.serial} is shared by {counts[gpu.serial]} GPUs"))
         for gpu in machine.gpus
     )
     return msgspec.structs.replace(machine, gpus=gpus)

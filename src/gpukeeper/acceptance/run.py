@@ -44,7 +44,7 @@ from gpukeeper.model.unknown import Unknown
 
 ATTEMPTS = 3  # a FAIL that could be chance counts when two of three agree
 NO_DELTA = ("energy_mj", "violation_power_ns")  # they always rise
-SILENT = Broken(kind="failed", words="the GPU's program gave no answer")
+SILENT = Broken(kind="failed", words="the probe on the GPU returned no result")
 
 
 class Began(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ def _refuse_unknown(gpus: Sequence[Gpu], names: Sequence[str]) -> None:
     unknown = [name for name in names if not tally.wanted(gpus, (name,))]
     if unknown:
         here = ", ".join(f"{gpu.index} ({gpu.identity})" for gpu in gpus) or "none"
-        raise UsageError(f"--gpus {', '.join(unknown)}: no such GPU here. Nothing was run. GPUs here: {here}")
+        raise UsageError(f"--gpus {', '.join(unknown)}: GPU not found. Nothing was run. Available GPUs: {here}")
 
 
 async def _look(workbench: Workbench, run: Run, check: str = "") -> dict[str, Health]:
@@ -192,7 +192,7 @@ async def _look(workbench: Workbench, run: Run, check: str = "") -> dict[str, He
 
 def _unused(check: str, looks: Collection[str]) -> str:
     """A look of an earlier try stays: what it saw may be gone from the next one."""
-    names = chain((check,), (f"{check}, try {number}" for number in count(2)))
+    names = chain((check,), (f"{check}, attempt {number}" for number in count(2)))
     return next(name for name in names if name not in looks)
 
 
@@ -248,14 +248,14 @@ def _time_is_up(run: Run, one: Chosen, used: float) -> str | None:
     """Earlier checks took longer than thought."""
     wish = run.order.wish
     if one.check.name not in wish.only and wish.device == "cuda" and used + 0.7 * one.serving.seconds > wish.within_s:
-        return f"the time was up: {used:.0f} s of {wish.within_s:.0f} s were used"
+        return f"no time left: {used:.0f} s of {wish.within_s:.0f} s were used"
     return None
 
 
 def _replaced_anyway(run: Run, one: Chosen) -> str | None:
     lost = next((each for each in run.findings if _is_final(each)), None)
     if lost is not None and one.serving.depth > 0:
-        return f"a GPU has to be replaced already: {lost.message}"
+        return f"a GPU must be replaced anyway: {lost.message}"
     return None
 
 
@@ -273,7 +273,7 @@ def _asked_for_in_vain(run: Run) -> tuple[Finding, ...]:
             check=name,
             verdict=Grade.INCONCLUSIVE,
             code=judge.code_of(name, "not-run"),
-            message=f"{name} was asked for (--check) and did not run: {_why_not(run, name)}.",
+            message=f"{name} was selected (--check) and did not run: {_why_not(run, name)}.",
             action=Remedy.CHECK_CONFIG,
         )
         for name in run.order.wish.only
@@ -284,13 +284,13 @@ def _asked_for_in_vain(run: Run) -> tuple[Finding, ...]:
 def _why_not(run: Run, check: str) -> str:
     why = [one.why for one in run.coverage if one.check == check and not one.what]
     why += [one.message for one in run.findings if one.check == check]
-    return next(iter(why), "it found nothing to look at here").rstrip(".")
+    return next(iter(why), "it does not apply to this machine").rstrip(".")
 
 
 def _failed(run: Run, check: Check, error: Exception) -> tuple[Finding, ...]:
     words = (
-        f"{check.name} ended with an error ({type(error).__name__}: {error}), so it says nothing. Run it again; if the"
-        " words name nothing of yours, report it as a bug with the report's JSON."
+        f"{check.name} ended with an error ({type(error).__name__}: {error}), so it has no result. Run it again; if"
+        " the cause is not on your side, report a bug with the report's JSON."
     )
     return _unmeasured(run, check, "failed", words)
 

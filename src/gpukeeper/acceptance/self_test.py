@@ -76,11 +76,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 # Each is as small as what a run must find; indices are those of the simulated machine.
 FAULTS = (
     Fault("GPU 3 is 10 % slower", {"slow": {3: 0.10}}, "gemm", Grade.FAIL, "-slower-than-peers", gpu=3),
-    Fault("GPU 5 throttles: too hot", {"throttle": (5,)}, "health", Grade.FAIL, "-clocks-slowed", gpu=5),
+    Fault("GPU 5 overheats and throttles", {"throttle": (5,)}, "health", Grade.FAIL, "-clocks-slowed", gpu=5),
     Fault("one GPU of eight is missing", {"missing": 1}, "environment", Grade.FAIL, "gpus-missing"),
-    Fault("GPU 2 flips a bit in bf16", {"flip": {2: "bf16"}}, "exact", Grade.FAIL, gpu=2),
-    Fault("a collective gives a wrong element", {"wrong_collective": True}, "collectives", Grade.FAIL),
-    Fault("GPU 1 counts an ECC error", {"ecc": (1,)}, "health", Grade.FAIL, gpu=1),
+    Fault("bit flip on GPU 2 in bf16", {"flip": {2: "bf16"}}, "exact", Grade.FAIL, gpu=2),
+    Fault("a wrong element in a collective", {"wrong_collective": True}, "collectives", Grade.FAIL),
+    Fault("an ECC error on GPU 1", {"ecc": (1,)}, "health", Grade.FAIL, gpu=1),
     Fault("a probe on GPU 4 hangs", {"hang": (4,)}, "gemm", Grade.INCONCLUSIVE, gpu=4),
 )
 PLANTS = (
@@ -125,13 +125,13 @@ async def self_test(bed: Bed) -> Outcome:
 def outcome(attempts: Sequence[Attempt], bed: Bed) -> Outcome:
     """Without probes on this machine nobody knows whether its own detectors work."""
     missed = [one for one in attempts if not one.caught]
-    found = f"{len(attempts) - len(missed)} of {len(attempts)} attempts ended as they must"
+    found = f"{len(attempts) - len(missed)} of {len(attempts)} attempts had the expected result"
     if missed:
         words = "; ".join(f"{one.injected} on {one.where}: {one.found}" for one in missed)
-        return Outcome(verdict=Grade.FAIL, reason=f"{found}. Not so: {words}", attempts=tuple(attempts))
+        return Outcome(verdict=Grade.FAIL, reason=f"{found}. Unexpected: {words}", attempts=tuple(attempts))
     unknown = next((one for one in (bed.alone, bed.together) if isinstance(one, Unknown)), None)
     if unknown is not None:
-        reason = f"{found}, but nothing was planted in probes on this machine: {unknown.why}"
+        reason = f"{found}, but no fault was injected into probes on this machine: {unknown.why}"
         return Outcome(verdict=Grade.INCONCLUSIVE, reason=reason, attempts=tuple(attempts))
     return Outcome(verdict=Grade.PASS, reason=f"{found}.", attempts=tuple(attempts))
 
@@ -184,7 +184,7 @@ def _known(place: Place | Unknown) -> Place | Unknown:
 
 async def _real(bed: Bed, add: Callable[[Awaitable[Attempt]], Awaitable[Attempt]]) -> None:
     alone = bed.alone
-    assert not isinstance(alone, Unknown), "nothing can be planted where no probe runs"
+    assert not isinstance(alone, Unknown), "no fault can be injected where no probe runs"
     exact, dtypes = await _clean(bed, alone, "exact")
     await add(_done(exact))
     for dtype in dtypes:

@@ -54,15 +54,15 @@ def _why_not(check: Check, wish: Wish, gpus: Sequence[Gpu]) -> str | None:
     if check.name in ALWAYS:
         return None
     if check.name in wish.skip:
-        return "left out on request"
+        return "skipped on request (--skip)"
     if wish.only and check.name not in wish.only:
         return NOT_ASKED_FOR
     if not gpus and check.how is not How.LOOK:
-        return "there is no GPU to run it on"
+        return "no GPU available"
     if 0 < len(gpus) < check.least_gpus:
-        return f"needs {check.least_gpus} GPUs, {len(gpus)} here"
+        return f"needs {check.least_gpus} GPUs, {len(gpus)} available"
     if not check.slices and any(gpu.part_of is not None for gpu in gpus):
-        return "makes no sense on slices of a GPU"
+        return "does not apply to slices of a GPU"
     return None
 
 
@@ -111,7 +111,7 @@ def _no_time(checks: Sequence[Check], check: Check, serving: Serving) -> tuple[s
         then = _within(checks, seconds, everything=False).get(check.name)
         if then is not None and then.depth >= serving.depth:
             return f"takes about {serving.seconds:.0f} s; --within {words} runs it", words
-    return f"takes about {serving.seconds:.0f} s; ask for it by name: --check {check.name}", ""
+    return f"takes about {serving.seconds:.0f} s; to run it: --check {check.name}", ""
 
 
 def _worth(serving: Serving | None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from gpukeeper.config.presets import PRESETS
@@ -13,13 +13,16 @@ from gpukeeper.config.tree_checks import check_trees
 from gpukeeper.config.units import share_in_words
 from gpukeeper.config.units import span_in_words as words
 from gpukeeper.config.unix_groups import members_of
+from gpukeeper.engine.schedule import acts_in_a_row
 from gpukeeper.lifecycle.decide import RULES
-from gpukeeper.model.policy import OnIdle
+from gpukeeper.lifecycle.warnings import valid_for
+from gpukeeper.model.policy import OnIdle, Policy, Schedule
 
 NO_SCOPE = (
     "the policy says nothing of what it covers, so it would cover nothing."
     " Write for example scope: {docker: {}} or scope: {kubernetes: {namespaces: [research]}}."
 )
+ANY_YEAR = datetime(2026, 1, 1, tzinfo=UTC)  # cron words repeat
 # An exemption suspends rules that act. Suspending one that protects would expose whom it is meant to spare.
 RULE_NAMES = [rule.NAME for rule in RULES if rule.ACTS]
 
@@ -142,6 +145,29 @@ def _warnings(file: PolicyFile) -> Iterator[Problem]:
                 " so the first warning would come after the stop. Write a longer limit or a shorter lead.",
                 once="lead",
             )
+
+
+def never_stopped(file: PolicyFile, policy: Policy) -> Iterator[str]:
+    """A warning: passes act so rarely that each warning has expired at the next one, and the owner is warned again."""
+    # Outside Docker only a class of the match list has limits that end in a stop, unless `cluster` was changed.
+    matched = {"cluster", "ray", *(entry.class_ for entry in file.match)}
+    stops = [one for one in _stops(file) if "docker" in policy.scope or one[0][1] in matched]
+    for path, limit in stops:
+        stages = policy.warnings.runtime if "max_runtime" in path else policy.warnings.idle
+        valid = valid_for(policy.warnings, limit)
+        if not acts_in_a_row(policy.schedule, ANY_YEAR, len(stages) + 1, valid):
+            yield _expiring(policy.schedule, f"{in_words(path)} ({words(limit)})", len(stages), words(valid))
+            return  # the shortest stands for all
+
+
+def _expiring(schedule: Schedule, limit: str, stages: int, valid: str) -> str:
+    rare = f'schedule.at: passes act only at "{schedule.at}".'
+    passes = rare if schedule.at else "schedule.every: passes are too far apart."
+    return (
+        f"{passes} A stop after {limit} needs {stages} warnings, each valid for {valid}."
+        " They expire before the next pass, so such work is warned at every pass and never stopped."
+        f" Use a schedule with {stages + 1} passes in a row that are at most {valid} apart."
+    )
 
 
 def _stages(stages: list[float], at: Path) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gpukeeper.config import document, problems
 from gpukeeper.config.build import build, build_exemption
-from gpukeeper.config.checks import NO_SCOPE, check
+from gpukeeper.config.checks import NO_SCOPE, check, never_stopped
 from gpukeeper.config.exemptions import FromFile, read_exemptions
 from gpukeeper.config.layers import BUILT_IN_ORIGIN, Layered
 from gpukeeper.config.presets import without_a_file
@@ -177,7 +177,7 @@ def _loaded(file: PolicyFile, layers: Layered, name: str, folder: Path) -> Loade
         name,
         layers.origins,
         (*inline_origins, *more.origins),
-        (*more.complaints, *_warnings(policy)),
+        (*more.complaints, *_warnings(policy), *never_stopped(file, policy)),
     )
 
 

@@ -276,8 +276,10 @@ _S = model.Schedule()
 
 
 class Schedule(Section):
-    every: f.Interval = about(_S.every, "A pass this often.")
-    at: f.Cron = about(_S.at, "Acts only in passes at these times (cron words, local time); looks in every pass.")
+    every: f.Interval = about(_S.every, "The interval between passes.")
+    at: f.Cron = about(
+        _S.at, "Acts only in passes at these times (cron expression, local time); observes in every pass."
+    )
 
 
 _L = model.LedgerKeep()

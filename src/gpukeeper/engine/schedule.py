@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import islice, pairwise
 
 from cronsim import CronSim
 
@@ -16,6 +17,7 @@ from gpukeeper.model.policy import Schedule
 CHANGE = timedelta(
     hours=3
 )  # more than clocks are ever set back; moments are looked for from so much before the last pass
+SEARCHED = 400  # moments: more than a year of daily ones
 
 
 class LocalZone(tzinfo):
@@ -55,6 +57,18 @@ def next_moment(schedule: Schedule, at: datetime) -> datetime:
     if schedule.at is None:
         return at
     return next((moment for moment in _moments(schedule.at, at) if moment >= at), at)
+
+
+def acts_in_a_row(schedule: Schedule, at: datetime, count: int, apart: timedelta) -> bool:
+    """Whether so many acting passes ever follow each other with at most `apart` between two of them."""
+    if schedule.at is None:
+        return schedule.every <= apart
+    found = 1
+    for before, after in pairwise(islice(_moments(schedule.at, at), SEARCHED)):
+        found = found + 1 if after - before <= apart else 1
+        if found >= count:
+            return True
+    return False
 
 
 def _moments(words: str, at: datetime) -> Iterator[datetime]:

@@ -13,7 +13,7 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.notice import notice
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.tenants import new_tenants
-from gpukeeper.lifecycle.rules.idle import may_be_idle
+from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon, may_be_idle
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.model.decision import View
 from gpukeeper.model.errors import PlatformError
@@ -85,10 +85,5 @@ async def holds_elsewhere(keeper: Keeper, book: Rulebook, subject: Subject, now:
 
 
 def _look_back(book: Rulebook) -> timedelta:
-    """Far enough for the longest idle window and the lead of its warnings."""
-    return (
-        max(idle_times(book.policy), default=HOUR)
-        + book.policy.warnings.lead
-        + book.policy.warnings.undelivered
-        + HOUR / 2
-    )
+    """Far enough for the longest idle window and the warnings about it."""
+    return horizon(book.policy, max(idle_times(book.policy), default=HOUR)) + HORIZON_SLACK

@@ -36,7 +36,7 @@ class UpcomingAction(msgspec.Struct, frozen=True):
 
 
 Measure = Callable[[View, datetime], View]
-Opens = Callable[[datetime], datetime]
+Opens = Callable[[datetime, datetime | None], datetime]
 
 
 def quiet_until(view: View, at: datetime) -> View:
@@ -45,7 +45,7 @@ def quiet_until(view: View, at: datetime) -> View:
     return msgspec.structs.replace(view, series=tuple(_quiet(one, last) for one in view.series))
 
 
-def at_any_time(at: datetime) -> datetime:
+def at_any_time(at: datetime, acted: datetime | None) -> datetime:
     return at
 
 
@@ -74,10 +74,11 @@ def course(
     """Everything that comes until it is gone, or until the rules have no time to name.
 
     `measure`: the view with what will have been measured by then. `opens`: the first time from then on at which
-    anything is done. `after_stop`: in what state a stop leaves it. `reports`: also what is only reported, once by each
-    rule.
+    anything is done, given the time of the last step: a pass takes one step on a workload. `after_stop`: in what state
+    a stop leaves it. `reports`: also what is only reported, once by each rule.
     """
     at = earliest = now
+    acted: datetime | None = None
     reported: set[str] = set()
     for _ in range(steps):
         view = measure(view, at)
@@ -100,10 +101,10 @@ def course(
             return
         # A later look finds what was due before it; then is when it comes.
         when = max(earliest, decision.due or at)
-        if opens(when) > max(when, at):
-            at = earliest = opens(when)
+        if (opened := opens(when, acted)) > max(when, at):
+            at = earliest = opened
             continue
-        earliest = when
+        earliest = acted = when
         yield UpcomingAction(when, decision.action, decision.rule, decision.reason, decision.stage)
         changed = _after(view, decision, when, after_stop)
         if changed is None:

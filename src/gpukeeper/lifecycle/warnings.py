@@ -20,6 +20,12 @@ LONGEST_NOTE = timedelta(days=7)  # between a note on an object and the time tha
 AT_ONCE = (0.0,)  # one warning as soon as the condition holds
 
 
+def valid_for(settings: Warnings, limit: timedelta) -> timedelta:
+    """How long a warning counts. Nobody acts on what was announced for last week: a hold, an exemption or a pause was
+    in between."""
+    return limit + settings.lead + settings.undelivered + DAY
+
+
 def staged(
     rule: str,
     view: View,
@@ -39,8 +45,7 @@ def staged(
 
     `remedy`: what the owner can do about it. `only_after`: older warnings belong to an earlier episode.
     """
-    # Nobody acts on what was announced for last week: a hold, an exemption or a pause was in between.
-    oldest = now - limit - settings.lead - settings.undelivered - DAY
+    oldest = now - valid_for(settings, limit)
     if only_after is not None:
         oldest = max(oldest, only_after)
     sent, lapsed = _sent(view, rule, limit, oldest, now)

@@ -117,7 +117,7 @@ def provisional(machine: Machine, wish: Wish) -> Report:
 def machine_words(machine: Machine, wish: Wish) -> str:
     """ "node-3: 8 × NVIDIA H200; driver 570.1, torch 2.11.0"."""
     if isinstance(machine.gpus, Unknown):
-        return f"{machine.node}: its GPUs could not be learned ({machine.gpus.why})"
+        return f"{machine.node}: the GPUs could not be read ({machine.gpus.why})"
     names: dict[str, int] = {}
     for gpu in machine.gpus:
         name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"
@@ -162,7 +162,7 @@ def _kind(report: Report | None) -> str:
 
 def gpu_verdicts(report: Report) -> Iterator[GpuVerdict]:
     for tally in report.tallies:
-        assert not isinstance(report.machine.gpus, Unknown), "a tally is of a GPU that was seen"
+        assert not isinstance(report.machine.gpus, Unknown), "a tally belongs to a known GPU"
         gpu = next(one for one in report.machine.gpus if one.uuid == tally.gpu)
         words, name = gpu_words(report, gpu.uuid), fact(gpu.name)
         yield GpuVerdict(tally.verdict, words, name, gpu.identity, tally.busy, tally.reason)
@@ -173,7 +173,7 @@ def node_verdicts(fleet: Fleet) -> Iterator[NodeVerdict]:
     for one in fleet.nodes:
         yield NodeVerdict(one.verdict, one.node, one.gpus, one.run, one.reason)
     for name in fleet.missing:
-        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node was given")
+        yield NodeVerdict(Grade.INCONCLUSIVE, name, None, "", "no report of this node")
 
 
 def fleet_notes(fleet: Fleet) -> Iterator[str]:

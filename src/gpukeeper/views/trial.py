@@ -15,6 +15,7 @@ from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.explain import idle_window
 from gpukeeper.lifecycle.forecast import MINUTE, UpcomingAction, course
 from gpukeeper.lifecycle.holds import NotAllowed, may_hold
+from gpukeeper.lifecycle.rules.idle import horizon
 from gpukeeper.lifecycle.settings import Rulebook, fits
 from gpukeeper.model.decision import ACTING, Action, Decision, View
 from gpukeeper.model.durations import in_words
@@ -61,8 +62,10 @@ def trial(policy: Policy, given: Given, now: datetime) -> TrialView:
     """Raises UsageError for a hold that would not be granted."""
     book, subject = Rulebook(policy), given.subject
 
-    def opens(at: datetime) -> datetime:
-        return next_moment(policy.schedule, at)
+    def opens(at: datetime, acted: datetime | None) -> datetime:
+        if acted is None or policy.schedule.at is None:
+            return next_moment(policy.schedule, at)
+        return next_moment(policy.schedule, max(at, acted + MINUTE))
 
     def measure(view: View, at: datetime) -> View:
         return _measured(view, given, book, now, at)
@@ -119,7 +122,7 @@ def _measured(view: View, given: Given, book: Rulebook, now: datetime, at: datet
     subject = view.subject
     if subject.state is not State.RUNNING or not isinstance(subject.started, datetime):
         return view
-    reach = 2 * (idle_window(view, book) or MARGIN) + MARGIN
+    reach = horizon(book.policy, 2 * (idle_window(view, book) or MARGIN)) + MARGIN
     start = max(subject.started, at - reach).replace(second=0, microsecond=0)
     minutes = (at - start) // MINUTE + 1
     idle_since = at + MINUTE if given.busy else now - given.idle_for

@@ -85,7 +85,7 @@ def test_a_name_that_is_taken_meanwhile_is_not_taken_away(docker: DockerBed) -> 
     second = docker.run("mine", gpus=[0], labels=MINE)
     reply = bench.ask(SOMEBODY, "restore", "mine")
     assert not reply.done
-    assert "something of that name exists" in reply.words
+    assert "that name is already in use" in reply.words
     assert (docker.id("mine"), docker.state("mine")) == (second, "running")
 
 

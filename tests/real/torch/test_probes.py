@@ -11,7 +11,7 @@ GEMM = {"n": 192, "rounds": 20, "repeats": 3}
 
 def test_products_are_timed_for_every_kind_of_number(worker: bed.Worker) -> None:
     result = worker.run("gemm", dtypes=["fp32", "tf32", "bf16", "int8"], sweep=[64, 128], **GEMM)
-    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU has no tf32"}
+    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU does not support tf32"}
     for dtype, method in (("fp32", "gemm/mm/n192/normal/burst20"), ("int8", "gemm/int_mm/n192/uniform/burst20")):
         assert len(result["dtypes"][dtype]["tflops"]) == 3
         assert min(result["dtypes"][dtype]["tflops"]) > 0
@@ -46,7 +46,7 @@ def test_work_that_is_planted_into_the_timing_shows_in_the_figure(worker: bed.Wo
 
 def test_an_unknown_kind_of_number_is_refused(worker: bed.Worker) -> None:
     words = worker.ask("gemm", dtypes=["fp7"])["broken"]["words"]
-    assert words.splitlines()[-1].startswith("ValueError: unknown kind of number 'fp7'; known: fp32")
+    assert words.splitlines()[-1].startswith("ValueError: unknown dtype 'fp7'; valid values: fp32")
 
 
 def test_a_copy_inside_memory_is_timed_and_compared(worker: bed.Worker) -> None:

@@ -19,7 +19,7 @@ def test_a_healthy_device_has_no_mismatch(worker: bed.Worker) -> None:
         assert (record["mismatches"], record["where"]) == (0, [])
         assert (record["rounds"], record["elements"]) == (4, 4 * N * N)
         assert len(record["digest"]) == 16
-    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU has no tf32"}
+    assert result["dtypes"]["tf32"] == {"unsupported": "a CPU does not support tf32"}
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(worker: bed.Worker) -> None:

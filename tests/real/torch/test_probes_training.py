@@ -39,7 +39,7 @@ def test_one_flipped_bit_of_one_weight_makes_the_runs_differ(worker: bed.Worker,
     ("params", "words"),
     [
         ({"epochs": 1}, "epochs 1 cannot show that the loss falls"),
-        ({"min_fall": 1.5}, "min_fall 1.5 is no share"),
+        ({"min_fall": 1.5}, "min_fall 1.5 is not between 0 and 1"),
         ({"classes": 1}, "one class cannot be learned"),
         ({"rate": 0}, "cannot learn"),
         ({"samples": 0}, "samples must be 1 or more"),

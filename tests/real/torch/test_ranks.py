@@ -24,7 +24,7 @@ def test_ranks_that_wait_for_one_that_never_comes_say_so_and_give_up(tmp_path: P
     assert left.stage(0) == "rendezvous"
     assert left.stage(1) is None
     last = left.broken(0).splitlines()[-1]
-    assert last.startswith("RendezvousError: rank 0 of 2 did not meet all others at ")
+    assert last.startswith("RendezvousError: rank 0 of 2 could not connect to all other ranks at ")
 
 
 def test_ranks_of_somebody_elses_launcher_find_each_other(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_contradictions_stop_a_rank_before_it_waits_for_anybody(tmp_path: Path) 
     """C1.9: the record says what to change."""
     left = together.torchrun(tmp_path, 1, "nonsense")
     assert left.exit_code != 0
-    assert "There is no probe 'nonsense' over several GPUs" in left.broken(0)
+    assert "Unknown probe 'nonsense' over several GPUs" in left.broken(0)
 
 
 def test_parameters_are_the_same_on_all_ranks_after_every_step(tmp_path: Path) -> None:

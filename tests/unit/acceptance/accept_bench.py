@@ -46,7 +46,7 @@ class Bench:
 
     async def health(self) -> Mapping[str, Health] | Unknown:
         if self.blind:
-            return Unknown("the driver did not answer")
+            return Unknown("the driver did not respond")
         return {
             uuid: Health(uuid=uuid, at=self.now(), counters=dict(counters)) for uuid, counters in self.counters.items()
         }

@@ -54,7 +54,7 @@ def test_a_failure_inside_is_a_failure(name: str) -> None:
     assert report.verdict is Grade.FAIL
     assert any(one.code == "report-verdict" for one in report.findings)
     said = "WARN" if "WARN" in name else "PASS"
-    assert f"The report says {said}, its findings say FAIL." in {
+    assert f"The verdict of the report is {said}, its findings give FAIL." in {
         one.message.partition(" Test")[0] for one in report.findings
     }
 
@@ -83,8 +83,8 @@ def test_tallies_are_of_gpus_that_are_there_and_as_bad_as_their_findings() -> No
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / MANIFEST).unlink(), "no readable MANIFEST.sha256 beside it"),
-        (lambda folder: (folder / MANIFEST).write_text(""), "is not in the MANIFEST.sha256 beside it"),
+        (lambda folder: (folder / MANIFEST).unlink(), "no readable MANIFEST.sha256 next to it"),
+        (lambda folder: (folder / MANIFEST).write_text(""), "is not in the MANIFEST.sha256 next to it"),
         (
             lambda folder: (folder / "report.json").write_bytes((folder / "report.json").read_bytes() + b" "),
             "was changed after it was written",

@@ -53,7 +53,7 @@ def test_what_is_slow_in_two_of_three_tries_fails(figures: tuple[float, ...], tr
     bench = Bench(script={("gemm", 0): figures})
     report, _ = run(bench, [GEMM])
     assert report.verdict is Grade.FAIL
-    assert f"2 of {tries} tries" in report.reason
+    assert f"2 of {tries} attempts" in report.reason
     assert bench.asked.count(("gemm", "GPU-0")) == tries
 
 
@@ -158,7 +158,7 @@ def test_the_time_is_kept_and_what_was_left_out_is_named() -> None:
     slow = Serving(depth=0, seconds=10, worth=2, what="some", params={"takes": 55.0})
     checks = [figure_check("gemm", slow), figure_check("copies", Serving(depth=0, seconds=10, worth=1, what="some"))]
     report, _ = run(Bench(), checks, Wish(within_s=60))
-    assert [(one.check, one.why) for one in report.coverage] == [("copies", "the time was up: 55 s of 60 s were used")]
+    assert [(one.check, one.why) for one in report.coverage] == [("copies", "no time left: 55 s of 60 s were used")]
     assert (report.ended - report.started).total_seconds() <= 60
     # What was to run and did not is never part of a pass.
     assert report.verdict is Grade.INCONCLUSIVE
@@ -240,8 +240,8 @@ def test_a_check_asked_for_by_name_that_did_not_run_is_no_pass() -> None:
     report, _ = run(Bench(gpus=1), checks, Wish(only=("gemm", "collectives", "nccl_tests")))
     assert report.verdict is Grade.INCONCLUSIVE
     assert [one.message for one in report.findings if one.code.endswith("-not-run")] == [
-        "collectives was asked for (--check) and did not run: needs 2 GPUs, 1 here.",
-        "nccl_tests was asked for (--check) and did not run: There are no nccl-tests here.",
+        "collectives was selected (--check) and did not run: needs 2 GPUs, 1 available.",
+        "nccl_tests was selected (--check) and did not run: There are no nccl-tests here.",
     ]
     assert run(Bench(gpus=1), checks, Wish(only=("gemm",)))[0].verdict is Grade.PASS
     assert run(Bench(gpus=1), checks)[0].verdict is Grade.PASS
@@ -251,7 +251,7 @@ def test_what_an_earlier_try_saw_stays() -> None:
     bench = Bench(gpus=1, script={("gemm", 0): (BAD, GOOD, GOOD)})
     seen = []
     run(bench, [GEMM, look_check("health", lambda setting: seen.append(list(setting.at_check)) or [])])
-    assert seen == [["gemm", "gemm, try 2", "gemm, try 3"]]
+    assert seen == [["gemm", "gemm, attempt 2", "gemm, attempt 3"]]
 
 
 def test_what_does_not_fit_is_in_the_coverage_with_the_time_that_runs_it() -> None:
@@ -313,13 +313,13 @@ def test_on_the_cpu_nothing_ever_passes() -> None:
     assert "no GPU was tested" in report.reason
 
 
-@pytest.mark.parametrize("gpus", [(), Unknown("the driver did not answer")])
+@pytest.mark.parametrize("gpus", [(), Unknown("the driver did not respond")])
 def test_without_a_gpu_the_run_is_inconclusive(gpus: tuple[()] | Unknown) -> None:
     bench = Bench(gpus=0)
     bench.gpus = gpus
     report, _ = run(bench, [GEMM])
     assert report.verdict is Grade.INCONCLUSIVE
-    assert report.coverage == (NotTested(check="gemm", why="there is no GPU to run it on"),)
+    assert report.coverage == (NotTested(check="gemm", why="no GPU available"),)
     assert not bench.asked
 
 
@@ -332,7 +332,7 @@ def test_only_the_gpus_that_were_named_are_tested() -> None:
 
 def test_a_gpu_that_is_not_here_is_refused_before_anything_runs() -> None:
     bench = Bench()
-    with pytest.raises(UsageError, match=r"--gpus 7: no such GPU here\. Nothing was run\. GPUs here: 0 \(S0\)"):
+    with pytest.raises(UsageError, match=r"--gpus 7: GPU not found\. Nothing was run\. Available GPUs: 0 \(S0\)"):
         run(bench, [GEMM], Wish(gpus=("0", "7")))
     assert not bench.asked
 
@@ -346,7 +346,7 @@ def test_a_gpu_that_must_be_replaced_ends_the_longer_checks() -> None:
     long = figure_check("stress", Serving(depth=1, seconds=70, worth=1, what="60 s"))
     report, _ = run(Bench(), [final, GEMM, long, look_check("health", broken)], Wish(within_s=300))
     assert [(one.check, one.why) for one in report.coverage] == [
-        ("stress", "a GPU has to be replaced already: It is broken.")
+        ("stress", "a GPU must be replaced anyway: It is broken.")
     ]
     assert "gemm" in {one.check for one in report.findings}
 

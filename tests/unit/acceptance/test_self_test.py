@@ -102,7 +102,7 @@ def test_the_wrong_gpu_blamed_is_not_found() -> None:
 
     found, told = outcome(with_check("exact", read=swapped))
     assert found.verdict is Grade.FAIL
-    assert [one.injected for one in told if not one.caught] == ["GPU 2 flips a bit in bf16"]
+    assert [one.injected for one in told if not one.caught] == ["bit flip on GPU 2 in bf16"]
 
 
 def _fields(finding: Finding) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _fields(finding: Finding) -> dict[str, Any]:
     ("check", "code", "missed"),
     [
         ("environment", "gpus-missing", "one GPU of eight is missing"),
-        ("health", "health-clocks-slowed", "GPU 5 throttles: too hot"),
+        ("health", "health-clocks-slowed", "GPU 5 overheats and throttles"),
     ],
 )
 def test_another_finding_about_the_same_fault_does_not_make_up_for_a_blind_detector(

@@ -72,11 +72,11 @@ def test_what_is_left_out_is_named_with_the_time_that_runs_it() -> None:
 @pytest.mark.parametrize(
     ("wish", "gpus", "why"),
     [
-        (Wish(skip=("x",)), GPUS, "left out on request"),
+        (Wish(skip=("x",)), GPUS, "skipped on request (--skip)"),
         (Wish(only=("y",)), GPUS, "not among the checks asked for"),
-        (Wish(), (), "there is no GPU to run it on"),
-        (Wish(), GPUS[:1], "needs 2 GPUs, 1 here"),
-        (Wish(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "makes no sense on slices of a GPU"),
+        (Wish(), (), "no GPU available"),
+        (Wish(), GPUS[:1], "needs 2 GPUs, 1 available"),
+        (Wish(), (GPUS[0], Gpu(uuid="MIG-1", index=1, part_of="GPU-0")), "does not apply to slices of a GPU"),
     ],
 )
 def test_what_does_not_apply_is_said_with_its_reason(wish: Wish, gpus: tuple[Gpu, ...], why: str) -> None:
@@ -87,7 +87,7 @@ def test_what_does_not_apply_is_said_with_its_reason(wish: Wish, gpus: tuple[Gpu
 
 @pytest.mark.parametrize("wish", [Wish(only=("x",)), Wish(skip=("environment", "health"))])
 def test_whether_all_gpus_are_here_and_well_is_always_asked(wish: Wish) -> None:
-    """C1.1: --expect counts whatever else was asked for."""
+    """C1.1: --expect counts whatever else was requested."""
     checks = [check(name, (0, 1), how=How.LOOK) for name in ("environment", "health")]
     assert names(suite.choose([*checks, check("x", (1, 1))], wish, GPUS)) == [
         ("environment", 0),

@@ -220,6 +220,39 @@ def test_deleting_every_name_below_a_root_is_allowed_with_a_warning() -> None:
     assert loaded.warnings == ("temporary: every tree below /scratch/tmp may be deleted, whatever its name.",)
 
 
+NIGHT = 'preset: shared-host\nscope: {docker: {}}\nschedule: {at: "0 3 * * *"}\n'
+
+
+@pytest.mark.parametrize("at", ["0 3 * * *", "0 3 * * 1-5", "*/10 3-5 * * 0"])
+def test_a_schedule_in_which_warnings_stay_valid_has_no_warning(at: str) -> None:
+    assert load_text(NIGHT.replace("0 3 * * *", at)).warnings == ()
+
+
+@pytest.mark.parametrize("at", ["0 3 * * 0", "0 3 * * 1,2", "0 3 1 * *", "0 0 29 2 *"])
+def test_a_schedule_in_which_every_warning_expires_before_the_next_pass_is_allowed_with_a_warning(at: str) -> None:
+    (warning,) = load_text(NIGHT.replace("0 3 * * *", at)).warnings
+    assert warning == (
+        f'schedule.at: passes act only at "{at}". A stop after classes.unknown.idle (15m) needs 2 warnings, each valid'
+        " for 1d35m. They expire before the next pass, so such work is warned at every pass and never stopped."
+        " Use a schedule with 3 passes in a row that are at most 1d35m apart."
+    )
+
+
+def test_passes_more_than_a_day_apart_are_allowed_with_a_warning() -> None:
+    (warning,) = load_text(NIGHT.replace('at: "0 3 * * *"', "every: 2d")).warnings
+    assert warning.startswith("schedule.every: passes are too far apart. A stop after classes.unknown.idle (15m) needs")
+
+
+def test_a_weekly_schedule_is_fine_where_nothing_is_stopped() -> None:
+    weekly = NIGHT.replace("0 3 * * *", "0 3 * * 0")
+    cluster = weekly.replace("docker: {}", "kubernetes: {namespaces: [lab]}")
+    assert load_text(weekly.replace("docker: {}", "host: {}, ray: {}")).warnings == ()
+    assert load_text(cluster).warnings == ()
+    jobs = "classes: {jobs: {idle: 2h}}\nmatch: [{class: jobs, kind: trainjob}]\n"
+    assert "classes.jobs.idle (2h)" in load_text(cluster + jobs).warnings[0]
+    assert load_text(cluster + jobs.replace("2h", "7d")).warnings == ()
+
+
 def write(folder: Path, mode: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "policy.yaml"

@@ -210,7 +210,7 @@ async def test_a_refusal_is_an_outcome(b: Bench) -> None:
     step = await b.step(thing, Action.REMOVE)
     b.world.faults = Faults(refused=1)
     line = await taken(b, step)
-    assert (line.result, line.reason) == (Result.REFUSED, "the platform said no")
+    assert (line.result, line.reason) == (Result.REFUSED, "the platform refused")
 
 
 @virtual

@@ -245,7 +245,7 @@ class Exact(SimulatedPlatform):
     async def look(self, ref: Any) -> Any:
         found = await super().look(ref)
         wrong = isinstance(found, Subject) and found.ref.kind != ref.kind
-        return Unknown("an engine has nothing of that kind") if wrong else found
+        return Unknown("the engine has no such kind") if wrong else found
 
 
 @virtual

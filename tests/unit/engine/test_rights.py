@@ -78,12 +78,12 @@ async def test_a_verified_owner_takes_a_hold_off_the_thing_itself(b: Bench) -> N
 
 @virtual
 async def test_who_is_only_claimed_to_be_the_owner_holds_and_does_not_stop_or_remove(b: Bench) -> None:
-    told(b, owner_verified=False, evidence=("label ds01.user says ann",))
+    told(b, owner_verified=False, evidence=("label ds01.user names ann",))
     thing = b.running("train")
     for verb in ("stop", "remove"):
         reply = await ask(b, verb, "train")
         assert (reply.done, reply.exit_code) == (False, 2)
-        assert "is only claimed (label ds01.user says ann)" in reply.words
+        assert "is only claimed (label ds01.user names ann)" in reply.words
         assert reply.words.endswith("Ask an admin: root")
     assert (await ask(b, "hold", "train", seconds=60)).done
     assert (await ask(b, "release", "train")).words == "docker/node-3/train is no longer held."

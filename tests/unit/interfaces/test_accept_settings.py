@@ -98,21 +98,21 @@ def test_one_epoch_can_never_show_a_falling_loss_and_is_refused(check: str) -> N
     ("words", "said"),
     [
         ("exact.dtypes=", "--set exact: dtypes is empty, so nothing would be tested"),
-        ("exact.dtypes=bf61", 'dtypes has no "bf61"; there are fp32, tf32, bf16'),
-        ("exact.n=1", "n 1 proves nothing, give 128 or more"),
-        ("exact.rounds=0", "rounds 0 proves nothing"),
+        ("exact.dtypes=bf61", 'dtypes: unknown value "bf61"; valid values: fp32, tf32, bf16'),
+        ("exact.n=1", "n 1 is too small to prove anything; use 128 or more"),
+        ("exact.rounds=0", "rounds 0 is too small to prove anything"),
         ("gemm.dtypes=", "--set gemm: dtypes is empty"),
-        ("gemm.repeats=1", "repeats 1 proves nothing, give 3 or more"),
-        ("training.samples=1", "samples 1 proves nothing"),
-        ("training.steps=0", "steps 0 proves nothing"),
-        ("memory_pattern.share=0", "share 0 proves nothing"),
-        ("memory_pattern.passes=0", "passes 0 proves nothing"),
-        ("memory_bandwidth.bytes=8", "bytes 8 proves nothing"),
-        ("copies.bytes=8", "bytes 8 proves nothing"),
+        ("gemm.repeats=1", "repeats 1 is too small to prove anything; use 3 or more"),
+        ("training.samples=1", "samples 1 is too small to prove anything"),
+        ("training.steps=0", "steps 0 is too small to prove anything"),
+        ("memory_pattern.share=0", "share 0 is too small to prove anything"),
+        ("memory_pattern.passes=0", "passes 0 is too small to prove anything"),
+        ("memory_bandwidth.bytes=8", "bytes 8 is too small to prove anything"),
+        ("copies.bytes=8", "bytes 8 is too small to prove anything"),
         ("collectives.ops=", "--set collectives: ops is empty"),
         ("collectives.sizes=", "--set collectives: sizes is empty"),
-        ("collectives_nvlink.sizes=8", "sizes 8 proves nothing"),
-        ("collectives.rounds=0", "rounds 0 proves nothing"),
+        ("collectives_nvlink.sizes=8", "sizes 8 is too small to prove anything"),
+        ("collectives.rounds=0", "rounds 0 is too small to prove anything"),
     ],
 )
 def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
@@ -121,7 +121,7 @@ def test_what_would_prove_nothing_is_refused(words: str, said: str) -> None:
 
 def test_all_that_would_prove_nothing_is_told_at_once() -> None:
     told = refused(set_=["exact.dtypes=", "exact.n=1", "training.samples=1"])
-    assert [words in told for words in ("dtypes is empty", "n 1 proves", "samples 1 proves")] == [True] * 3
+    assert [words in told for words in ("dtypes is empty", "n 1 is too small", "samples 1 is too small")] == [True] * 3
 
 
 @pytest.mark.parametrize("name", ["environment", "health"])

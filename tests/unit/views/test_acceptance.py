@@ -38,7 +38,7 @@ def report(**facts: Any) -> Report:
         started=NOW,
         ended=NOW + 2 * MINUTE,
         verdict=Grade.PASS,
-        reason="All findings are good.",
+        reason="All findings passed.",
         tallies=tuple(Tally(gpu=one.uuid, verdict=Grade.PASS, reason="good", busy=None) for one in GPUS),
     )
     return msgspec.structs.replace(known, **facts)
@@ -53,7 +53,7 @@ def finding(gpu: str, verdict: Grade = Grade.PASS, value: float = 100.0) -> Find
 def test_a_machine_in_words_leaves_out_what_is_not_known() -> None:
     assert machine_words(MACHINE, Wish()) == "node-3: 2 × NVIDIA H200; driver 570.1"
     silent = msgspec.structs.replace(MACHINE, gpus=Unknown("the driver is silent"))
-    assert machine_words(silent, Wish()) == "node-3: its GPUs could not be learned (the driver is silent)"
+    assert machine_words(silent, Wish()) == "node-3: the GPUs could not be read (the driver is silent)"
 
 
 def test_what_holds_for_several_gpus_is_one_line_and_a_fault_stands_alone() -> None:
@@ -84,7 +84,7 @@ def test_what_was_left_out_by_reason_and_the_shortest_span_that_adds_something()
 
 
 def test_the_verdict_with_how_long_it_took() -> None:
-    assert verdict_line(report()) == "PASS  node-3, 2 GPUs, 2m: All findings are good."
+    assert verdict_line(report()) == "PASS  node-3, 2 GPUs, 2m: All findings passed."
     (again,) = next_steps(report(verdict=Grade.FAIL))
     assert again.startswith("Test again: gpukeeper accept")
 

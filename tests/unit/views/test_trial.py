@@ -159,9 +159,17 @@ def test_what_is_only_reported_is_in_the_timeline() -> None:
 def test_windows_move_every_step_to_the_times_at_which_passes_act() -> None:
     found = tried("schedule: {at: '*/10 3-5 * * *'}\n", owner="bob", running_for=5 * HOUR)
     local = [one.at.astimezone() for one in found.timeline]
-    assert [at.strftime("%H:%M") for at in local] == ["03:00", "03:00", "03:10", "03:10"]
+    assert [at.strftime("%H:%M") for at in local] == ["03:00", "03:10", "03:20", "03:30"]
     assert [words for _, words, _ in timeline(found)] == ["warn 1", "warn 2", "stop", "remove"]
     assert any("schedule.at" in words for words in found.assumes)
+
+
+def test_with_one_acting_pass_a_night_the_third_one_stops() -> None:
+    """As the engine does it: tests/unit/engine/test_rare_passes.py."""
+    found = tried("schedule: {at: '0 3 * * *'}\n", name="train-1", owner="bob", running_for=5 * HOUR)
+    first = found.timeline[0].at
+    assert [one.at - first for one in found.timeline] == [0 * DAY, 1 * DAY, 2 * DAY, 3 * DAY]
+    assert [step[1:] for step in timeline(found)][:3] == [("warn 1", "idle"), ("warn 2", "idle"), ("stop", "idle")]
 
 
 def test_what_it_assumes_is_said() -> None:

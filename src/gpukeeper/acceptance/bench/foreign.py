@@ -17,7 +17,7 @@ from gpukeeper.devices import holders
 from gpukeeper.devices.condition import holds
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.leash_child import descendants
+from gpukeeper.devices.supervisor import descendants
 from gpukeeper.model.condition import FIRST_BASELINE_MIB, INFRASTRUCTURE, OF_A_SESSION
 from gpukeeper.model.gpu import Fact
 from gpukeeper.model.unknown import Unknown
@@ -71,21 +71,21 @@ class Neighbours:
         hidden = self.walled or self.blind is not None
         if hidden and isinstance(busy_before_us, int | float) and busy_before_us >= BUSY_PERCENT:
             return Unknown(
-                f"it was {busy_before_us:.0f} % busy before the run began, with a program that cannot be seen from here"
+                f"it was {busy_before_us:.0f} % busy before the run started, and the process is not visible from here"
             )
         if self.walled:
             theirs = _besides_ours(memory_used_mib, used_before_us_mib) if here else memory_used_mib
             return self._behind_the_wall(theirs)
         if self.blind is not None:
-            said = listed.why if isinstance(listed, Unknown) else "the driver itself lists nobody else"
+            said = listed.why if isinstance(listed, Unknown) else "the driver lists no other process"
             return Unknown(f"{self.blind}; {said}", by_design=not isinstance(listed, Unknown))
         return ()
 
     def _behind_the_wall(self, used_mib: Fact) -> Unknown:
         """The driver lists pids of the machine, ours too: nothing to compare with. Memory still speaks."""
         if isinstance(used_mib, int) and used_mib > FIRST_BASELINE_MIB:
-            return Unknown(f"{used_mib} MiB of its memory are in use by somebody who cannot be seen from here")
-        return Unknown("processes outside of this pid namespace cannot be seen from here", by_design=True)
+            return Unknown(f"{used_mib} MiB of its memory are in use by a process that is not visible from here")
+        return Unknown("processes outside this PID namespace are not visible from here", by_design=True)
 
     def _holds(self, one: Holder, whole: GpuFacts, uuid: str) -> bool:
         slices = () if isinstance(whole.slices, Unknown) else whole.slices
@@ -116,9 +116,9 @@ def scan(proc: str = "/proc", root: int | None = None, known: Collection[Name] =
     ended = {one.pid for one in scanned.found if (one.pid, one.starttime) in known}
     ours = frozenset({mine, *before, *descendants(mine), *ended})
     hidden = [pid for pid in scanned.hidden if pid not in ours]
-    blind = f"{len(hidden)} processes of others could not be looked into: run it as root" if hidden else None
+    blind = f"{len(hidden)} processes of other users could not be inspected: run as root" if hidden else None
     if not holders.shows_everyone(proc):
-        blind = "this /proc hides the processes of others: run it as root"
+        blind = "this /proc hides the processes of other users: run as root"
     return Neighbours(
         computing=tuple(one for one in scanned.found if not watches(one) and computes(one.pid, proc)),
         ours=ours,
@@ -146,7 +146,7 @@ def describe(pid: int, proc: str = "/proc") -> str:
         said = ""
     shown = "".join(sign if sign.isprintable() else "?" for sign in said)
     command = shown if len(shown) <= LONGEST_COMMAND else f"{shown[:LONGEST_COMMAND]}…"
-    return f"pid {pid} ({owner}: {command or 'command not readable'})"
+    return f"pid {pid} ({owner}: {command or 'command unknown'})"
 
 
 def watches(one: Holder) -> bool:

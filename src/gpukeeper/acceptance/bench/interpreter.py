@@ -17,7 +17,7 @@ ON_PATH = ("python3", "python")
 LOOKING_S = 30.0  # an interpreter on a slow network disk
 _QUESTION = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('torch') else 9)"
 _NO_TORCH = 9
-GET_ONE = "pip install 'gpukeeper[accept]', or name an interpreter that has it with --python or GPUKEEPER_PYTHON"
+GET_ONE = "pip install 'gpukeeper[accept]', or set --python or GPUKEEPER_PYTHON to an interpreter that has it"
 
 
 def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.environ) -> str | Unknown:
@@ -32,15 +32,15 @@ def find_python(wanted: str | None = None, variables: Mapping[str, str] = os.env
         if why_not(python) is None:
             return python
     looked = ", ".join(dict.fromkeys((sys.executable, *filter(None, there))))
-    return Unknown(f"No module named 'torch' in any of {looked}. Get it: {GET_ONE}.")
+    return Unknown(f"No module named 'torch' in any of {looked}. To install it: {GET_ONE}.")
 
 
 def _asked_for(named: str, how: str, path: str | None) -> str | Unknown:
     python = _path_of(named, path)
     if python is None:
-        return Unknown(f"{how} names {named!r}, and there is no such program. Name a Python that has PyTorch.")
+        return Unknown(f"{how}={named!r}: program not found. Set it to a Python that has PyTorch.")
     why = why_not(python)
-    return python if why is None else Unknown(f"{how} names {named!r}, and {why}. Get it: {GET_ONE}.")
+    return python if why is None else Unknown(f"{how}={named!r}: {why}. To install it: {GET_ONE}.")
 
 
 def _path_of(name: str, path: str | None) -> str | None:
@@ -64,8 +64,8 @@ def why_not(python: str) -> str | None:
     except subprocess.TimeoutExpired:
         return f"it did not start within {LOOKING_S:.0f} s"
     except OSError as error:
-        return f"it cannot be started: {error.strerror}"
+        return f"it could not be started: {error.strerror}"
     if asked.returncode == _NO_TORCH:
-        return "there is No module named 'torch' in it"
+        return "No module named 'torch'"
     last = asked.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return None if asked.returncode == 0 else f"it is no Python that works: {''.join(last) or 'no word'}"
+    return None if asked.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"

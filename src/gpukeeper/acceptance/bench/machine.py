@@ -97,17 +97,17 @@ def on_bus(
     """
     if inside:
         return Unknown(
-            "in here the PCI bus is that of the whole machine, and we may have been given less", by_design=True
+            "inside a container the PCI bus shows the whole machine, and fewer GPUs may be assigned", by_design=True
         )
     narrowed = [name for name in NARROWS if variables.get(name) not in (None, "all")]  # even to nothing
     if narrowed:
-        return Unknown(f"{narrowed[0]} may narrow what the driver shows us", by_design=True)
+        return Unknown(f"{narrowed[0]} may limit the GPUs that the driver shows", by_design=True)
     try:
         found = sum(_is_ours(device) for device in Path(pci).iterdir())
     except OSError as error:
-        return Unknown(f"the PCI bus cannot be read: {error.strerror}", by_design=True)
+        return Unknown(f"the PCI bus could not be read: {error.strerror}", by_design=True)
     if found > len(known) and any(_is_denied(node) for node in _nodes(dev) if _minor(node) not in known):
-        return Unknown("we may not open every GPU of this machine (a device cgroup, or rights)", by_design=True)
+        return Unknown("not every GPU of this machine can be opened (device cgroup or permissions)", by_design=True)
     return found
 
 
@@ -163,7 +163,7 @@ def numa_of(pci_address: str, pci: str = "/sys/bus/pci/devices") -> int | Unknow
     try:
         node = int(Path(pci, f"{int(domain, 16):04x}:{rest.lower()}", "numa_node").read_text())
     except (OSError, ValueError) as error:
-        return Unknown(f"the kernel does not say which NUMA node it is on: {error}", by_design=True)
+        return Unknown(f"its NUMA node could not be read: {error}", by_design=True)
     return node if node >= 0 else None
 
 
@@ -181,8 +181,8 @@ def _os(root: str) -> str | Unknown:
     try:
         lines = Path(root, "etc/os-release").read_text("utf-8", "replace").splitlines()
     except OSError as error:
-        return Unknown(f"no os-release: {error.strerror}")
-    return next((line.partition("=")[2].strip('"') for line in lines if line.startswith("PRETTY_NAME=")), "not named")
+        return Unknown(f"os-release could not be read: {error.strerror}")
+    return next((line.partition("=")[2].strip('"') for line in lines if line.startswith("PRETTY_NAME=")), "unknown")
 
 
 def _shm(root: str) -> int | Unknown | None:
@@ -191,7 +191,7 @@ def _shm(root: str) -> int | Unknown | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Unknown(f"shared memory cannot be looked at: {error.strerror}")
+        return Unknown(f"the size of shared memory could not be read: {error.strerror}")
     return found.f_blocks * found.f_frsize
 
 
@@ -205,15 +205,15 @@ def _memory(proc: str) -> int | Unknown:
     try:
         found = re.search(r"^MemTotal:\s+(\d+) kB", Path(proc, "meminfo").read_text(), re.MULTILINE)
     except OSError as error:
-        return Unknown(f"the memory of the machine is not told: {error.strerror}")
-    return int(found[1]) // 1024 if found else Unknown("the memory of the machine is not told")
+        return Unknown(f"the memory size of the machine could not be read: {error.strerror}")
+    return int(found[1]) // 1024 if found else Unknown("the memory size of the machine could not be read")
 
 
 def _taint(proc: str) -> int | Unknown:
     try:
         return int(Path(proc, "sys/kernel/tainted").read_text())
     except (OSError, ValueError):
-        return Unknown("the kernel does not say whether it is tainted", by_design=True)
+        return Unknown("whether the kernel is tainted could not be read", by_design=True)
 
 
 def _fabric_manager(inside: bool, proc: str) -> bool | Unknown:
@@ -221,7 +221,7 @@ def _fabric_manager(inside: bool, proc: str) -> bool | Unknown:
     running = any(_comm(pid, proc) == FABRIC_MANAGER for pid in holders.pids(proc))
     if running or not inside:
         return running
-    return Unknown("services of the machine cannot be seen from in here", by_design=True)
+    return Unknown("services of the machine are not visible inside a container", by_design=True)
 
 
 def _comm(pid: int, proc: str) -> str:

@@ -23,7 +23,7 @@ import msgspec
 
 from gpukeeper.acceptance.judging.messages import classify
 from gpukeeper.acceptance.record import Answer, Broken, Done, Job
-from gpukeeper.devices.leash import Ended, Leashed
+from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 from gpukeeper.model import reading
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
@@ -96,7 +96,7 @@ class Worker:
 
     def __init__(self, bench: Bench, gpu: str) -> None:
         self._bench, self._gpu = bench, gpu
-        self._process: Leashed | None = None
+        self._process: ChildProcess | None = None
         self._hello: dict[str, Any] = {}
         self.words = ""  # what earlier processes said last, and this one so far
 
@@ -111,7 +111,9 @@ class Worker:
         await self.close()
         began = time.monotonic()
         try:
-            self._process = await Leashed.start(self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER)
+            self._process = await ChildProcess.start(
+                self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER
+            )
             said = _record(await self._process.line(self._bench.to_start_s))
         except BaseException as error:
             return await self._broken(error, began, self._bench.to_start_s)
@@ -148,22 +150,22 @@ class Worker:
     async def _refused(self, said: Mapping[str, Any], began: float) -> Broken:
         """It said itself what is wrong. A GPU after an error of CUDA is of no use to that process: the next is new."""
         await self.close()
-        words = _words(said) or f"it answered with no record: {str(said)[:500]}"
+        words = _words(said) or f"invalid output: {str(said)[:500]}"
         return Broken(kind=classify(words), words=words, seconds=time.monotonic() - began)
 
     async def _broken(self, error: BaseException, began: float, deadline_s: float) -> Broken:
         process = self._process
         seconds = time.monotonic() - began
-        if isinstance(error, Ended) and process is not None:
+        if isinstance(error, ProcessEnded) and process is not None:
             code = await _exit_code(process)
-            words = f"it ended{_how(code)}\n{_last_lines(await process.last_words())}".strip()
+            words = f"exited{_how(code)}\n{_last_lines(await process.last_words())}".strip()
             await self.close()
             return Broken(kind=classify(words, code), words=words, seconds=seconds)
         last = "" if process is None else process.words
         await self.close()  # with everything it started
         match error:
             case TimeoutError():
-                words = f"{_last_lines(last)}\nit gave no answer within {deadline_s:g} s and was ended".strip()
+                words = f"{_last_lines(last)}\ntimeout: no result within {deadline_s:g} s, so it was stopped".strip()
                 return Broken(kind="timeout", words=words, seconds=seconds)
             case OSError():
                 return Broken(kind="failed", words=f"it could not be started: {error.strerror}", seconds=seconds)
@@ -247,7 +249,7 @@ async def _torchrun(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> tuple[int | None, str]:
     try:
-        process = await Leashed.start(command, environment, FOLDER)
+        process = await ChildProcess.start(command, environment, FOLDER)
     except OSError as error:
         return 127, f"torchrun could not be started: {error.strerror}"
     try:
@@ -284,7 +286,7 @@ def answer_of(rank: int, left: RanksEnd) -> Answer:
         return Done(result=done, seconds=_number(record, "seconds"), busy_s=_number(record, "busy_s"))
     words = _words(record or {}) or _last_lines(left.words.get(rank, ""))
     if record is not None:
-        return Broken(kind=classify(words), words=words or "its record says nothing", seconds=left.seconds)
+        return Broken(kind=classify(words), words=words or "its record is empty", seconds=left.seconds)
     if left.exit_code is None:
         return _late(rank, words, left)
     codes = {int(found[1]): int(found[2]) for found in _EXITED.finditer(left.torchrun)}
@@ -296,7 +298,7 @@ def answer_of(rank: int, left: RanksEnd) -> Answer:
         return Broken(kind="failed", words=f"{_last_lines(why)}\n{said}".strip(), seconds=left.seconds)
     code = codes.get(rank, left.exit_code)
     words = words or ("" if rank in codes else _last_lines(left.torchrun))  # its summary only repeats the exit code
-    words = f"{words}\nrank {rank} gave no record and ended{_how(code)}".strip()
+    words = f"{words}\nrank {rank} exited without a record{_how(code)}".strip()
     return Broken(kind=classify(words, code), words=words, seconds=left.seconds)
 
 
@@ -304,8 +306,10 @@ def _late(rank: int, words: str, left: RanksEnd) -> Broken:
     """Whoever waits at the meeting point for somebody who never comes is not the one that hangs."""
     waiting = [one for one, stage in left.stages.items() if stage == "rendezvous"]
     stage = left.stages.get(rank, "")
-    came = f"it had come as far as {stage!r}" if stage else "it had not even begun"
-    words = f"{words}\nrank {rank} gave no record within {left.deadline_s:g} s and was ended; {came}".strip()
+    came = f"last stage: {stage!r}" if stage else "it had not started"
+    words = (
+        f"{words}\ntimeout: no record of rank {rank} within {left.deadline_s:g} s, so it was stopped; {came}"
+    ).strip()
     kind = "rendezvous" if rank in waiting else "timeout"
     return Broken(kind=kind, words=words, seconds=left.seconds)
 
@@ -315,9 +319,9 @@ def _record(line: bytes) -> dict[str, Any]:
     try:
         said = reading.decode(line)
     except msgspec.DecodeError as error:
-        raise ValueError(f"it answered with no record: {error}") from error
+        raise ValueError(f"invalid output: {error}") from error
     if not isinstance(said, dict):
-        raise ValueError(f"it answered with no record: {str(said)[:500]}")
+        raise ValueError(f"invalid output: {str(said)[:500]}")
     return said
 
 
@@ -340,7 +344,7 @@ def _number(said: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-async def _exit_code(process: Leashed) -> int | None:
+async def _exit_code(process: ChildProcess) -> int | None:
     try:
         return await process.wait(2.0)
     except TimeoutError:

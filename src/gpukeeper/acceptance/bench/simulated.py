@@ -231,7 +231,7 @@ class SimulatedWorkbench:
             "stress": self._stress,
         }
         if job.probe not in probes:
-            return Broken(kind="bad_setting", words=f"there is no probe {job.probe!r}; known: {', '.join(probes)}")
+            return Broken(kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}")
         seconds = self._seconds(job)
         return Done(result=probes[job.probe](index, job.params), seconds=seconds, busy_s=0.95 * seconds)
 
@@ -241,10 +241,10 @@ class SimulatedWorkbench:
             "ddp": self._ddp,
             "throughput": self._throughput,
             "links": self._links,
-            "nccl_tests": lambda *_: {"not_run": "nccl-tests are not installed here (all_reduce_perf was not found)"},
+            "nccl_tests": lambda *_: {"not_run": "nccl-tests is not installed (all_reduce_perf not found)"},
         }
         if job.probe not in probes:
-            return Broken(kind="bad_setting", words=f"there is no probe {job.probe!r}; known: {', '.join(probes)}")
+            return Broken(kind="bad_setting", words=f"unknown probe {job.probe!r}; valid values: {', '.join(probes)}")
         who = {"rank": rank, "world": len(indexes), "backend": "nccl", "local_rank": rank, "host": "simulated"}
         seconds = self._seconds(job)
         return Done(
@@ -252,7 +252,7 @@ class SimulatedWorkbench:
         )
 
     def _late(self, job: Job, kind: str) -> Broken:
-        words = f"it gave no answer within {job.deadline_s:g} s and was ended"
+        words = f"timeout: no result within {job.deadline_s:g} s, so it was stopped"
         return Broken(kind=kind, words=words, seconds=job.deadline_s)
 
     def _gemm(self, index: int, params: Params) -> Result:
@@ -262,7 +262,7 @@ class SimulatedWorkbench:
         found: Result = {}
         for dtype in wanted:
             if dtype not in self._model.gemm:
-                found[dtype] = {"unsupported": f"{self._model_name} has no {dtype}"}
+                found[dtype] = {"unsupported": f"{self._model_name} does not support {dtype}"}
                 continue
             speed = self._model.gemm[dtype] / (1 + (slow.get(dtype, 0.0) if isinstance(slow, dict) else slow))
             kernel = {"fp8": "scaled_mm", "int8": "int_mm"}.get(dtype, "mm")
@@ -338,7 +338,7 @@ class SimulatedWorkbench:
         dtypes: Result = {}
         for dtype in params.get("dtypes", self._model.gemm):
             if dtype not in self._model.gemm:
-                dtypes[dtype] = {"unsupported": f"{self._model_name} has no {dtype}"}
+                dtypes[dtype] = {"unsupported": f"{self._model_name} does not support {dtype}"}
                 continue
             bad = self._faults.flip.get(index) == dtype or _inject(params, "flip", None) in (True, dtype)
             where = {"row": n // 3, "col": n // 2 + 1, "got": 4097.0, "want": 4096.0, "round": 0}

@@ -22,14 +22,14 @@ from gpukeeper.acceptance.record import Answer, Broken, Job, Machine
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
-from gpukeeper.devices.driver.protocol import Answer as DriverAnswer
-from gpukeeper.devices.health import Driver, gpus_of, health_of
+from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
+from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.unknown import Unknown
 
 CPU = "cpu"
-CPU_MODE = Unknown("the CPU is tested in the place of a GPU", by_design=True)
+CPU_MODE = Unknown("the CPU is tested instead of a GPU", by_design=True)
 SCAN = timedelta(seconds=20)
 SETTLES_S = 1.5  # the driver averages use over up to a second
 WATCH_S = 1.0  # how often processes are listed while something is measured
@@ -48,12 +48,12 @@ class LocalWorkbench:
         device: str = "cuda",
         *,
         count: int = 1,
-        driver: Driver | None = None,
+        driver: HealthMonitor | None = None,
         bench: Bench | None = None,
     ) -> None:
         assert device in ("cuda", CPU), device
         self._python, self._device, self._count = python, device, count
-        self._driver = driver or Driver()
+        self._driver = driver or HealthMonitor()
         self._bench = bench or Bench("" if isinstance(python, Unknown) else python, device)
         self._workers = Workers(self._bench)
         self._opened, self._opened_ticks = datetime.now(UTC), time.monotonic()
@@ -101,7 +101,7 @@ class LocalWorkbench:
             def others(uuid: str, listed: Listed, memory: Fact) -> tuple[int, ...] | Unknown:
                 whole = whole_of(uuid, known)
                 if whole is None:
-                    return Unknown("it was not here at the start")
+                    return Unknown("it was not present at the start")
                 used, busy = (self._used_before_us or {}).get(uuid), self._busy_before_us.get(uuid)
                 return neighbours.on(whole, uuid, listed, memory, used, busy)
 
@@ -111,7 +111,7 @@ class LocalWorkbench:
         try:
             return self._only_ours(await in_thread(seen, SCAN))
         except (TimeoutError, OSError) as error:
-            why = Unknown(f"processes and the kernel log could not be read: {error or 'it took too long'}")
+            why = Unknown(f"processes and the kernel log could not be read: {error or 'timeout'}")
             unseen = health_of(looks, datetime.now(UTC), lambda *_: why, {})
             return self._only_ours({uuid: _with_met(one, met.get(uuid, {})) for uuid, one in unseen.items()})
 
@@ -293,7 +293,7 @@ def _with_met(look: Health, met: Mapping[int, str]) -> Health:
 
 def _cause(no_python: Unknown) -> str:
     """Without the advice at its end: the findings give it."""
-    return no_python.why.partition(" Get it: ")[0]
+    return no_python.why.partition(" To install it: ")[0]
 
 
 def whole_of(uuid: str, gpus: Sequence[GpuFacts]) -> GpuFacts | None:

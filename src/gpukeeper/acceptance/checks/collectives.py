@@ -99,7 +99,7 @@ def _data(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[F
         return tuple(_wrong(name, rank, rows, len(wrong), setting) for rank, rows in wrong.items())
     rows = [row for answer in results.values() for row in answer.get("results", ()) if "left_out" not in row]
     if not rows:
-        return (judge.missing(name, "data", None, "no collective ran"),)
+        return (judge.missing(name, "data", None, "no collective was run"),)
     rounds = sum(int(row["rounds"]) for row in rows) // len(results)
     return (
         Finding(
@@ -107,7 +107,7 @@ def _data(name: str, results: Mapping[int, Values], setting: Setting) -> tuple[F
             metric="data",
             verdict=Grade.PASS,
             code=judge.code_of(name, "exact"),
-            message=f"Every element of {rounds} collectives was right on all {len(results)} ranks.",
+            message=f"0 wrong elements in {rounds} collectives on {len(results)} ranks.",
         ),
     )
 
@@ -123,16 +123,16 @@ def _wrong(name: str, rank: int, rows: Sequence[Values], ranks_wrong: int, setti
     place = ""
     if where:
         got, want = where["got"], where["want"]
-        place = f" Element {where['index']} is {got} and should be {want}, in round {where['round']}."
-    alone = " No other rank saw it: its own links or memory." if ranks_wrong == 1 else ""
+        place = f" Element {where['index']} is {got}, expected {want}, in round {where['round']}."
+    alone = " No other rank has wrong elements, so its own links or memory are at fault." if ranks_wrong == 1 else ""
     return Finding(
         check=name,
         metric="data",
         gpu=ranks.uuid(rank, setting),
         verdict=Grade.FAIL,
         code=judge.code_of(name, "wrong-data"),
-        message=f"{ranks.named([rank], setting)} holds {count} wrong element{'s' if count > 1 else ''}, first after"
-        f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of use.",
+        message=f"{ranks.named([rank], setting)} has {count} wrong element{'s' if count > 1 else ''}, first after"
+        f" {first['op']} of {first['bytes']} bytes.{place}{alone} Take it out of service.",
         action=Remedy.CONTACT_VENDOR,
         evidence={"rows": [{key: row[key] for key in ("op", "bytes", "wrong", "where")} for row in rows]},
     )
@@ -146,7 +146,7 @@ def _speed(name: str, said: Values, curves: Sequence[Curve], setting: Setting) -
     for op in dict.fromkeys(curve.op for curve in curves):
         best = plateau([curve for curve in curves if curve.op == op and curve.busbw])
         if best is None:
-            found.append(judge.missing(name, op, None, "no size fitted into the memory"))
+            found.append(judge.missing(name, op, None, "no message size fits into memory"))
             continue
         judged = judge.judge([_measurement(name, said, best)], setting)
         judged = judged if op == MAIN and name == CHECK.name else ranks.noted(judged)
@@ -175,7 +175,7 @@ def _explained(finding: Finding, said: Values) -> Finding:
     words = f" NCCL used {algorithm}." if algorithm else ""
     slow = finding.verdict in (Grade.WARN, Grade.FAIL) and finding.metric == MAIN
     if slow and said.get("variant") == "default" and int(said["world"]) >= NVLS_FROM and said.get("nvls") is False:
-        words += " The switch did not reduce (NVLS is off): look at fabric manager and IMEX before the links."
+        words += " NVLS is off: check fabric manager and IMEX before the links."
     return msgspec.structs.replace(finding, message=f"{finding.message}{words}")
 
 
@@ -187,7 +187,8 @@ def _under_half(name: str, judged: Sequence[Finding], setting: Setting) -> list[
             verdict=Grade.FAIL,
             code=judge.code_of(name, "under-half"),
             message=f"{one.metric} reaches {judge.percent(one.value / one.reference)} of the"
-            f" {judge.amount(one.reference, one.unit)} that such machines show; under half means a broken link.",
+            f" {judge.amount(one.reference, one.unit)} measured on such machines; less than half means a"
+            " broken link.",
             action=Remedy.RESEAT_OR_CABLE,
             value=one.value / one.reference,
             unit="share",
@@ -217,8 +218,9 @@ def _latency(name: str, said: Values, results: Mapping[int, Values], setting: Se
         metric="latency limit",
         verdict=Grade.WARN,
         code=judge.code_of(name, "high-latency"),
-        message=f"A small all-reduce takes {judge.amount(value, 'us')}, more than {LATENCY_US_MAX:g} us: it goes a way"
-        " that it should not. See which ways NCCL chose, and which network (NCCL_SOCKET_IFNAME, NCCL_IB_DISABLE).",
+        message=f"A small all-reduce takes {judge.amount(value, 'us')}, more than {LATENCY_US_MAX:g} us: it uses a"
+        " slow path. Check which transports and which network NCCL uses (NCCL_SOCKET_IFNAME,"
+        " NCCL_IB_DISABLE).",
         action=Remedy.CHECK_CONFIG,
         value=value,
         unit="us",
@@ -235,7 +237,7 @@ def _left_out(name: str, curves: Sequence[Curve]) -> tuple[Finding, ...]:
             metric=f"{curve.op} {curve.bytes}",
             verdict=Grade.SKIPPED,
             code=judge.code_of(name, "left-out"),
-            message=f"{curve.op} of {curve.bytes} bytes was left out: {curve.left_out}.",
+            message=f"{curve.op} of {curve.bytes} bytes was skipped: {curve.left_out}.",
         )
         for curve in curves
         if curve.left_out
@@ -252,16 +254,18 @@ def _switched(name: str, said: Values) -> tuple[Finding, ...]:
         return ()
     transports = said.get("transports")
     if said.get("backend") != "nccl":
-        words = f"{said.get('backend')} has no such switches, so {variant} alone means nothing here."
+        words = f"{said.get('backend')} cannot be restricted to {variant} only, so this check does not apply."
         return (_switch(name, Grade.SKIPPED, "no-switch", words),)
     if transports is None:
-        words = f"Whether it was {variant} alone is not known: NCCL's log does not tell."
+        words = f"Whether only {variant} was used is unknown: NCCL's log does not show it."
         return (_switch(name, Grade.INCONCLUSIVE, "switch-not-seen", words),)
     forbidden = sorted(way for way in transports if not way.startswith(_ALLOWED[str(variant)]))
     if forbidden:
-        words = f"It was to be {variant} alone, but NCCL went {', '.join(forbidden)}: the switch changed nothing there."
+        words = (
+            f"Only {variant} was allowed, but NCCL also used {', '.join(forbidden)}: the setting had no effect there."
+        )
         return (_switch(name, Grade.INCONCLUSIVE, "switch-without-effect", words),)
-    return (_switch(name, Grade.PASS, "switched", f"It was {variant} alone: {', '.join(sorted(transports))}."),)
+    return (_switch(name, Grade.PASS, "switched", f"Only {variant} was used: {', '.join(sorted(transports))}."),)
 
 
 _ALLOWED = {"nvlink": ("P2P", "NVLS"), "network": ("NET",), "no_nvls": ("P2P", "SHM", "NET")}
@@ -284,7 +288,7 @@ _WHOLE = Serving(
     depth=0,
     seconds=14,
     worth=72,
-    what="five collectives of 1 GiB, twice as many rounds as GPUs",
+    what="five collectives of 1 GiB, two rounds per GPU",
     params={"ops": list(OPS), "sizes": [PLATEAU], "rounds": None},
     small=_SMALL,
 )
@@ -308,9 +312,9 @@ _EVERY_SIZE = Serving(
 CHECK = Check(
     name="collectives",
     title="Collectives over all GPUs",
-    proves="All-reduce, all-gather, reduce-scatter, broadcast and all-to-all give the right value in every element on"
-    " every GPU, and all-reduce is as fast as the links of this machine allow.",
-    cannot="It does not say which of several links is slow (links does), and nothing about other machines.",
+    proves="All-reduce, all-gather, reduce-scatter, broadcast and all-to-all give the correct value in every element"
+    " on every GPU, and all-reduce is as fast as the links of this machine allow.",
+    cannot="Does not identify which of several links is slow (links does), and does not cover other machines.",
     how=How.TOGETHER,
     servings=(_WHOLE, _SIZES, _EVERY_SIZE),
     ask=partial(ask, "collectives"),
@@ -326,7 +330,7 @@ def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
         depth=1,
         seconds=16,
         worth=18,
-        what=f"all-reduce of 1 GiB, {variant} alone",
+        what=f"all-reduce of 1 GiB, {variant} only",
         params={"ops": [MAIN], "sizes": [PLATEAU], "rounds": 10, "variant": variant},
         small=_SMALL,
     )
@@ -346,13 +350,14 @@ def _variant(variant: str, title: str, proves: str, cannot: str) -> Check:
 
 NVLINK = _variant(
     "nvlink",
-    "Collectives over NVLink alone",
-    "All GPUs reach each other over NVLink without help of shared memory or the network.",
-    "Without a figure of an earlier run its speed is noted, not judged.",
+    "Collectives over NVLink only",
+    "All GPUs reach each other over NVLink, without shared memory or the network.",
+    "Without a value of an earlier run its speed is reported, not judged.",
 )
 NETWORK = _variant(
     "network",
-    "Collectives over the network alone",
-    "Every GPU can send and receive through a network card, with right data.",
-    "Inside one machine it does not show what two machines reach; its speed is noted, not judged, at first.",
+    "Collectives over the network only",
+    "Every GPU can send and receive through a network card without data corruption.",
+    "Within one machine it does not show the speed between two machines; without a value of an earlier run the speed"
+    " is reported, not judged.",
 )

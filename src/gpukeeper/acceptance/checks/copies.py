@@ -43,7 +43,7 @@ def _measured(way: str, results: Mapping[str, Values]) -> list[Measurement]:
 
 def _truths(gpu: str, result: Values, setting: Setting) -> Iterable[Finding]:
     if result.get("verified") is None:
-        yield judge.missing(NAME, "data", gpu, "the probe did not say whether the data came back as it went")
+        yield judge.missing(NAME, "data", gpu, "the probe did not report whether the data was corrupted")
     elif result["verified"] is not True:
         yield _wrong(gpu, result)
     if isinstance(result.get("pinned"), str) and not setting.small:
@@ -57,8 +57,8 @@ def _wrong(gpu: str, result: Values) -> Finding:
         gpu=gpu,
         verdict=Grade.FAIL,
         code="copies-wrong-data",
-        message=f"{result.get('wrong', 'Some')} words came back from the GPU other than they went there. Reseat the"
-        " board and look at the PCIe error counters; if it stays, replace it.",
+        message=f"{result.get('wrong', 'Some')} words were corrupted between host and GPU. Reseat the board and check"
+        " the PCIe error counters; if it persists, replace it.",
         action=Remedy.RESEAT_OR_CABLE,
         evidence={"wrong": result.get("wrong"), "where": result.get("where", [])},
     )
@@ -71,8 +71,8 @@ def _not_pinned(gpu: str, why: str) -> Finding:
         gpu=gpu,
         verdict=Grade.WARN,
         code="copies-not-pinned",
-        message=f"Host memory could not be pinned ({why}), so the link's own speed was not measured. Allow it: --ulimit"
-        " memlock=-1, or more memory for the container.",
+        message=f"Host memory could not be pinned ({why}), so the speed of the link was not measured. To allow it:"
+        " --ulimit memlock=-1, or more memory for the container.",
         action=Remedy.CHECK_CONFIG,
     )
 
@@ -80,16 +80,16 @@ def _not_pinned(gpu: str, why: str) -> Finding:
 CHECK = Check(
     name=NAME,
     title="Copies between host and GPU",
-    proves="The link between host and GPU is as fast as its lanes allow, both ways, and what goes over it comes back"
-    " unchanged.",
-    cannot="All GPUs copy at once, so GPUs that share a link share its speed; a slow one may be the host's fault.",
+    proves="The link between host and GPU is as fast as its lanes allow in both directions, and data is not corrupted.",
+    cannot="All GPUs copy at the same time, so GPUs that share a link share its bandwidth; a slow link may be caused"
+    " by the host.",
     how=How.EACH,
     servings=(
         Serving(
             depth=0,
             seconds=3,
             worth=50,
-            what="256 MiB each way, half a second",
+            what="256 MiB in each direction, half a second",
             params={"bytes": 256 << 20, "seconds": 0.5, "repeats": 5},
             small=SMALL,
         ),
@@ -97,7 +97,7 @@ CHECK = Check(
             depth=1,
             seconds=10,
             worth=55,
-            what="1 GiB each way, two seconds",
+            what="1 GiB in each direction, two seconds",
             params={"bytes": 1 << 30, "seconds": 2.0, "repeats": 9},
             small=SMALL,
         ),

@@ -39,15 +39,15 @@ def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy machine could pass with, or any would; refused before anything runs."""
     wanted = {**DEFAULTS, **params}
     if wanted["epochs"] < 2:
-        yield f"epochs {wanted['epochs']} cannot show that the loss falls, give 2 or more"
+        yield f"epochs {wanted['epochs']} cannot show that the loss falls; use 2 or more"
     if not 0 < wanted["min_fall"] < 1:
-        yield f"min_fall {wanted['min_fall']} is no share between 0 and 1; 0.2 asks for a loss that falls by 20 %"
+        yield f"min_fall {wanted['min_fall']} is not between 0 and 1; 0.2 requires the loss to fall by 20 %"
     if wanted["classes"] < 2:
-        yield "one class cannot be learned, since its loss is zero from the start; give 2 or more"
+        yield "one class cannot be learned, since its loss is zero from the start; use 2 or more"
     if not 0 < wanted["batch"] <= wanted["samples"]:
-        yield f"batch {wanted['batch']} of {wanted['samples']} samples makes no step; give 1 to {wanted['samples']}"
+        yield f"batch {wanted['batch']} of {wanted['samples']} samples gives no step; use 1 to {wanted['samples']}"
     if wanted["rate"] <= 0:
-        yield f"rate {wanted['rate']} learns nothing; 0.003 is usual"
+        yield f"rate {wanted['rate']} cannot learn; 0.003 is typical"
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
@@ -64,13 +64,14 @@ def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Findin
     evidence = {"digests": {str(rank): one.get("digest") for rank, one in results.items()}}
     if told is None:
         steps = results[0]["steps"]
-        message = f"All {len(results)} ranks held the same parameters after each of {steps} steps, to the bit."
+        message = f"All {len(results)} ranks had bit-identical parameters after each of {steps} steps."
         return (_finding("parameters", None, Grade.PASS, "ddp-parameters-ok", message, Remedy.NONE, evidence),)
     odd, step = [int(rank) for rank in told["differing"]], told.get("first_step")
     if not told.get("majority"):
         message = (
-            f"From step {step} on, {ranks.named(odd, setting)} held different parameters, and no majority says which is"
-            " wrong. They get the same gradients, so one corrupts data: see exact and training, test each with a third."
+            f"From step {step} on, {ranks.named(odd, setting)} had different parameters, and there is no majority"
+            " that shows which is wrong. All get the same gradients, so one corrupts data: see exact and training,"
+            " and test each with a third GPU."
         )
         return (_finding("parameters", None, Grade.FAIL, "ddp-ranks-differ", message, Remedy.CONTACT_VENDOR, evidence),)
     return tuple(
@@ -79,9 +80,9 @@ def _parameters(results: Mapping[int, Values], setting: Setting) -> tuple[Findin
             ranks.uuid(rank, setting),
             Grade.FAIL,
             "ddp-rank-differs",
-            f"From step {step} on, {ranks.named([rank], setting)} held other parameters than the"
-            f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data."
-            " Take it out of use.",
+            f"From step {step} on, {ranks.named([rank], setting)} had different parameters from the"
+            f" {len(results) - len(odd)} ranks that agree. All get the same gradients, so it corrupts data. Take it"
+            " out of service.",
             Remedy.REPLACE_GPU,
             evidence,
         )
@@ -94,7 +95,7 @@ def _loss(result: Values) -> Finding:
     least = float(result.get("min_fall", MIN_FALL))
     good = fall >= least  # false for not-a-number
     told = f"from {start:.4g} to {end:.4g} in {result['steps']} steps, on the same data"
-    bad = f"The loss went {told}; it should fall by {percent(least)}. Healthy GPUs do: test again."
+    bad = f"The loss went {told}; it must fall by {percent(least)}, as it does on healthy GPUs. Test again."
     return Finding(
         check=NAME,
         metric="loss",
@@ -131,9 +132,9 @@ def _finding(
 CHECK = Check(
     name=NAME,
     title="Training over all GPUs",
-    proves="All GPUs train one model together: its loss falls by 20 %, and after every step all of them hold the same"
-    " parameters to the last bit.",
-    cannot="It says little about speed (throughput does), and a few dozen steps are no week of training.",
+    proves="All GPUs train one model together: its loss falls by 20 %, and after every step all of them have"
+    " bit-identical parameters.",
+    cannot="Says little about performance (throughput does), and covers only a few dozen steps.",
     how=How.TOGETHER,
     servings=(
         Serving(

@@ -47,7 +47,7 @@ def _ok(machine: Machine) -> Finding:
         for name in ("driver", "cuda", "torch", "nccl")
         if isinstance(fact := machine.environment.get(name), str)
     )
-    return _finding(Grade.PASS, "ok", f"{count} GPU{'' if count == 1 else 's'}, {versions or 'versions not known'}")
+    return _finding(Grade.PASS, "ok", f"{count} GPU{'' if count == 1 else 's'}, {versions or 'versions unknown'}")
 
 
 def _none(machine: Machine) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def _none(machine: Machine) -> Iterator[Finding]:
     if isinstance(machine.gpus, Unknown):
         kind = classify(machine.gpus.why)
         lesson = TEACH[kind if kind in ("driver_mismatch", "lost_gpu", "fabric") else "no_gpu"]
-        words = f"{lesson.sentence} {lesson.advice} The driver said: {machine.gpus.why}"
+        words = f"{lesson.sentence} {lesson.advice} Driver output: {machine.gpus.why}"
         yield _finding(lesson.grade, "no-gpu", words, lesson.remedy)
     elif not machine.gpus:
         lesson = TEACH["no_gpu"]
@@ -69,33 +69,33 @@ def _count(machine: Machine, setting: Setting) -> Iterator[Finding]:
     whole = len({gpu.part_of or gpu.uuid for gpu in machine.gpus})
     if expected is None:
         if machine.gpus:
-            words = f"nobody said how many GPUs should be here; {whole} are. Say it, so that a missing one is noticed"
+            words = f"--expect is not set; {whole} GPUs found. Set it to detect a missing GPU"
             yield _finding(Grade.SKIPPED, "count-not-expected", f"{words}: --expect {whole}")
     elif whole < expected:
         words = (
-            f"{whole} of {expected} expected GPUs are here. See the kernel log and lspci for the missing ones; reseat"
+            f"{whole} of {expected} expected GPUs found. Check the kernel log and lspci for the missing ones; reseat"
         )
-        yield _finding(Grade.FAIL, "gpus-missing", f"{words}, or correct --expect", Remedy.RESEAT_OR_CABLE, value=whole)
+        yield _finding(Grade.FAIL, "gpus-missing", f"{words}, or fix --expect", Remedy.RESEAT_OR_CABLE, value=whole)
     elif whole > expected:
-        words = f"{whole} GPUs are here, {expected} were expected. Correct --expect, or find out whose they are"
+        words = f"{whole} GPUs found, {expected} were expected. Fix --expect, or check the additional GPUs"
         yield _finding(Grade.WARN, "gpus-more", words, Remedy.CHECK_CONFIG, value=whole)
 
 
 def _bus(machine: Machine) -> Iterator[Finding]:
     for why in machine.silent:
-        words = f"a GPU is there and does not answer: {why}. Reboot; again: reseat or replace it"
+        words = f"a GPU is present and does not respond: {why}. Reboot; if it happens again, reseat or replace it"
         yield _finding(Grade.FAIL, "gpu-silent", words, Remedy.REBOOT)
     if isinstance(machine.on_bus, Unknown) or isinstance(machine.gpus, Unknown):
         return
     named = len({gpu.part_of or gpu.uuid for gpu in machine.gpus}) + len(machine.silent)
     if machine.on_bus > named:
-        words = f"the PCI bus shows {machine.on_bus} GPUs, the driver names {named}. See dmesg for the others; reboot"
+        words = f"the PCI bus shows {machine.on_bus} GPUs, the driver lists {named}. Check dmesg for the others; reboot"
         yield _finding(Grade.FAIL, "gpu-unnamed", f"{words}, then reseat", Remedy.REBOOT, value=named)
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
     """Not there, or there and unable to use this GPU: said before anything else is tried (C1.9)."""
-    torch, why = machine.environment.get("torch", Unknown("nobody asked")), machine.environment.get("torch_why")
+    torch, why = machine.environment.get("torch", Unknown("not checked")), machine.environment.get("torch_why")
     said = why if isinstance(why, str) else torch.why if isinstance(torch, Unknown) else ""
     if isinstance(torch, str) and not said:
         return
@@ -103,7 +103,7 @@ def _torch(machine: Machine) -> Iterator[Finding]:
     if kind == "failed" and not isinstance(torch, str):
         kind = "no_torch"
     lesson = TEACH[kind]
-    quoted = f" It said: {said}" if said else ""
+    quoted = f" Output: {said}" if said else ""
     words = f"{lesson.sentence} {lesson.advice}{quoted}"
     yield _finding(lesson.grade, kind.replace("_", "-"), words, lesson.remedy)
 
@@ -115,18 +115,20 @@ def _uniform(machine: Machine) -> Iterator[Finding]:
             seen = Counter(str(gpu.facts[fact]) for gpu in gpus if gpu.name == name and _told(gpu.facts.get(fact)))
             if len(seen) > 1:
                 odd = ", ".join(f"{count}× {version}" for version, count in seen.most_common())
-                words = f"{what} of {name} is not the same everywhere ({odd}). Update them to one version"
+                words = f"{what} of {name} differs between GPUs ({odd}). Update them to one version"
                 yield _finding(Grade.WARN, f"{fact}-mixed", words, Remedy.CHECK_CONFIG)
     models = sorted({gpu.name for gpu in gpus if isinstance(gpu.name, str)})
     if len(models) > 1:
-        yield _finding(Grade.WARN, "models-mixed", f"several models in one machine: {', '.join(models)}", Remedy.WATCH)
+        yield _finding(
+            Grade.WARN, "models-mixed", f"different GPU models in one machine: {', '.join(models)}", Remedy.WATCH
+        )
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
     shm = machine.environment.get("shm_bytes")
     if isinstance(shm, int) and shm < LEAST_SHM:
         words = (
-            f"shared memory is {shm >> 20} MiB, so NCCL and data loaders may fail. Give it 16 GiB: --shm-size=16g or"
+            f"shared memory is {shm >> 20} MiB, so NCCL and data loaders may fail. Set it to 16 GiB: --shm-size=16g or"
         )
         yield _finding(
             Grade.WARN, "shm-small", f"{words} --ipc=host (a memory-backed volume in a pod)", Remedy.CHECK_CONFIG
@@ -134,7 +136,9 @@ def _limits(machine: Machine) -> Iterator[Finding]:
     locked = machine.environment.get("memlock")
     several = not isinstance(machine.gpus, Unknown) and len(machine.gpus) > 1  # one GPU has nobody to talk to over RDMA
     if isinstance(locked, int) and several:
-        words = f"only {locked >> 10} KiB may be locked in memory, so RDMA and pinned copies may fail. Lift it:"
+        words = (
+            f"only {locked >> 10} KiB of memory can be locked, so RDMA and pinned copies may fail. Remove the limit:"
+        )
         yield _finding(
             Grade.WARN, "memlock-low", f"{words} --ulimit memlock=-1, or ulimit -l unlimited", Remedy.CHECK_CONFIG
         )
@@ -145,7 +149,7 @@ def _fabric(machine: Machine) -> Iterator[Finding]:
     gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
     switched = len(gpus) >= 8 and any(links_expected(gpu) for gpu in gpus)
     if machine.environment.get("fabric_manager") is False and switched:
-        words = "the fabric manager does not run, so NVLink does not work. Start the one of the driver's version:"
+        words = "the fabric manager is not running, so NVLink does not work. Start the version that matches the driver:"
         yield _finding(
             Grade.WARN, "fabric-manager", f"{words} systemctl start nvidia-fabricmanager", Remedy.CHECK_CONFIG
         )
@@ -177,8 +181,8 @@ PLAIN = frozenset(
 CHECK = Check(
     name=NAME,
     title="Environment",
-    proves="The expected GPUs are here, the driver names all that the bus shows, and torch can use them.",
-    cannot="It does not run anything on a GPU, and without --expect it cannot know that one is missing.",
+    proves="The expected GPUs are present, the driver lists all GPUs on the PCI bus, and PyTorch can use them.",
+    cannot="Runs nothing on a GPU, and without --expect cannot detect a missing GPU.",
     how=How.LOOK,
     servings=(Serving(depth=0, seconds=0.5, worth=100, what="counts, versions, limits"),),
     read=read,

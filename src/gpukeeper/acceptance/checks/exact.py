@@ -44,7 +44,7 @@ def _verified(gpu: str, dtype: str, record: Mapping[str, Any], phase: str) -> Fi
     """No confirmation: a result that was wrong once was wrong."""
     wrong, rounds = int(record["mismatches"]), int(record["rounds"])
     warmth = f", {phase}" if phase else ""
-    good = f"{dtype}: {rounds} products{warmth}, every one of {int(record['elements']):,} elements right to the bit."
+    good = f"{dtype}: 0 wrong elements of {int(record['elements']):,} in {rounds} products{warmth}."
     return Finding(
         check=NAME,
         metric=dtype,
@@ -67,12 +67,12 @@ def _sentence(dtype: str, record: Mapping[str, Any], wrong: int, warmth: str) ->
     first = ""
     if where and where[0].get("col") is not None:
         one = where[0]
-        first = f" The first in row {one['row']}, column {one['col']}: {one['got']} instead of {one['want']}."
+        first = f" First: row {one['row']}, column {one['col']}: {one['got']}, expected {one['want']}."
     elif where:
         first = f" The sum of row {where[0]['row']} is wrong."
     return (
-        f"{dtype}{warmth}: {wrong} elements of {int(record['elements']):,} are wrong. There is one right answer for"
-        f" whole numbers, so this GPU corrupts data.{first} Take it out of use."
+        f"{dtype}{warmth}: {wrong} wrong element{'s' if wrong > 1 else ''} of {int(record['elements']):,}. Integer"
+        f" products are exact, so this GPU corrupts data.{first} Take it out of service."
     )
 
 
@@ -92,14 +92,19 @@ def _votes(results: Mapping[str, Values], dtypes: list[str], setting: Setting) -
 
 def _differs(gpu: str, dtype: str, stand: str, n: int) -> Finding:
     odd = stand == "odd"
-    who = f"than most of {n} equal GPUs" if odd else f"among {n} equal GPUs, and no majority says which one is wrong"
+    who = (
+        f"from most of {n} identical GPUs"
+        if odd
+        else (f"among {n} identical GPUs, and there is no majority that shows which one is wrong")
+    )
     return Finding(
         check=NAME,
         metric=f"{dtype}_peers",
         gpu=gpu,
         verdict=Grade.FAIL if odd else Grade.WARN,
         code="exact-differs-from-peers" if odd else "exact-split",
-        message=f"{dtype}: the same seed gave other bits {who}. Test again; if it stays, take it out of use.",
+        message=f"{dtype}: the results for the same seed differ {who}. Test again; if it persists, take it out of"
+        " service.",
         action=Remedy.REPLACE_GPU if odd else Remedy.RETEST,
     )
 
@@ -118,18 +123,18 @@ def _skipped(gpu: str, dtype: str, why: str) -> Finding:
 _ALL = {"dtypes": list(DTYPES), "n": 8192}
 CHECK = Check(
     name=NAME,
-    title="Exact products",
-    proves="For every kind of number, products of whole numbers come out right to the last bit in every element, held"
-    " against sums that the CPU counted too; a wrong element is named by row and column.",
-    cannot="It sees what happens while it runs: a fault that needs another temperature, clock or instruction may hide."
-    " It tests the units that multiply and the way to them, not every instruction.",
+    title="Exact matrix products",
+    proves="For every data type, integer products are exact in every element, compared with sums computed on the CPU;"
+    " a wrong element is reported with row and column.",
+    cannot="Detects only faults that occur while it runs: a fault at another temperature, clock or instruction may be"
+    " missed. Tests the matrix units and the data path to them, not every instruction.",
     how=How.EACH,
     servings=(
         Serving(
             depth=0,
             seconds=4,
             worth=70,
-            what="six kinds of numbers, cold, ten products or more of each",
+            what="six data types, cold, ten products or more of each",
             params={**_ALL, "rounds": 10, "seconds": 0.3, "phase": "cold"},
             small=SMALL,
         ),

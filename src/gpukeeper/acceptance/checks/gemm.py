@@ -103,17 +103,17 @@ def _record(result: Values, *keys: str) -> Mapping[str, Any]:
 
 CHECK = Check(
     name=NAME,
-    title="Matrix products",
-    proves="The GPU multiplies matrices as fast as its model should, for every kind of number it has, on data like that"
-    " of training, while all GPUs of the machine do the same.",
-    cannot="It does not look at the results (exact does), and one size of product is not every kernel of a model.",
+    title="Matrix multiplication",
+    proves="The GPU multiplies matrices as fast as expected of its model, for every data type it supports, on data"
+    " with the distribution of training data, while all GPUs of the machine are under the same load.",
+    cannot="Does not check results (exact does), and one matrix size does not cover every kernel of a model.",
     how=How.EACH,
     servings=(
         Serving(
             depth=0,
             seconds=9,
             worth=70,
-            what="six kinds of numbers, 8192³, five bursts each",
+            what="six data types, 8192³, five bursts each",
             params={"dtypes": list(DTYPES), "n": 8192, "rounds": 10, "repeats": 5, "matmul": [[2048, 10]]},
             small=SMALL,
         ),

@@ -25,13 +25,13 @@ MATTERS = ("ecc_enabled", "ecc_uncorrected_volatile", "remap_pending", "remap_fa
 START = ""  # the look before the first check
 
 # Why the clocks are held back: bits of NVML.
-HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware slowdown by heat", 0x80: "power brake from outside"}
+HARD_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "external power brake"}
 OFTEN = 0.6 / 120  # of the readings: 0.6 in a minute (gpud's rule), of which two are taken in a second
 SOFT_HEAT = 0x20
 SOFT_HEAT_SHARES = (0.01, 0.05)
 
 NVLINKS = (("A100-SXM4", 12), ("H100( SXM5)? 80GB HBM3| H200$|B200|B300", 18))
-SXM_ALONE = "it has no NVLink up. Alone on this machine that may be meant: the links may belong to the host"
+SXM_ALONE = "no NVLink is active. With one GPU on this machine this may be intended: the links may belong to the host"
 MARGIN_C = 5
 ABOVE_PEERS_C = 8
 EQUAL_POWER = 0.05
@@ -45,16 +45,14 @@ BY_ADVICE = {
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
     if setting.wish.device == "cpu":
-        return (_finding(None, Grade.SKIPPED, "no-gpu", "there is no GPU whose health could be read"),)
+        return (_finding(None, Grade.SKIPPED, "no-gpu", "there is no GPU"),)
     return tuple(finding for gpu in setting.gpus for finding in _of_gpu(gpu, setting))
 
 
 def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
     before, after = setting.before.get(gpu.uuid), setting.after.get(gpu.uuid)
     if before is None:
-        words = (
-            "the driver did not say how it is, so nothing vouches for it. See that nvidia-smi answers, and run it again"
-        )
+        words = "the driver did not report its health. Check that nvidia-smi works, and run it again"
         return [_finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)]
     looks = [before, *(look for _, _, look in _steps(gpu.uuid, setting))]
     found = [
@@ -71,7 +69,7 @@ def _of_gpu(gpu: Gpu, setting: Setting) -> list[Finding]:
         *_while_running(gpu, before, setting),
     ]
     wrong = [finding for finding in found if finding.verdict is not Grade.SKIPPED]
-    return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"nothing wrong in {len(looks)} looks")]
+    return found if wrong else [*found, _finding(gpu, Grade.PASS, "ok", f"no problem found in {len(looks)} reads")]
 
 
 def _steps(uuid: str, setting: Setting) -> Iterator[tuple[str, Health, Health]]:
@@ -93,21 +91,21 @@ def _unknown(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
     if unread:
         names = ", ".join(name.replace("_", " ") for name in unread)
         first = next(iter(unread.values()))
-        words = f"{names} could not be read ({first}). See that nvidia-smi -q answers, and run it again"
+        words = f"{names} could not be read ({first}). Check that nvidia-smi -q works, and run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "not-known", words, Remedy.RETEST)
 
 
 def _why(facts: Mapping[str, Fact], name: str) -> str:
-    fact = facts.get(name, Unknown("the driver was not asked"))
+    fact = facts.get(name, Unknown("not read from the driver"))
     return fact.why if isinstance(fact, Unknown) and not fact.by_design else ""
 
 
 def _gone(gpu: Gpu, after: Health | None, setting: Setting) -> Iterator[Finding]:
     if after is None and setting.after:
-        words = "it does not answer any more after the run: lost on the way. Reboot; again: reseat or replace it"
+        words = "it was lost during the run: it no longer responds. Reboot; if it happens again, reseat or replace it"
         yield _finding(gpu, Grade.FAIL, "lost", words, Remedy.REBOOT)
     elif after is None:
-        words = "the driver did not say how it is after the run. See that nvidia-smi answers, and run it again"
+        words = "the driver did not report its health after the run. Check that nvidia-smi works, and run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "after-not-known", words, Remedy.RETEST)
 
 
@@ -118,13 +116,11 @@ def _bad_states(gpu: Gpu, looks: Sequence[Health]) -> Iterator[Finding]:
             yield _finding(gpu, _grade_for(gpu, rule), rule.code, rule.words, rule.remedy)
     for advice in {str(value) for look in looks if _known(value := look.states.get("advice"))} - {"none"}:
         remedy = BY_ADVICE.get(advice, Remedy.REBOOT)
-        yield _finding(
-            gpu, Grade.FAIL, "advice", f"the driver itself advises: {advice}. Do that, then test again", remedy
-        )
+        yield _finding(gpu, Grade.FAIL, "advice", f"the driver recommends: {advice}. Do that, then test again", remedy)
     ecc, pending = looks[-1].states.get("ecc_enabled"), looks[-1].states.get("ecc_pending")
     if isinstance(ecc, bool) and isinstance(pending, bool) and ecc != pending:
         turned = "on" if pending else "off"
-        words = f"error correction will be {turned} after the next reset. Reset or reboot, then test what will be used"
+        words = f"error correction will be {turned} after the next reset. Reset or reboot, then test with that setting"
         yield _finding(gpu, Grade.FAIL, "ecc-pending", words, Remedy.RESET_GPU)
 
 
@@ -151,7 +147,9 @@ def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
     if expected is None:
         return
     if isinstance(active, Unknown) and not active.by_design:
-        words = f"its NVLinks could not be counted ({active.why}). See that nvidia-smi nvlink -s answers, run it again"
+        words = (
+            f"its NVLinks could not be counted ({active.why}). Check that nvidia-smi nvlink -s works, and run it again"
+        )
         yield _finding(gpu, Grade.INCONCLUSIVE, "nvlink-not-known", words, Remedy.RETEST)
         return
     up = active if isinstance(active, int) else 0
@@ -160,14 +158,16 @@ def _links(gpu: Gpu, last: Health, setting: Setting) -> Iterator[Finding]:
     if up == 0 and len(setting.gpus) == 1:
         yield _finding(gpu, Grade.SKIPPED, "nvlink-none", SXM_ALONE)
         return
-    words = f"{up} of {expected} NVLinks are up. Reseat the board; see nvidia-smi nvlink -s and the fabric manager"
+    words = (
+        f"{up} of {expected} NVLinks are active. Reseat the board; check nvidia-smi nvlink -s and the fabric manager"
+    )
     yield _finding(gpu, Grade.FAIL, "nvlink-down", words, Remedy.RESEAT_OR_CABLE)
 
 
 def _slot(gpu: Gpu, before: Health) -> Iterator[Finding]:
     here, can = _number(before.states.get("pcie_generation_max")), _number(before.states.get("pcie_generation_gpu_max"))
     if here is not None and can is not None and here < can:
-        words = f"its slot allows PCIe generation {here:.0f}, the GPU can do {can:.0f}. Check slot, riser and BIOS"
+        words = f"its slot supports PCIe generation {here:.0f}, the GPU supports {can:.0f}. Check slot, riser and BIOS"
         yield _finding(gpu, Grade.WARN, "pcie-slot", words, Remedy.CHECK_CONFIG)
 
 
@@ -205,7 +205,7 @@ def _rise(rule: RiseRule, earlier: Health, later: Health) -> tuple[float, float]
 def _fell(gpu: Gpu, check: str, earlier: Health, later: Health) -> Iterator[Finding]:
     was, now = earlier.counters.get("energy_mj"), later.counters.get("energy_mj")
     if isinstance(was, int) and isinstance(now, int) and now < was:
-        words = f"its counters began anew {_during(check)}: it was reset, or the driver was loaded again. Run it again"
+        words = f"its counters were reset {_during(check)}: the GPU was reset, or the driver was reloaded. Run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "counters-began-anew", words, Remedy.RETEST, at=check)
 
 
@@ -213,7 +213,7 @@ def _kernel(gpu: Gpu, looks: Sequence[Health], setting: Setting) -> Iterator[Fin
     """Of all looks: what was read once stays true when the log is overwritten or closed to us."""
     unread = next((look.xids for look in looks if isinstance(look.xids, Unknown)), None)
     if unread is not None:
-        words = f"errors that the kernel logs (Xids) were not seen: {unread.why}"
+        words = f"GPU errors in the kernel log (Xids) could not be read: {unread.why}"
         yield _finding(gpu, Grade.SKIPPED, "xid-not-read", words)
     logged = dict.fromkeys(xid for look in looks if not isinstance(look.xids, Unknown) for xid in look.xids)
     for number in dict.fromkeys(xid.number for xid in logged):
@@ -228,7 +228,7 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], setting: Setting) -> I
     checks = _checks_with(gpu.uuid, number, setting)
     grade, again = worst.grade, ""
     if number in xids.PROGRAMS and len(checks) > 1:
-        grade, again = Grade.FAIL, ". It came again in another check, so it is the GPU"
+        grade, again = Grade.FAIL, ". It occurred again in another check, so the GPU is the cause"
     words = f"the kernel logged Xid {number} {_during(checks[0] if checks else START)}: {worst.words}{again}"
     evidence = {"words": [xid.words for xid in logged][:8]}
     yield _finding(gpu, grade, f"xid-{number}", words, worst.remedy, at=checks[0] if checks else "", evidence=evidence)
@@ -254,17 +254,19 @@ def _foreign(gpu: Gpu, looks: Iterable[Health]) -> Iterator[Finding]:
     unknown = [look.foreign for look in seen if isinstance(look.foreign, Unknown)]
     unseen = max(unknown, key=lambda one: not one.by_design, default=None)
     if who := circumstances.processes(seen):
-        words = f"another program used the GPU: {who}. Its figures do not count. {circumstances.STOP}"
+        words = f"another program used the GPU: {who}. Its measurements are not used. {circumstances.STOP}"
         yield _finding(gpu, Grade.INCONCLUSIVE, "foreign-process", words, Remedy.RETEST)
     elif unseen is not None:
         grade = Grade.SKIPPED if unseen.by_design else Grade.INCONCLUSIVE
-        yield _finding(gpu, grade, "foreign-not-known", f"who else uses it was not seen: {unseen.why}", Remedy.RETEST)
+        yield _finding(
+            gpu, grade, "foreign-not-known", f"other processes on it could not be listed: {unseen.why}", Remedy.RETEST
+        )
 
 
 def _while_running(gpu: Gpu, before: Health, setting: Setting) -> Iterator[Finding]:
     mine = [reading for reading in setting.readings if reading.uuid == gpu.uuid]
     if not mine and setting.at_check:
-        words = "nothing was sampled while probes ran, so nobody knows whether it was held back. Run it again"
+        words = "no samples during the run, so throttling is unknown. Run it again"
         yield _finding(gpu, Grade.INCONCLUSIVE, "no-readings", words, Remedy.RETEST)
     loaded = [reading for reading in mine if (reading.utilisation or 0.0) >= LOADED]
     yield from _hard_reasons(gpu, mine)
@@ -297,7 +299,8 @@ def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
     warn, fail = SOFT_HEAT_SHARES
     if share > warn:
         words = (
-            f"the driver slowed it down for heat in {100 * share:.0f} % of the readings under load. Check its cooling"
+            f"the driver throttled it because of heat in {100 * share:.0f} % of the readings under load. Check its"
+            " cooling"
         )
         yield _finding(
             gpu, Grade.FAIL if share > fail else Grade.WARN, "slowed-by-heat", words, Remedy.CHECK_CONFIG, value=share
@@ -310,9 +313,7 @@ def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Ite
         could = _number(before.states.get(f"{name}_max"))
         seen = [value for reading in loaded if (value := getattr(reading, name)) is not None]
         if could is not None and seen and max(seen) < could:
-            words = (
-                f"under load its PCIe {what} is {max(seen)}, {could:.0f} is possible. Reseat it, check riser and slot"
-            )
+            words = f"under load its PCIe {what} is {max(seen)} instead of {could:.0f}. Reseat it, check riser and slot"
             yield _finding(gpu, Grade.FAIL, f"pcie-{what}", words, Remedy.RESEAT_OR_CABLE, value=max(seen))
 
 
@@ -320,13 +321,13 @@ def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], setting: Setting)
     temperatures = [reading.temperature_c for reading in loaded if reading.temperature_c is not None]
     limit = _number(before.states.get("slowdown_c"))
     if temperatures and limit is not None and max(temperatures) > limit - MARGIN_C:
-        words = f"it reached {max(temperatures):.0f} °C, {limit:.0f} °C slows it down. Check its cooling"
+        words = f"it reached {max(temperatures):.0f} °C, {limit:.0f} °C is its slowdown temperature. Check its cooling"
         yield _finding(gpu, Grade.WARN, "hot", words, Remedy.CHECK_CONFIG, value=max(temperatures))
     here, others = _heat_and_power(gpu.uuid, setting), _peers(gpu, setting)
     equal = [heat for heat, power in others if here and abs(power - here[1]) <= EQUAL_POWER * here[1]]
     if here and len(equal) > 1 and here[0] > statistics.median(equal) + ABOVE_PEERS_C:
         usual = statistics.median(equal)
-        words = f"under load it is {here[0]:.0f} °C, its peers at equal power {usual:.0f} °C. Check its cooling"
+        words = f"under load it is {here[0]:.0f} °C, its peers at the same power {usual:.0f} °C. Check its cooling"
         yield _finding(gpu, Grade.WARN, "hotter-than-peers", words, Remedy.CHECK_CONFIG, value=here[0])
 
 
@@ -401,8 +402,9 @@ def _finding(
 CHECK = Check(
     name=NAME,
     title="Health",
-    proves="Driver and kernel report no error of the GPU before, during and after the run, and nothing held it back.",
-    cannot="It repeats what the driver says: an error that nothing counted, such as silent corruption, is not seen.",
+    proves="Driver and kernel report no error of the GPU before, during and after the run, and the GPU was not"
+    " throttled.",
+    cannot="Reports what the driver reports: errors without a counter, such as silent corruption, are not detected.",
     how=How.LOOK,
     servings=(Serving(depth=0, seconds=0.5, worth=100, what="all counters and states, before, during and after"),),
     read=read,

@@ -42,7 +42,7 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
     wrong = [pair for pair in pairs if pair["wrong"]]
     for pair in wrong:
         place = next(iter(pair.get("where") or ()), None)
-        at = f" Word {place['index']} is {place['got']} and should be {place['want']}." if place else ""
+        at = f" Word {place['index']} is {place['got']}, expected {place['want']}." if place else ""
         yield Finding(
             check=NAME,
             metric=f"data {pair['from']} to {pair['to']}",
@@ -50,12 +50,13 @@ def _data(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
             verdict=Grade.FAIL,
             code="links-wrong-data",
             message=f"{pair['wrong']} of the words that {_gpu(pair['from'], setting)} sent arrived wrong at"
-            f" {_gpu(pair['to'], setting)}.{at} Either of them, or their link: see whether others have it, too.",
+            f" {_gpu(pair['to'], setting)}.{at} One of the two GPUs or their link is at fault: check whether"
+            " other pairs are affected.",
             action=Remedy.RESEAT_OR_CABLE,
             evidence={"pair": dict(pair)},
         )
     if not wrong and pairs:
-        message = f"Every word arrived right, between all {len(pairs)} pairs of GPUs."
+        message = f"0 wrong words between all {len(pairs)} pairs of GPUs."
         yield Finding(check=NAME, metric="data", verdict=Grade.PASS, code="links-data-ok", message=message)
 
 
@@ -94,7 +95,9 @@ def _of_pairs(pairs: Sequence[Values], setting: Setting) -> Iterable[Finding]:
         slow = [pair for pair in group if _median(pair) < PAIR_WARNS * usual]
         yield from (_slow(pair, way, usual, len(group), setting) for pair in slow)
         if not slow:
-            message = f"All {len(group)} pairs over {way} are alike, {judge.amount(usual, 'GB/s')} in the middle."
+            message = (
+                f"All {len(group)} pairs over {way} are within the tolerance, median {judge.amount(usual, 'GB/s')}."
+            )
             yield Finding(check=NAME, metric=f"pairs {way}", verdict=Grade.PASS, code="links-pairs-ok", message=message)
 
 
@@ -107,8 +110,9 @@ def _slow(pair: Values, way: str, usual: float, count: int, setting: Setting) ->
         verdict=verdict,
         code="links-slow-pair",
         message=f"{_gpu(pair['from'], setting)} to {_gpu(pair['to'], setting)}: {judge.amount(value, 'GB/s')},"
-        f" {judge.percent(1 - value / usual)} under the middle of {count} such pairs ({judge.amount(usual, 'GB/s')})."
-        " If all pairs of one of them are slow it is that GPU, else their link.",
+        f" {judge.percent(1 - value / usual)} below the median of {count} such pairs"
+        f" ({judge.amount(usual, 'GB/s')}). If all pairs of one GPU are slow, that GPU is the cause,"
+        " otherwise their link.",
         action=Remedy.RESEAT_OR_CABLE if verdict is Grade.FAIL else Remedy.WATCH,
         value=value,
         unit="GB/s",
@@ -141,9 +145,9 @@ def _gpu(rank: Any, setting: Setting) -> str:
 CHECK = Check(
     name=NAME,
     title="Links between GPUs",
-    proves="Between every two GPUs data arrives right, directly where the machine is built so, and no link is slower"
-    " than its equals.",
-    cannot="One copy runs at a time, so a switch that fails under full load shows in collectives, not here.",
+    proves="Data is not corrupted between any two GPUs, the direct path is used where the machine has one, and no"
+    " link is slower than comparable links.",
+    cannot="One copy runs at a time, so a switch that fails under full load is detected by collectives, not here.",
     how=How.TOGETHER,
     servings=(
         Serving(

@@ -41,8 +41,8 @@ def _wrong(gpu: str, result: Values) -> Finding:
         gpu=gpu,
         verdict=Grade.FAIL,
         code="memory-bandwidth-wrong-data",
-        message=f"{result['wrong']} words of a copy inside the GPU's memory are not those that were copied. Take it out"
-        " of use; memory_pattern and exact say more.",
+        message=f"{result['wrong']} wrong words in a copy inside the GPU's memory. Take it out of service; run"
+        " memory_pattern and exact for details.",
         action=Remedy.REPLACE_GPU,
         evidence={"wrong": result["wrong"]},
     )
@@ -51,8 +51,8 @@ def _wrong(gpu: str, result: Values) -> Finding:
 CHECK = Check(
     name=NAME,
     title="Memory bandwidth",
-    proves="The GPU reads and writes its own memory as fast as its model should; what was copied is compared.",
-    cannot="It touches a part of the memory; whether all of it keeps its data is memory_pattern's question.",
+    proves="The GPU reads and writes its own memory as fast as expected of its model; copied data is compared.",
+    cannot="Uses only a part of the memory; memory_pattern tests whether memory keeps its data.",
     how=How.EACH,
     servings=(
         Serving(

@@ -39,8 +39,8 @@ def _of(gpu: str, result: Values, asked: float) -> Iterable[Finding]:
         yield _finding(gpu, result, Grade.FAIL, "errors", _sentence(result, errors), Remedy.REPLACE_GPU)
     elif share < asked * ENOUGH:
         message = (
-            f"Only {share:.0%} of the memory could be tested, {asked:.0%} was asked for: something else holds the rest."
-            " What was tested kept its data. See who: nvidia-smi, or gpukeeper observe."
+            f"Only {share:.0%} of the memory could be tested instead of {asked:.0%}: the rest is in use. The tested"
+            " part kept its data. To find the process: nvidia-smi, or gpukeeper observe."
         )
         yield _finding(gpu, result, Grade.WARN, "partly", message, Remedy.RETEST)
     else:
@@ -55,12 +55,12 @@ def _of(gpu: str, result: Values, asked: float) -> Iterable[Finding]:
 def _sentence(result: Values, errors: int) -> str:
     first = result["where"][0] if result.get("where") else None
     where = (
-        f" The first at byte {first['offset']}: {first['want']} was written and {first['got']} read"
-        f" (pattern {first['pattern']})."
+        f" First: byte {first['offset']}: {first['want']} was written and {first['got']} read (pattern"
+        f" {first['pattern']})."
         if first
         else ""
     )
-    return f"{errors} words of memory did not keep what was written to them.{where} Take the GPU out of use."
+    return f"{errors} words of memory did not keep their data.{where} Take the GPU out of service."
 
 
 def _finding(gpu: str, result: Values, grade: Grade, what: str, message: str, action: Remedy) -> Finding:
@@ -89,10 +89,10 @@ def _finding(gpu: str, result: Values, grade: Grade, what: str, message: str, ac
 CHECK = Check(
     name=NAME,
     title="Memory patterns",
-    proves="The part of the memory that was tested keeps zeros, ones, alternating bits, its own addresses and random"
-    " words, all of it written before any of it is read.",
-    cannot="ECC hides what it can correct (health counts that); memory in use by others, and faults that need hours or"
-    " heat, are not seen.",
+    proves="The tested part of the memory keeps zeros, ones, alternating bits, addresses and random words; all of it"
+    " is written before any of it is read.",
+    cannot="ECC hides errors that it corrects (health counts them); memory in use by other processes is not tested,"
+    " and faults that need hours or heat are not detected.",
     how=How.EACH,
     servings=(
         Serving(

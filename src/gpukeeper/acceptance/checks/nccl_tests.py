@@ -32,7 +32,7 @@ def _read(results: Mapping[int, Values], setting: Setting) -> Iterable[Finding]:
             check=NAME,
             verdict=Grade.SKIPPED,
             code="nccl-tests-not-run",
-            message=f"Not run: {said['not_run']}. That is no pass; collectives measures the same without it.",
+            message=f"Not run: {said['not_run']}. This is not a pass; collectives measures the same without it.",
         )
         return
     yield _data(said)
@@ -65,21 +65,26 @@ def _data(said: Values) -> Finding:
             metric="data",
             verdict=Grade.FAIL,
             code="nccl-tests-wrong-data",
-            message=f"nccl-tests found wrong sums of all-reduce at {sizes} bytes. They name no GPU: see collectives.",
+            message=f"nccl-tests found wrong sums of all-reduce at {sizes} bytes. nccl-tests does not name the GPU:"
+            " see collectives.",
             action=Remedy.CONTACT_VENDOR,
         )
     if not checked or said.get("exit"):
-        why = f"the program ended with {said['exit']}" if said.get("exit") else "the program did not check its results"
+        why = (
+            (f"the program exited with code {said['exit']}")
+            if said.get("exit")
+            else "the program did not check its results"
+        )
         return judge.missing(NAME, "data", None, why)
-    message = f"nccl-tests found every result right, at {len(checked)} sizes."
+    message = f"nccl-tests found 0 wrong results at {len(checked)} sizes."
     return Finding(check=NAME, metric="data", verdict=Grade.PASS, code="nccl-tests-data-ok", message=message)
 
 
 CHECK = Check(
     name=NAME,
     title="nccl-tests",
-    proves="NVIDIA's own program finds the same right results and speed of all-reduce as ours.",
-    cannot="It runs only where somebody installed it, and does not name the GPU that is wrong.",
+    proves="NVIDIA's nccl-tests confirms the results and the speed of all-reduce.",
+    cannot="Runs only if nccl-tests is installed, and does not name the faulty GPU.",
     how=How.TOGETHER,
     servings=(
         Serving(

@@ -54,14 +54,14 @@ def _right(gpu: str, result: Values) -> Finding:
     if not verified:
         return judge.missing(NAME, "results", gpu, "no result was verified")
     where = result.get("where") or []
-    first = f" The first in row {where[0]['row']}, column {where[0]['col']}." if where else ""
-    bad = f"{wrong} elements came out wrong under full load.{first} This GPU corrupts data. Take it out of use."
+    first = f" First: row {where[0]['row']}, column {where[0]['col']}." if where else ""
+    bad = f"{wrong} wrong elements under full load.{first} This GPU corrupts data. Take it out of service."
     return _finding(
         gpu,
         "results",
         Grade.FAIL if wrong else Grade.PASS,
         "mismatch" if wrong else "results-ok",
-        bad if wrong else f"{verified:,} products under full load, every element right to the bit.",
+        bad if wrong else f"0 wrong elements in {verified:,} products under full load.",
         Remedy.REPLACE_GPU if wrong else Remedy.NONE,
         value=float(wrong),
         unit="elements",
@@ -73,22 +73,22 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
     """Three runs in a row are three thirds of one: they must not differ by more than 5 %, or 10 %."""
     if len(speeds) < THIRDS:
         return judge.missing(
-            NAME, "steadiness", gpu, f"{len(speeds)} windows cannot be three runs; give it more seconds"
+            NAME, "steadiness", gpu, f"{len(speeds)} windows cannot be split into three parts; increase seconds"
         )
     if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
-        return judge.missing(NAME, "steadiness", gpu, "a window has no speed that could be compared")
+        return judge.missing(NAME, "steadiness", gpu, "a window has no valid speed")
     size = len(speeds) // THIRDS
     parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
     apart = (max(parts) - min(parts)) / max(parts)
     grade = Grade.FAIL if apart > APART_FAIL else Grade.WARN if apart > APART_WARN else Grade.PASS
     told = ", ".join(f"{part:.4g}" for part in parts)
-    cause = "" if grade is Grade.PASS else " Look at its temperature, power and clock reasons in the timeline."
+    cause = "" if grade is Grade.PASS else " Check its temperature, power and clock event reasons in the timeline."
     return _finding(
         gpu,
         "steadiness",
         grade,
         "steady-ok" if grade is Grade.PASS else "unsteady",
-        f"Speed in three parts of the run: {told} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
+        f"Speed in the three thirds of the run: {told} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
         Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
         value=apart,
         unit="share",
@@ -103,8 +103,8 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
         "step_time",
         Grade.FAIL if slow else Grade.PASS,
         "slows-down" if slow else "step-time-ok",
-        f"A step took {first:.4g} ms at first and {last:.4g} ms at last, {rise:+.1%} (allowed {RISE:+.0%})."
-        + (" It does not keep its speed: look at cooling and power." if slow else ""),
+        f"A step took {first:.4g} ms at the start and {last:.4g} ms at the end, {rise:+.1%} (allowed {RISE:+.0%})."
+        + (" It does not sustain its speed: check cooling and power." if slow else ""),
         Remedy.CONTACT_VENDOR if slow else Remedy.NONE,
         value=rise,
         unit="share",
@@ -133,8 +133,8 @@ def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
         "use",
         Grade.PASS if full else Grade.INCONCLUSIVE,
         "use-ok" if full else "low-use",
-        f"The GPU was busy for {mean:.0f} % of the time (more than {LEAST_USE:.0f} % asked for)."
-        + ("" if full else " So it was not under full load: see what else runs on the machine, and test again."),
+        f"The GPU was busy for {mean:.0f} % of the time (required: more than {LEAST_USE:.0f} %)."
+        + ("" if full else " It was not under full load: check what else runs on the machine, and test again."),
         Remedy.NONE if full else Remedy.RETEST,
         value=mean,
         unit="percent",
@@ -143,19 +143,19 @@ def _use(gpu: Gpu, use: Sequence[float], setting: Setting) -> Finding:
 
 def _without_use(gpu: Gpu, setting: Setting) -> Finding:
     """Drivers never say it of a slice: then nothing is missing."""
-    missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not say how busy the GPU was")
+    missing = judge.missing(NAME, "use", gpu.uuid, "the driver did not report utilization")
     health = setting.before.get(gpu.uuid)
     fact = health.states.get("utilisation") if health else None
     if not isinstance(fact, Unknown) or not fact.by_design:
         return missing
-    told = f"How busy it was is not told: {fact.why}."
+    told = f"Utilization is not available: {fact.why}."
     return replace(missing, verdict=Grade.SKIPPED, code=f"{NAME}-use-told", message=told, action=Remedy.NONE)
 
 
 def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
     """Hot for good fails; hot for a moment warns."""
     if not seen:
-        return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not say how warm the GPU was")
+        return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
     limit, why = hot_limit(gpu, setting)
     if limit is None:
         return _told(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
@@ -167,7 +167,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], setting: Setting) -> Finding:
         "temperature",
         grade,
         "temperature-ok" if grade is Grade.PASS else "too-hot",
-        f"At most {max(seen):.0f} °C, {lasting:.0f} °C in the second half; it should stay below {limit:.0f} °C"
+        f"At most {max(seen):.0f} °C, {lasting:.0f} °C in the second half; the limit is {limit:.0f} °C"
         f" ({why}).{advice}",
         Remedy.NONE if grade is Grade.PASS else Remedy.CONTACT_VENDOR,
         value=max(seen),
@@ -180,29 +180,29 @@ def hot_limit(gpu: Gpu, setting: Setting) -> tuple[float | None, str]:
     name = gpu.name if isinstance(gpu.name, str) else ""
     for pattern, limit in HOT:
         if re.fullmatch(pattern, name):
-            return limit, "what is asked of this model"
+            return limit, "the limit for this model"
     health = setting.before.get(gpu.uuid)
     slowdown = health.states.get("slowdown_c") if health else None
     if isinstance(slowdown, int | float) and not isinstance(slowdown, bool) and slowdown > 0:
-        return float(slowdown), "where its driver slows it down"
+        return float(slowdown), "its driver's slowdown temperature"
     return None, "no limit is known for this model"
 
 
 def _power(gpu: Gpu, watts: Sequence[float], setting: Setting) -> Finding:
     if not watts:
-        return judge.missing(NAME, "power", gpu.uuid, "the driver did not say how much power the GPU drew")
+        return judge.missing(NAME, "power", gpu.uuid, "the driver did not report power")
     health = setting.before.get(gpu.uuid)
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
-        return _told(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is not known.")
+        return _told(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
     share = mean / limit
     good = share >= LEAST_POWER
     known = isinstance(gpu.name, str) and DRAWS_ITS_LIMIT.fullmatch(gpu.name) is not None
     advice = (
         ""
         if good
-        else " Something holds it back: look at clock reasons, locked clocks, and its power cables."
+        else " The GPU is throttled: check clock event reasons, locked clocks, and power cables."
         + ("" if known else " Not every model reaches its limit under this load, so this only warns.")
     )
     return _finding(
@@ -210,8 +210,8 @@ def _power(gpu: Gpu, watts: Sequence[float], setting: Setting) -> Finding:
         "power",
         Grade.PASS if good else Grade.FAIL if known else Grade.WARN,
         "power-ok" if good else "low-power",
-        f"It drew {mean:.0f} W, {share:.0%} of its limit of {limit:.0f} W (at least {LEAST_POWER:.0%} asked for)."
-        f"{advice}",
+        f"It drew {mean:.0f} W, {share:.0%} of its limit of {limit:.0f} W (required: at least"
+        f" {LEAST_POWER:.0%}).{advice}",
         Remedy.NONE if good else Remedy.CONTACT_VENDOR,
         value=mean,
         unit="W",
@@ -245,9 +245,7 @@ def _speeds(results: dict[str, Values], setting: Setting) -> Iterable[Finding]:
     ]
     for finding in judge.judge(measured, setting):
         if finding.code.endswith("-no-yardstick"):
-            told = (
-                f"{finding.value:.4g} TFLOP/s under full load; told, not judged: there is nothing to hold it against."
-            )
+            told = f"{finding.value:.4g} TFLOP/s under full load; reported, not judged: no reference value."
             yield replace(finding, verdict=Grade.SKIPPED, code="stress-speed-told", message=told, action=Remedy.NONE)
         else:
             yield finding
@@ -300,10 +298,10 @@ _LOAD = {"n": 8192, "dtype": "bf16", "verify_every": 8}
 CHECK = Check(
     name=NAME,
     title="Stress",
-    proves="Under full load the GPU keeps its speed, stays below its temperature, draws the power it may, and every"
-    " result that was looked at is right to the last bit.",
-    cannot="A minute does not heat a whole rack, and one kind of load is not every load. One product in eight is"
-    " verified. The speed of whole numbers is not that of other data.",
+    proves="Under full load the GPU keeps its performance, stays below its temperature limit, reaches its power"
+    " limit, and all checked results are exact.",
+    cannot="A minute does not heat a whole rack, and one kind of load does not cover every load. One product in eight"
+    " is verified. The speed with integer data is not that with other data.",
     how=How.EACH,
     servings=(
         Serving(

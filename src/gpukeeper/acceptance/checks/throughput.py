@@ -39,16 +39,16 @@ def ask(serving: Serving, setting: Setting) -> Job:
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     wanted = {**DEFAULTS, **params}
     if wanted["model"] not in MODELS:
-        yield f"there is no model {wanted['model']!r}, only {', '.join(MODELS)}"
+        yield f"unknown model {wanted['model']!r}; valid values: {', '.join(MODELS)}"
     if wanted["data"] not in DATA:
-        yield f"there is no data set {wanted['data']!r}, only {', '.join(DATA)}"
+        yield f"unknown data set {wanted['data']!r}; valid values: {', '.join(DATA)}"
     if wanted["data"] in DATA[1:] and not wanted.get("data_dir"):
-        yield f"{wanted['data']} needs data_dir, the folder it lies in; nothing is downloaded"
+        yield f"{wanted['data']} needs data_dir, the directory of the data set; nothing is downloaded"
     if wanted["model"] == "transformer" and wanted["data"] in DATA[1:]:
-        yield f"the transformer reads tokens and {wanted['data']} holds images; use a ResNet, or data synthetic"
+        yield f"the transformer reads tokens and {wanted['data']} contains images; use a ResNet, or data=synthetic"
     for name, least in (("batch", 1), ("warmup", 1), ("steps", 2), ("classes", 2)):
         if wanted[name] < least:
-            yield f"{name} {wanted[name]} is too few, give {least} or more"
+            yield f"{name} {wanted[name]} is too small; use {least} or more"
 
 
 def read(trial: Trial, setting: Setting) -> tuple[Finding, ...]:
@@ -115,7 +115,7 @@ def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
     if world < 2:
         return ()
     if not alone:
-        return (judge.missing(NAME, "scaling", None, "one GPU by itself was not measured; leave `alone` on"),)
+        return (judge.missing(NAME, "scaling", None, "one GPU alone was not measured; do not turn off `alone`"),)
     share = float(said["throughput_samples_per_second"]) / (world * float(alone))
     asked = Measurement(
         check=NAME,
@@ -132,7 +132,8 @@ def _scaling(said: Values, setting: Setting) -> tuple[Finding, ...]:
 def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
     if setting.small:
         words = (
-            f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. CPUs share their cores: not judged."
+            f"throughput scaling: {judge.amount(finding.value or 0.0, 'share')}. Not judged, since the ranks share"
+            " the CPU's cores."
         )
         return msgspec.structs.replace(
             finding,
@@ -145,8 +146,8 @@ def _explained(finding: Finding, said: Values, setting: Setting) -> Finding:
     if finding.verdict not in (Grade.WARN, Grade.FAIL):
         return finding
     why = (
-        f" Exchanging gradients takes {float(said['nccl_overhead_ms']):.1f} of {float(said['avg_step_time_ms']):.1f} ms"
-        " of a step: see collectives and links, and whether the CPU keeps up."
+        f" The gradient exchange takes {float(said['nccl_overhead_ms']):.1f} of {float(said['avg_step_time_ms']):.1f}"
+        " ms of a step: check collectives, links and the load of the CPU."
     )
     return msgspec.structs.replace(finding, message=f"{finding.message}{why}")
 
@@ -161,8 +162,8 @@ def _loss(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...
             gpu=ranks.uuid(rank, setting),
             verdict=Grade.FAIL,
             code=judge.code_of(NAME, "loss-not-a-number"),
-            message=f"The loss on {ranks.named([rank], setting)} is {results[rank]['loss']}. The same steps give"
-            " numbers on healthy GPUs: see exact and training.",
+            message=f"The loss on {ranks.named([rank], setting)} is {results[rank]['loss']}. The same steps give a"
+            " finite loss on healthy GPUs: see exact and training.",
             action=Remedy.CONTACT_VENDOR,
             confirm=True,
         )
@@ -173,17 +174,17 @@ def _loss(results: Mapping[int, Values], setting: Setting) -> tuple[Finding, ...
 CHECK = Check(
     name=NAME,
     title="Training speed",
-    proves="A real model trains as fast on each GPU as on its equals, as fast as before, and as well on all of them"
-    " together as on one.",
-    cannot="It does not know what a good machine should reach: a first run alone, on one GPU, is noted and not judged."
-    " Made-up data says nothing about storage and loaders.",
+    proves="A real model trains as fast on each GPU as on its peers, as fast as in earlier runs, and scales from one"
+    " GPU to all.",
+    cannot="Has no reference for a good machine: a first run on one GPU is reported, not judged. Synthetic data does"
+    " not cover storage and data loaders.",
     how=How.TOGETHER,
     servings=(
         Serving(
             depth=1,
             seconds=35,
             worth=24,
-            what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 100 measured",
+            what="ResNet-50 on synthetic images, batch 32, 50 warm-up steps and 100 measured",
             params=DEFAULTS,
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
         ),
@@ -191,7 +192,7 @@ CHECK = Check(
             depth=2,
             seconds=120,
             worth=36,
-            what="ResNet-50 on made-up images, batch 32, 50 steps to warm up and 1,000 measured",
+            what="ResNet-50 on synthetic images, batch 32, 50 warm-up steps and 1,000 measured",
             params={**DEFAULTS, "steps": 1000},
             small={"model": "resnet18", "image": 32, "batch": 4, "classes": 10, "warmup": 1, "steps": 4},
         ),

@@ -31,11 +31,11 @@ def _slices(setting: Setting) -> Iterator[Finding]:
     for whole in dict.fromkeys(gpu.part_of for gpu in parts):
         mine = Counter(gpu.profile or "not known" for gpu in parts if gpu.part_of == whole)
         cut = ", ".join(f"{count}× {profile}" for profile, count in sorted(mine.items()))
-        words = f"GPU {whole} is cut into slices ({cut}). Floors of a whole GPU do not apply to them"
+        words = f"GPU {whole} is split into MIG slices ({cut}). Floors of a whole GPU do not apply to them"
         yield _finding(Grade.SKIPPED, "sliced", words)
     whole_ones = [gpu for gpu in setting.gpus if gpu.part_of is None]
     if parts and whole_ones:
-        words = "some GPUs are cut into slices (MIG) and some are not. Cut all or none, unless you mean it"
+        words = "some GPUs are split into MIG slices and some are not. Split all or none, unless this is intended"
         yield _finding(Grade.WARN, "mixed-slices", words, Remedy.CHECK_CONFIG)
 
 
@@ -44,14 +44,14 @@ def _pairs(setting: Setting) -> Iterator[Finding]:
     unknown = [pair for pair in _of_equals(setting) if links_expected(pair[0]) and not _way(*pair, setting)]
     if unknown:
         names = ", ".join(f"{one.index} and {two.index}" for one, two in unknown[:4])
-        words = f"how GPUs reach each other could not be read for {len(unknown)} pairs (GPU {names}). Run it again; see"
-        yield _finding(Grade.INCONCLUSIVE, "not-known", f"{words} that nvidia-smi topo -m answers", Remedy.RETEST)
+        words = f"the connection could not be read for {len(unknown)} pairs (GPU {names}). Run it again; check"
+        yield _finding(Grade.INCONCLUSIVE, "not-known", f"{words} that nvidia-smi topo -m works", Remedy.RETEST)
     for one, two in _of_equals(setting):
         way = _way(one, two, setting)
         if way is None or way == LINKED or not links_expected(one):
             continue
         words = (
-            f"GPU {one.index} and GPU {two.index} reach each other over {way}, not over NVLink. See nvidia-smi topo -m,"
+            f"GPU {one.index} and GPU {two.index} are connected over {way}, not over NVLink. Check nvidia-smi topo -m,"
         )
         yield _finding(
             Grade.FAIL,
@@ -82,14 +82,14 @@ def _near(setting: Setting) -> Iterator[Finding]:
     homeless = [gpu for gpu in whole if nodes[gpu.uuid] is None]
     if homeless and len(homeless) < len(whole):
         names = ", ".join(f"GPU {gpu.index}" for gpu in homeless)
-        words = f"{names} is not tied to a NUMA node, the others are. See the BIOS; copies from the host may be slow"
+        words = f"{names} has no NUMA node, the others have one. Check the BIOS; copies from the host may be slow"
         yield _finding(Grade.WARN, "no-numa", words, Remedy.CHECK_CONFIG)
 
 
 def _picture(setting: Setting) -> str:
     ways = Counter(way for one, two in _of_equals(setting) if (way := _way(one, two, setting)))
     if not ways:
-        return "one GPU, or nobody knows how they are connected"
+        return "one GPU, or the connections are unknown"
     return "pairs of GPUs: " + ", ".join(f"{count} over {way}" for way, count in ways.most_common())
 
 
@@ -111,8 +111,8 @@ def _finding(
 CHECK = Check(
     name=NAME,
     title="Topology",
-    proves="Every pair of GPUs of a model is connected as that model should be, and how GPUs are cut is told.",
-    cannot="It reads what the driver says of the links; whether they carry data fast and truly is told by others.",
+    proves="Every pair of GPUs is connected as the model specifies; MIG slices are reported.",
+    cannot="Reads the driver's view of the links; links and collectives test bandwidth and correctness.",
     how=How.LOOK,
     servings=(Serving(depth=0, seconds=0.1, worth=50, what="links between all pairs, slices"),),
     read=read,

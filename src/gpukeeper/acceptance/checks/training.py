@@ -28,13 +28,13 @@ def ask(serving: Serving, setting: Setting) -> Job:
 def impossible(params: Mapping[str, Any]) -> Iterable[str]:
     """Settings that no healthy GPU could pass with, or any would; refused before anything runs."""
     if float(params.get("epochs", 2)) < 2:
-        yield f"epochs {params['epochs']} cannot show that the loss falls, give 2 or more"
+        yield f"epochs {params['epochs']} cannot show that the loss falls; use 2 or more"
     if not 0 < float(params.get("min_fall", MIN_FALL)) < 1:
-        yield f"min_fall {params['min_fall']} is no share between 0 and 1; 0.3 asks for a loss that falls by 30 %"
+        yield f"min_fall {params['min_fall']} is not between 0 and 1; 0.3 requires the loss to fall by 30 %"
     if float(params.get("classes", 4)) < 2:
-        yield "one class cannot be learned, since its loss is zero from the start; give 2 or more"
+        yield "one class cannot be learned, since its loss is zero from the start; use 2 or more"
     if float(params.get("rate", 3e-3)) <= 0:
-        yield f"rate {params['rate']} learns nothing; 0.003 is usual"
+        yield f"rate {params['rate']} cannot learn; 0.003 is typical"
     yield from too_little(params, samples=100, features=2, batch=1, steps=1, width=64, sentences=1)
 
 
@@ -60,8 +60,8 @@ def _loss(gpu: str, runs: list[Mapping[str, Any]], least: float) -> Finding:
     good = worst >= least  # false for not-a-number
     told = f"from {start:.4g} to {end:.4g} in {runs[0]['steps']} steps, on the same data"
     bad = (
-        f"The loss went {told}; it should fall by {least:.0%}. The same steps converge on every healthy GPU: test"
-        " again, then take it out of use."
+        f"The loss went {told}; it must fall by {least:.0%}. The same steps converge on every healthy GPU. Test"
+        " again; if it persists, take it out of service."
     )
     return Finding(
         check=NAME,
@@ -90,8 +90,8 @@ def _not_finite(gpu: str, runs: list[Mapping[str, Any]]) -> Iterable[Finding]:
             gpu=gpu,
             verdict=Grade.FAIL,
             code="training-loss-not-finite",
-            message=f"The transformer's loss went from {losses[0]:.4g} to {losses[1]:.4g}. The same steps give a figure"
-            " on every healthy GPU: test again, then take it out of use.",
+            message=f"The transformer's loss went from {losses[0]:.4g} to {losses[1]:.4g}. The same steps give a"
+            " finite loss on every healthy GPU. Test again; if it persists, take it out of service.",
             action=Remedy.REPLACE_GPU,
             confirm=True,
         )
@@ -101,18 +101,16 @@ def _repeat(gpu: str, result: Values) -> Finding:
     """No confirmation: two runs that differ are already two tries."""
     runs, promised = result["runs"], result.get("deterministic")
     if len(runs) < 2:
-        return missing(NAME, "repeat", gpu, "it trained only once, so nothing was compared; leave `twice` on")
+        return missing(NAME, "repeat", gpu, "it trained only once, so nothing was compared; do not turn off `twice`")
     if result["equal"] is True and promised is True:
-        message = (
-            f"Trained twice from one seed: losses, gradients and weights are equal to the bit ({runs[0]['hash']})."
-        )
+        message = f"Trained twice from one seed: losses, gradients and weights are bit-identical ({runs[0]['hash']})."
         return _verdict(gpu, "repeat", Grade.PASS, "training-repeat-ok", message, Remedy.NONE, _evidence(result))
     if promised is not True:
-        why = f"equal bits are not promised here ({promised}), so two runs cannot be compared"
+        why = f"results are not deterministic here ({promised}), so two runs cannot be compared"
         return missing(NAME, "repeat", gpu, why)
     message = (
         f"Trained twice from one seed with different results: {_first_difference(result)}. Deterministic kernels give"
-        " the same bits on a healthy GPU, so this one corrupts data. Take it out of use."
+        " bit-identical results on a healthy GPU, so this one corrupts data. Take it out of service."
     )
     evidence = _evidence(result)
     return _verdict(gpu, "repeat", Grade.FAIL, "training-not-deterministic", message, Remedy.REPLACE_GPU, evidence)
@@ -126,26 +124,26 @@ def _first_difference(result: Values) -> str:
         pairs = zip(runs[0].get("loss_bits", ()), runs[1].get("loss_bits", ()), strict=False)
         step = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
         if step is not None:
-            return f"the {what}'s losses part at step {step}"
+            return f"the {what}'s losses differ from step {step}"
         if runs[0].get("hash") != runs[1].get("hash"):
             return f"the {what}'s weights differ ({runs[0].get('hash')}, {runs[1].get('hash')})"
-    return "their gradients differ"
+    return "the gradients differ"
 
 
 def _vote(gpu: str, stand: str, n: int, result: Values) -> Finding:
     if stand == "like":
-        message = f"Its weights after training equal those of the {n - 1} other GPUs of its model, to the bit."
+        message = f"Its weights after training are bit-identical to those of the {n - 1} other GPUs of its model."
         return _verdict(gpu, "peers", Grade.PASS, "training-peers-ok", message, Remedy.NONE, _evidence(result))
     if stand == "odd":
         message = (
-            f"Its weights after training are not those that most of {n} equal GPUs have, from the same seed and steps."
-            " It corrupts data the same way each time. Take it out of use."
+            f"Its weights after training with the same seed and steps differ from those of most of {n} identical"
+            " GPUs. It corrupts data reproducibly. Take it out of service."
         )
         code, grade, action = "training-differs-from-peers", Grade.FAIL, Remedy.REPLACE_GPU
     else:
         message = (
-            f"The weights of {n} equal GPUs differ after the same training, and no majority says which one is wrong."
-            " Test them with a third one, or with exact and --within 30m."
+            f"The weights of {n} identical GPUs differ after the same training, and there is no majority that shows"
+            " which one is wrong. Test them with a third GPU, or with exact and --within 30m."
         )
         code, grade, action = "training-split", Grade.WARN, Remedy.RETEST
     return _verdict(gpu, "peers", grade, code, message, action, _evidence(result))
@@ -184,10 +182,11 @@ def _verdict(
 
 CHECK = Check(
     name=NAME,
-    title="Training, twice",
-    proves="A classifier learns (its loss falls by 30 %), a small transformer runs, and two runs from one seed are"
-    " equal to the last bit: on this GPU, and on all GPUs of its model.",
-    cannot="A falling loss alone proves little: corrupted weights often train on. A minute of training is no week.",
+    title="Deterministic training",
+    proves="A classifier learns (its loss falls by 30 %), a small transformer runs, and two runs with the same seed"
+    " are bit-identical: on this GPU, and on all GPUs of its model.",
+    cannot="A falling loss alone proves little: training often continues with corrupted weights. Covers only a minute"
+    " of training.",
     how=How.EACH,
     servings=(
         Serving(

@@ -34,7 +34,7 @@ def read_each(
         try:
             found += read(gpu, result)
         except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-            why = f"the probe's answer cannot be read ({type(error).__name__}: {error})"
+            why = f"the probe's result could not be read ({type(error).__name__}: {error})"
             found.append(judge.missing(check, "", gpu, why))
     return results, tuple(found)
 

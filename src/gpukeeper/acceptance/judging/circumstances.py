@@ -60,7 +60,7 @@ def _not_judged(finding: Finding, what: str, words: str, action: Remedy) -> Find
         finding,
         verdict=Grade.INCONCLUSIVE,
         code=judge.code_of(finding.check, what),
-        message=f"{words}. So this figure says nothing about the GPU: {finding.message}",
+        message=f"{words}. This measurement is therefore not judged: {finding.message}",
         action=action,
         confirm=False,
         evidence={**finding.evidence, "instead_of": {"verdict": finding.verdict, "code": finding.code}},
@@ -74,10 +74,10 @@ def disturbance(gpu: str, looks: Sequence[Mapping[str, Health]]) -> str:
     if who := processes(one for one in seen if one is not None):
         return f"Another program used the GPU at the same time: {who}. {STOP}"
     for one in seen:
-        foreign = Unknown("the driver did not answer") if one is None else one.foreign
+        foreign = Unknown("the driver did not respond") if one is None else one.foreign
         if isinstance(foreign, Unknown) and not foreign.by_design:
             return (
-                f"Whether another program used the GPU at the same time is not known ({foreign.why}). Make sure that"
+                f"Whether another program used the GPU at the same time is unknown ({foreign.why}). Make sure that"
                 " nothing else runs on it, and test again"
             )
     return ""

@@ -69,7 +69,7 @@ STATES = (
         _is(True),
         Grade.FAIL,
         "remap-pending",
-        "bad memory rows wait for a reset to be replaced. Reset the GPU, then test again",
+        "bad memory rows are replaced at the next reset. Reset the GPU, then test again",
         Remedy.RESET_GPU,
     ),
     StateRule(
@@ -77,7 +77,7 @@ STATES = (
         _is(True),
         Grade.FAIL,
         "retire-pending",
-        "bad memory pages wait for a reset to be retired. Reset the GPU, then test again",
+        "bad memory pages are retired at the next reset. Reset the GPU, then test again",
         Remedy.RESET_GPU,
     ),
     StateRule(
@@ -85,7 +85,7 @@ STATES = (
         _is(True),
         Grade.FAIL,
         "sram-worn",
-        "its SRAM has more uncorrectable errors than the maker allows. Replace the GPU",
+        "its SRAM has more uncorrectable errors than the vendor allows. Replace the GPU",
         Remedy.REPLACE_GPU,
     ),
     StateRule(
@@ -93,7 +93,7 @@ STATES = (
         _is(True),
         Grade.FAIL,
         "repair-needed",
-        "the driver says that its memory is to be repaired, or beyond repair. Reset it; if that stays, replace it",
+        "the driver reports that its memory needs repair or cannot be repaired. Reset it; if it persists, replace it",
         Remedy.REPLACE_GPU,
     ),
     StateRule(
@@ -101,7 +101,7 @@ STATES = (
         _is(False),
         Grade.FAIL,
         "inforom-corrupt",
-        "its InfoROM is corrupt, so its counters cannot be trusted. Ask the vendor",
+        "its InfoROM is corrupt, so its counters cannot be trusted. Contact the vendor",
         Remedy.CONTACT_VENDOR,
     ),
     StateRule(
@@ -109,7 +109,7 @@ STATES = (
         _is(False),
         Grade.FAIL,
         "ecc-off",
-        "error correction of its memory is off. Turn it on: nvidia-smi -e 1, then reset or reboot",
+        "memory error correction (ECC) is off. Turn it on: nvidia-smi -e 1, then reset or reboot",
         Remedy.CHECK_CONFIG,
     ),
     StateRule(
@@ -117,7 +117,7 @@ STATES = (
         _is(False),
         Grade.WARN,
         "persistence-off",
-        "persistence mode is off, so every first use is slow. Turn it on: nvidia-smi -pm 1, or start"
+        "persistence mode is off, so the first use after idle time is slow. Turn it on: nvidia-smi -pm 1, or start"
         " nvidia-persistenced",
         Remedy.CHECK_CONFIG,
     ),
@@ -126,7 +126,7 @@ STATES = (
         _is("prohibited"),
         Grade.INCONCLUSIVE,
         "compute-prohibited",
-        "its compute mode lets nobody in. Set it: nvidia-smi -c DEFAULT",
+        "its compute mode prohibits all processes. To allow them: nvidia-smi -c DEFAULT",
         Remedy.CHECK_CONFIG,
     ),
     StateRule(
@@ -134,7 +134,7 @@ STATES = (
         lambda mode: str(mode).startswith("exclusive"),
         Grade.WARN,
         "compute-exclusive",
-        "its compute mode lets in only one process at a time. Set it, unless you mean it: nvidia-smi -c DEFAULT",
+        "its compute mode allows only one process at a time. Unless this is intended: nvidia-smi -c DEFAULT",
         Remedy.CHECK_CONFIG,
     ),
     StateRule(
@@ -142,7 +142,7 @@ STATES = (
         lambda state: state in (1, 2),
         Grade.FAIL,
         "fabric-not-ready",
-        "it has not joined its NVLink fabric. Start the fabric manager of the driver's version",
+        "it has not joined its NVLink fabric. Start the fabric manager version that matches the driver",
         Remedy.CHECK_CONFIG,
     ),
     StateRule(
@@ -150,7 +150,7 @@ STATES = (
         lambda status: isinstance(status, int) and status != 0,
         Grade.FAIL,
         "fabric-failed",
-        "joining its NVLink fabric failed. See the fabric manager's log",
+        "joining its NVLink fabric failed. Check the fabric manager's log",
         Remedy.CHECK_CONFIG,
     ),
     StateRule(
@@ -158,7 +158,7 @@ STATES = (
         _is(2),
         Grade.FAIL,
         "fabric-unhealthy",
-        "the driver calls its NVLink fabric unhealthy. See the fabric manager's log, then the links",
+        "the driver reports its NVLink fabric as unhealthy. Check the fabric manager's log, then the links",
         Remedy.RESEAT_OR_CABLE,
     ),
     StateRule(
@@ -177,8 +177,7 @@ LEVELS = (
         1,
         None,
         "ecc-uncorrected",
-        "memory errors that could not be corrected since its last reset. Reset it and test again; if"
-        " they come back, replace it",
+        "uncorrected memory errors since its last reset. Reset it and test again; if they recur, replace it",
         Remedy.RESET_GPU,
     ),
     LevelRule(
@@ -186,7 +185,7 @@ LEVELS = (
         None,
         1,
         "ecc-uncorrected-ever",
-        "memory errors that could not be corrected in its life. On a new GPU ask the vendor",
+        "uncorrected memory errors in its lifetime. On a new GPU contact the vendor",
         Remedy.WATCH,
     ),
     LevelRule(
@@ -194,7 +193,7 @@ LEVELS = (
         5,
         1,
         "sram-uncorrected",
-        "uncorrectable SRAM errors in its life. More than 4: replace it",
+        "uncorrected SRAM errors in its lifetime. Replace it if there are more than 4",
         Remedy.REPLACE_GPU,
     ),
     LevelRule(
@@ -202,7 +201,7 @@ LEVELS = (
         512,
         1,
         "rows-replaced",
-        "memory rows replaced after errors that could not be corrected. On a new GPU ask the vendor; 512 are its end",
+        "memory rows replaced after uncorrected errors. On a new GPU contact the vendor; the maximum is 512",
         Remedy.WATCH,
     ),
     LevelRule(
@@ -210,7 +209,7 @@ LEVELS = (
         63,
         15,
         "pages-retired",
-        "memory pages retired. From 63 on replace it",
+        "memory pages retired. Replace it if there are 63 or more",
         Remedy.REPLACE_GPU,
     ),
 )
@@ -221,7 +220,7 @@ RISES = (
         1,
         None,
         "ecc-uncorrected-rose",
-        "memory errors that could not be corrected. Take it out of use, reset it, test again",
+        "uncorrected memory errors. Take it out of service, reset it, and test again",
         Remedy.RESET_GPU,
     ),
     RiseRule(
@@ -229,7 +228,7 @@ RISES = (
         1,
         None,
         "ecc-uncorrected-rose",
-        "memory errors that could not be corrected. Take it out of use, reset it, test again",
+        "uncorrected memory errors. Take it out of service, reset it, and test again",
         Remedy.RESET_GPU,
     ),
     RiseRule(
@@ -237,7 +236,7 @@ RISES = (
         None,
         10 / 60,
         "ecc-corrected-often",
-        "corrected memory errors, more than 10 in a minute. Compare it with its peers",
+        "corrected memory errors, more than 10 per minute. Compare it with its peers",
         Remedy.WATCH,
         per_second=True,
     ),
@@ -246,7 +245,7 @@ RISES = (
         1,
         None,
         "rows-replaced-rose",
-        "memory rows to be replaced. Reset it, test again",
+        "memory rows to be replaced. Reset it, and test again",
         Remedy.RESET_GPU,
     ),
     RiseRule(
@@ -254,7 +253,7 @@ RISES = (
         1,
         None,
         "rows-replaced-rose",
-        "memory rows to be replaced. Reset it, test again",
+        "memory rows to be replaced. Reset it, and test again",
         Remedy.RESET_GPU,
     ),
     RiseRule(
@@ -262,7 +261,7 @@ RISES = (
         1,
         None,
         "pages-retired-rose",
-        "memory pages to be retired. Reset it, test again",
+        "memory pages to be retired. Reset it, and test again",
         Remedy.RESET_GPU,
     ),
     RiseRule(
@@ -286,7 +285,7 @@ RISES = (
         81,
         1,
         "pcie-replays",
-        "PCIe packets sent again. More than 80 in a test is a bad contact: reseat it",
+        "PCIe replays. More than 80 in a test indicate a bad contact: reseat it",
         Remedy.RESEAT_OR_CABLE,
     ),
     RiseRule(
@@ -294,7 +293,7 @@ RISES = (
         1,
         None,
         "nvlink-recovery",
-        "NVLinks that did not come back. Reseat the board",
+        "NVLinks that failed and did not recover. Reseat the board",
         Remedy.RESEAT_OR_CABLE,
     ),
     RiseRule(
@@ -302,7 +301,7 @@ RISES = (
         1,
         None,
         "nvlink-recovery",
-        "NVLinks that broke and came back. Reseat the board",
+        "NVLinks that failed and recovered. Reseat the board",
         Remedy.RESEAT_OR_CABLE,
     ),
     RiseRule(
@@ -310,7 +309,7 @@ RISES = (
         100,
         1e-9,
         "nvlink-replays",
-        "NVLink packets sent again. More than 100 in a second is a bad link: reseat the board",
+        "NVLink replays. More than 100 per second indicate a bad link: reseat the board",
         Remedy.RESEAT_OR_CABLE,
         per_second=True,
     ),
@@ -319,7 +318,7 @@ RISES = (
         100,
         1e-9,
         "nvlink-crc",
-        "NVLink checksum errors. More than 100 in a second is a bad link: reseat the board",
+        "NVLink checksum errors. More than 100 per second indicate a bad link: reseat the board",
         Remedy.RESEAT_OR_CABLE,
         per_second=True,
     ),
@@ -328,7 +327,7 @@ RISES = (
         100,
         1e-9,
         "nvlink-crc",
-        "NVLink checksum errors. More than 100 in a second is a bad link: reseat the board",
+        "NVLink checksum errors. More than 100 per second indicate a bad link: reseat the board",
         Remedy.RESEAT_OR_CABLE,
         per_second=True,
     ),
@@ -337,7 +336,7 @@ RISES = (
         0.05e9,
         0.01e9,
         "thermal-violation",
-        "slowed down by heat for more than 1 % of the time. Check its cooling",
+        "thermal throttling for more than 1 % of the time. Check its cooling",
         Remedy.CHECK_CONFIG,
         per_second=True,
     ),
@@ -346,7 +345,7 @@ RISES = (
         0.05e9,
         0.01e9,
         "reliability-violation",
-        "slowed down to protect the chip for more than 1 % of the time. Ask the vendor",
+        "reliability throttling for more than 1 % of the time. Contact the vendor",
         Remedy.CONTACT_VENDOR,
         per_second=True,
     ),

@@ -182,7 +182,11 @@ def _identity(one: Measurement, setting: Setting) -> str:
 
 def _no_number(asked: Measurement) -> Finding:
     samples = [sample for sample in asked.samples if not (math.isfinite(sample) and sample > 0)]
-    why = f"the probe answered {samples[0]!r}, which is no {asked.unit}" if samples else "the probe gave no sample"
+    why = (
+        (f"the probe reported {samples[0]!r}, which is not a valid value in {asked.unit}")
+        if samples
+        else "the probe reported no samples"
+    )
     return missing(asked.check, asked.metric, asked.gpu, f"{why}. Run it again")
 
 
@@ -204,8 +208,9 @@ def _too_good(one: _Tried) -> _Said:
         Grade.INCONCLUSIVE,
         "",
         "implausible",
-        f" is better than such a GPU can be ({amount(ceiling, one.measurement.unit)}), so the measurement is wrong, or"
-        " it is not the GPU it says it is. Run it again; if it stays, compare its name, clocks and the timer",
+        f", more than the maximum for this model ({amount(ceiling, one.measurement.unit)}), so the measurement is"
+        " wrong, or the GPU is not the model it reports. Run it again; if it persists, check its name, clocks and the"
+        " timer",
         Remedy.RETEST,
     )
 
@@ -215,8 +220,9 @@ def _nothing_to_hold_it_against(one: _Tried) -> _Said:
         Grade.INCONCLUSIVE,
         "",
         "no-yardstick",
-        ", and nothing to hold it against: no reference for this model and method, fewer than"
-        f" {peers.LEAST} equal GPUs here, no accepted run before. Give a reference file with what a good one shows",
+        ", and there is no value to compare it with: no reference for this model and method, fewer than"
+        f" {peers.LEAST} identical GPUs, no earlier accepted run. Provide a reference file with the values of a good"
+        " GPU",
         Remedy.CHECK_CONFIG,
     )
 
@@ -224,17 +230,17 @@ def _nothing_to_hold_it_against(one: _Tried) -> _Said:
 def _approval(layers: tuple[_Said, ...]) -> str:
     floor, among, before = (layer.grade is not None for layer in layers)
     if floor:
-        return ", as it should be"
+        return ", within the limits"
     if among:
-        return ", like its peers; there is no floor for it, so a loss common to all of them cannot be seen"
-    assert before, "a pass without a layer that spoke"
-    return ", as before; there is neither a floor nor peers, so whether it ever was good is not known"
+        return ", like its peers; there is no floor, so a loss common to all of them is not detected"
+    assert before, "a pass without any comparison"
+    return ", as in earlier runs; there is neither a floor nor peers, so whether earlier values were good is unknown"
 
 
 def _by_floor(one: _Tried, figure: Figure) -> _Said:
     limits, asked = one.limits, one.measurement
     if one.alien:
-        return _Said(None, f"floor: only known for the method {one.alien}, this is {asked.method}")
+        return _Said(None, f"floor: known only for method {one.alien}; measured with {asked.method}")
     bounds = [bound for bound in (limits.floor, limits.warn) if bound is not None]
     if not bounds:
         return _Said(None, "floor: none known for this model and method")
@@ -242,17 +248,17 @@ def _by_floor(one: _Tried, figure: Figure) -> _Said:
     verdict = grade(figure, lines)
     floor = bounds[0]
     side = "above" if asked.lower_is_better else "below"
-    where = f"floor {amount(floor, asked.unit)}, {_of_reference(one)}{limits.source or 'source not given'}"
+    where = f"floor {amount(floor, asked.unit)}, {_of_reference(one)}{limits.source or 'unknown source'}"
     if verdict is Grade.INCONCLUSIVE:
         return _noisy(figure, lines, "floor", where)
     if verdict is Grade.PASS:
         return _Said(verdict, f"floor: passed ({where})")
     under = limits.floor is not None and figure.good < _turned(limits.floor, asked)
     if under:
-        kept = "" if limits.may_fail else "; that figure is an estimate, which only warns"
+        kept = "" if limits.may_fail else "; the floor is an estimate, so it only warns"
         sentence = f", {_off(one.value, floor)} {side} the floor of {amount(floor, asked.unit)}{kept}"
         return _Said(verdict, f"floor: {side} it ({where})", "below-floor", sentence, _hint(verdict))
-    sentence = f", {side} the {amount(bounds[-1], asked.unit)} that a good one keeps, though not {side} the floor"
+    sentence = f", {side} the warning limit of {amount(bounds[-1], asked.unit)}, but not {side} the floor"
     return _Said(verdict, f"floor: near it ({where})", "near-floor", sentence, Remedy.WATCH)
 
 
@@ -271,9 +277,9 @@ def _of_reference(one: _Tried) -> str:
 
 def _by_peers(one: _Tried, standing: peers.Standing | None) -> _Said:
     if one.implausible:
-        return _Said(None, "peers: not compared, since it is too good to be true")
+        return _Said(None, "peers: not compared, since the value is implausible")
     if standing is None:
-        return _Said(None, f"peers: fewer than {peers.LEAST} equal GPUs were measured")
+        return _Said(None, f"peers: fewer than {peers.LEAST} identical GPUs were measured")
     figure, asked = one.figure, one.measurement
     assert figure is not None
     median = _turned(standing.median, asked)
@@ -282,10 +288,12 @@ def _by_peers(one: _Tried, standing: peers.Standing | None) -> _Said:
     common = f", which is {percent(median / reference)} of the reference" if reference else ""
     where = f"median of {standing.n} {amount(median, asked.unit)}{common}{z}"
     if standing.grade is Grade.INCONCLUSIVE:
-        return _Said(standing.grade, f"peers: too noisy to tell ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+        return _Said(standing.grade, f"peers: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST)
     if standing.grade is Grade.PASS:
         return _Said(standing.grade, f"peers: like them ({where})")
-    loss = f"{percent(standing.loss)} worse than the median of {standing.n} equal GPUs ({amount(median, asked.unit)})"
+    loss = (
+        f"{percent(standing.loss)} worse than the median of {standing.n} identical GPUs ({amount(median, asked.unit)})"
+    )
     return _Said(standing.grade, f"peers: slower ({where})", "slower-than-peers", f", {loss}", _hint(standing.grade))
 
 
@@ -296,17 +304,17 @@ def _by_history(one: _Tried, past: history.Comparison | None) -> _Said:
     assert figure is not None
     where = f"median of its last {past.n} accepted runs {amount(past.baseline, asked.unit)}"
     if past.grade is Grade.INCONCLUSIVE:
-        return _Said(past.grade, f"history: too noisy to tell ({where})", "noisy", _scatter(figure), Remedy.RETEST)
+        return _Said(past.grade, f"history: too noisy to judge ({where})", "noisy", _scatter(figure), Remedy.RETEST)
     if past.grade is Grade.PASS:
-        return _Said(past.grade, f"history: as before ({where})")
-    sentence = f", {percent(past.loss)} worse than before ({where})"
+        return _Said(past.grade, f"history: as in earlier runs ({where})")
+    sentence = f", {percent(past.loss)} worse than in earlier runs ({where})"
     return _Said(past.grade, f"history: slower ({where})", "slower-than-before", sentence, _hint(past.grade))
 
 
 def _noisy(figure: Figure, lines: Lines, layer: str, where: str) -> _Said:
     return _Said(
         Grade.INCONCLUSIVE,
-        f"{layer}: too noisy to tell ({where}; it may scatter by {percent(lines.margin / 4)})",
+        f"{layer}: too noisy to judge ({where}; allowed scatter: {percent(lines.margin / 4)})",
         "noisy",
         _scatter(figure),
         Remedy.RETEST,
@@ -315,8 +323,8 @@ def _noisy(figure: Figure, lines: Lines, layer: str, where: str) -> _Said:
 
 def _scatter(figure: Figure) -> str:
     return (
-        f", but its {len(figure.goods)} samples scatter by {percent(figure.noise or 0.0)}, too much to tell a good GPU"
-        " from a bad one. See that nothing else runs on the machine, and run it again"
+        f", but its {len(figure.goods)} samples scatter by {percent(figure.noise or 0.0)}, too much to distinguish a"
+        " good GPU from a bad one. Make sure that nothing else runs on the machine, and run it again"
     )
 
 

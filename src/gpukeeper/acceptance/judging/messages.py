@@ -27,120 +27,123 @@ class Lesson:
 
 TEACH: Mapping[str, Lesson] = {
     "ecc": Lesson(
-        "The GPU's memory gave data that could not be corrected (uncorrectable ECC error).",
-        "Take it out of use, reset it (nvidia-smi --gpu-reset -i INDEX, or reboot) and test again; twice: replace it.",
+        "The GPU's memory had an uncorrectable ECC error.",
+        "Take it out of service, reset it (nvidia-smi --gpu-reset -i INDEX, or reboot) and test again; if it happens"
+        " again, replace it.",
         Remedy.RESET_GPU,
         Grade.FAIL,
     ),
     "lost_gpu": Lesson(
-        "The GPU fell off the bus: the driver cannot reach it any more.",
-        "Reboot. If it happens again: reseat the board, check its power cables and cooling, then replace it. The kernel"
-        " log (dmesg | grep Xid) says more.",
+        "The GPU fell off the bus: the driver can no longer reach it.",
+        "Reboot. If it happens again, reseat the board, check its power cables and cooling, then replace it. For"
+        " details see the kernel log (dmesg | grep Xid).",
         Remedy.REBOOT,
         Grade.FAIL,
     ),
     "kernel_fault": Lesson(
-        "A calculation of ours was stopped by the GPU (illegal address or instruction, or an unspecified failure).",
-        "Run it again: these calculations are known to be right, so the same GPU twice is a broken GPU. Look for Xid 13"
-        " or 31 in the kernel log.",
+        "The GPU aborted a kernel of the probe (illegal address or instruction, or an unspecified failure).",
+        "Run it again: these kernels are known to be correct, so if the same GPU fails twice, it is faulty. Check the"
+        " kernel log for Xid 13 or 31.",
         Remedy.RETEST,
     ),
     "out_of_memory": Lesson(
         "The GPU had too little free memory for this check.",
-        "See who uses it: nvidia-smi, or gpukeeper observe. Stop that work, or ask for less (--set CHECK.share=0.2).",
+        "To find the process: nvidia-smi, or gpukeeper observe. Stop it, or test less memory (--set CHECK.share=0.2).",
         Remedy.RETEST,
     ),
     "busy_gpu": Lesson(
-        "Another process has the GPU, or its compute mode lets in only one process.",
-        "See who: nvidia-smi, or gpukeeper observe. Stop that work; if nobody is there, allow sharing again with"
-        " nvidia-smi -c DEFAULT (as root).",
+        "Another process uses the GPU, or its compute mode allows only one process.",
+        "To find the process: nvidia-smi, or gpukeeper observe. Stop it; if there is none, allow several processes"
+        " with nvidia-smi -c DEFAULT (as root).",
         Remedy.RETEST,
     ),
     "driver_too_old": Lesson(
-        "The NVIDIA driver is older than what this torch was built for.",
-        "Update the driver of the machine, or use a torch built for an older CUDA: nvidia-smi shows the newest CUDA"
-        " that the driver can do, python -c 'import torch; print(torch.version.cuda)' the one that torch wants.",
+        "The NVIDIA driver is too old for this PyTorch build.",
+        "Update the driver, or use a PyTorch built for an older CUDA: nvidia-smi shows the newest CUDA version that"
+        " the driver supports, python -c 'import torch; print(torch.version.cuda)' the one that PyTorch needs.",
         Remedy.CHECK_CONFIG,
     ),
     "driver_mismatch": Lesson(
-        "The driver in the kernel and the driver's library are of different versions.",
-        "A driver update waits for a reboot, or the image brings its own libcuda: reboot, or remove that library.",
+        "The kernel driver and the driver library have different versions.",
+        "A driver update needs a reboot, or the image contains its own libcuda: reboot, or remove that library.",
         Remedy.REBOOT,
     ),
     "fabric": Lesson(
-        "The NVLink switches are not set up, so CUDA does not start.",
+        "The NVLink switches are not initialized, so CUDA does not start.",
         "Start the fabric manager of exactly the driver's version: systemctl start nvidia-fabricmanager; in a virtual"
-        " machine that is the host's duty.",
+        " machine this must be done on the host.",
         Remedy.CHECK_CONFIG,
     ),
     "cuda_mismatch": Lesson(
-        "This torch cannot use this GPU: it was built without CUDA, for another CUDA, or without code for this model.",
-        "Use a torch built for CUDA and for this GPU (pip install 'gpukeeper[accept]'), or name another interpreter"
-        " with --python. A LD_LIBRARY_PATH with another CUDA's libraries has the same effect: unset it.",
+        "This PyTorch cannot use this GPU: it was built without CUDA, for another CUDA version, or without code for"
+        " this model.",
+        "Use a PyTorch built for CUDA and for this GPU (pip install 'gpukeeper[accept]'), or select another"
+        " interpreter with --python. LD_LIBRARY_PATH with libraries of another CUDA version has the same effect:"
+        " unset it.",
         Remedy.CHECK_CONFIG,
     ),
     "no_torch": Lesson(
-        "There is no torch in this Python.",
-        "Install it with pip install 'gpukeeper[accept]', or name an interpreter that has it with --python.",
+        "PyTorch is not installed in this Python.",
+        "Install it with pip install 'gpukeeper[accept]', or select an interpreter that has it with --python.",
         Remedy.CHECK_CONFIG,
     ),
     "no_gpu": Lesson(
-        "No GPU can be seen from here.",
-        "In a container: start it with --gpus all (Docker), or ask for nvidia.com/gpu (Kubernetes), and see that the"
-        " NVIDIA container toolkit is installed. On a machine: see that nvidia-smi lists the GPU, and that"
+        "No GPU is visible from here.",
+        "In a container: start it with --gpus all (Docker), or request nvidia.com/gpu (Kubernetes), and check that"
+        " the NVIDIA container toolkit is installed. On a machine: check that nvidia-smi lists the GPU, and that"
         " CUDA_VISIBLE_DEVICES is not empty.",
         Remedy.CHECK_CONFIG,
     ),
     "port_taken": Lesson(
-        "The port on which the ranks meet is taken by another program (29500 unless MASTER_PORT says otherwise).",
-        "End the other run, or choose another port: MASTER_PORT=29501. See who has it with: ss -ltnp | grep 29500",
+        "The rendezvous port of the ranks is in use by another program (29500 unless MASTER_PORT is set).",
+        "Stop the other run, or choose another port: MASTER_PORT=29501. To find the process: ss -ltnp | grep 29500",
         Remedy.CHECK_CONFIG,
     ),
     "dns": Lesson(
-        "The name of the machine where the ranks meet (MASTER_ADDR) cannot be resolved.",
-        "Try getent hosts NAME on every node. In Kubernetes the headless Service must publish addresses that are not"
-        " ready yet (publishNotReadyAddresses: true); else give MASTER_ADDR as an address.",
+        "The name of the rendezvous host (MASTER_ADDR) cannot be resolved.",
+        "Run getent hosts NAME on every node. In Kubernetes the headless Service must publish addresses that are not"
+        " ready yet (publishNotReadyAddresses: true); otherwise set MASTER_ADDR to an IP address.",
         Remedy.CHECK_CONFIG,
     ),
     "rendezvous": Lesson(
-        "The ranks did not find each other where they meet: MASTER_ADDR, port 29500 (or MASTER_PORT).",
-        "See that every node runs the same command with the same number of nodes, that the first one is up, and that"
-        " the port is open between them: nc -vz MASTER_ADDR 29500. This says nothing about the GPUs.",
+        "The ranks could not connect to each other at MASTER_ADDR, port 29500 (or MASTER_PORT).",
+        "Check that every node runs the same command with the same number of nodes, that the first one is up, and"
+        " that the port is open between them: nc -vz MASTER_ADDR 29500. This is not a finding about the GPUs.",
         Remedy.CHECK_CONFIG,
     ),
     "nccl": Lesson(
         "NCCL could not connect the GPUs.",
-        "The report keeps NCCL's own log. Usual causes: /dev/shm is too small (--ipc=host or --shm-size), memlock is"
-        " limited (--ulimit memlock=-1), the wrong network (NCCL_SOCKET_IFNAME), P2P blocked by ACS (try"
-        " NCCL_P2P_DISABLE=1 to see).",
+        "The report contains NCCL's log. Common causes: /dev/shm is too small (--ipc=host or --shm-size), memlock is"
+        " limited (--ulimit memlock=-1), the wrong network (NCCL_SOCKET_IFNAME), P2P blocked by ACS (test with"
+        " NCCL_P2P_DISABLE=1).",
         Remedy.CHECK_CONFIG,
     ),
     "no_data": Lesson(
-        "The data set is not there, so nothing was trained; made-up data was not used instead.",
-        "Put it where the message says, name its folder (--set throughput.data_dir=DIR), or ask for made-up data"
+        "The data set was not found, so nothing was trained; synthetic data was not used instead.",
+        "Copy it to the path in the message, set its directory (--set throughput.data_dir=DIR), or use synthetic data"
         " (--set throughput.data=synthetic).",
         Remedy.CHECK_CONFIG,
     ),
     "bad_setting": Lesson(
-        "The check was asked for something that cannot work.",
-        "Correct the setting that the message names; gpukeeper check show CHECK lists them.",
+        "A parameter of the check is not valid.",
+        "Fix the parameter named below; gpukeeper check show CHECK lists all parameters.",
         Remedy.CHECK_CONFIG,
     ),
     "timeout": Lesson(
-        "The check did not come to an end in its time and was stopped.",
-        "Run it again alone (--check NAME). If it hangs again while others pass, look at the kernel log for Xids, and"
-        " with several GPUs at the rank that arrived last.",
+        "The check exceeded its timeout and was stopped.",
+        "Run it again alone (--check NAME). If it hangs again while others pass, check the kernel log for Xids, and"
+        " with several GPUs the rank that arrived last.",
         Remedy.RETEST,
     ),
     "crashed": Lesson(
-        "The program that measures ended without an answer.",
-        "Run it again. Killed (signal 9): the machine or the container had too little memory. Otherwise the kernel log"
-        " and the last words below say more.",
+        "The probe crashed without a result.",
+        "Run it again. If it was killed (signal 9), the machine or the container had too little memory. Otherwise see"
+        " the kernel log and the last output below.",
         Remedy.RETEST,
     ),
     "failed": Lesson(
-        "The program that measures met an error.",
-        "Read its words below; if they name nothing of yours, report it as a bug with the report's JSON.",
+        "The probe failed with an error.",
+        "See its output below; if the cause is not on your side, report a bug with the report's JSON.",
         Remedy.RETEST,
     ),
 }
@@ -247,4 +250,4 @@ def _by_signal(exit_code: int) -> bool:
 def _quote(words: str) -> str:
     """The last line: with torch and Python that is the error, what comes before says where."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return f' It said: "{lines[-1][:LONGEST_QUOTE]}"' if lines else ""
+    return f' Output: "{lines[-1][:LONGEST_QUOTE]}"' if lines else ""

@@ -28,20 +28,20 @@ def read(check: str, trial: Trial, setting: Setting, reader: Reader) -> tuple[Fi
     answers = results(trial)
     found = broken(check, trial, setting)
     if found or not answers:
-        return found or (judge.missing(check, "", None, "no rank gave an answer"),)
+        return found or (judge.missing(check, "", None, "no rank returned a result"),)
     if wrong := _other_world(answers, len(setting.gpus)):
         return (judge.missing(check, "", None, wrong),)
     try:
         return tuple(reader(answers, setting))
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-        why = f"the probe's answer cannot be read ({type(error).__name__}: {error})"
+        why = f"the probe's result could not be read ({type(error).__name__}: {error})"
         return (judge.missing(check, "", None, why),)
 
 
 def _other_world(answers: Mapping[int, Values], gpus: int) -> str:
     """Ranks that met in smaller groups tested each group, not the machine."""
     told = ((rank, answer.get("world", answer.get("world_size", gpus))) for rank, answer in answers.items())
-    other = (f"rank {rank} says that {world} ranks ran, not {gpus}" for rank, world in told if world != gpus)
+    other = (f"rank {rank} reported {world} ranks instead of {gpus}" for rank, world in told if world != gpus)
     return next(other, "")
 
 
@@ -80,7 +80,7 @@ def broken(check: str, trial: Trial, setting: Setting) -> tuple[Finding, ...]:
         by_kind[answer.kind].append(rank)
     found = [_of_cause(check, ranks, causes[ranks[0]], setting) for ranks in by_kind.values()]
     if missing and not told:
-        why = f"{named(missing, setting)} gave no answer"
+        why = f"{named(missing, setting)} returned no result"
         found.append(judge.missing(check, "", uuid(missing[0], setting) if len(missing) == 1 else None, why))
     return tuple(found)
 
@@ -107,8 +107,8 @@ def _noted(finding: Finding) -> Finding:
         finding,
         verdict=Grade.SKIPPED,
         code=judge.code_of(finding.check, "noted"),
-        message=f"{what}: {judge.amount(finding.value or 0.0, finding.unit)}. Nothing is known to hold it against yet,"
-        " so it is not judged; later runs are held against it.",
+        message=f"{what}: {judge.amount(finding.value or 0.0, finding.unit)}. Reported, not judged: no reference"
+        " value yet. Later runs are compared with it.",
         action=Remedy.NONE,
     )
 

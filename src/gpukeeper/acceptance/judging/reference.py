@@ -59,7 +59,7 @@ def _is_about(row: Row, name: str, check: str, metric: str) -> bool:
 def _wrong(row: Row) -> list[str]:
     figures = {"floor": row.floor, "warn": row.warn, "reference": row.reference, "ceiling": row.ceiling}
     found = [
-        f"{name} is {value}, which is no figure"
+        f"{name} is {value}, which is not a number"
         for name, value in figures.items()
         if value is not None and not value > 0
     ]
@@ -73,15 +73,15 @@ def _wrong_words(row: Row) -> list[str]:
     try:
         re.compile(row.gpu)
     except (re.error, OverflowError, RecursionError) as error:
-        found.append(f"gpu {row.gpu!r} is no regular expression: {error}")
+        found.append(f"gpu {row.gpu!r} is not a valid regular expression: {error}")
     if row.unit not in UNITS:
-        found.append(f"unit {row.unit!r} is not known; one of {', '.join(sorted(UNITS))}")
+        found.append(f"unit {row.unit!r} is unknown; valid values: {', '.join(sorted(UNITS))}")
     if not row.source.strip():
-        found.append("it has no source; say where the figures come from")
+        found.append("it has no source; state where the values come from")
     if all(value is None for value in (row.floor, row.warn, row.reference, row.ceiling)):
-        found.append("it has no figure at all")
+        found.append("it has no value")
     if row.may_fail and row.floor is not None and row.origin not in MAY_FAIL and not row.superseded:
-        found.append(f"a figure of origin {row.origin} may only warn: set may_fail to false")
+        found.append(f"a value of origin {row.origin} may only warn: set may_fail to false")
     return found
 
 
@@ -91,7 +91,7 @@ def _wrong_order(row: Row) -> list[str]:
     known = [(name, value) for name in names if (value := getattr(row, name)) is not None]
     turn = -1 if row.lower_is_better else 1
     return [
-        f"{worse} {low:g} is better than {better} {high:g}; units or digits are mixed up"
+        f"{worse} {low:g} is better than {better} {high:g}; check units and digits"
         for (worse, low), (better, high) in pairwise(known)
         if turn * low > turn * high
     ]
@@ -103,13 +103,13 @@ def _wrong_reach(row: Row) -> list[str]:
         return []
     if row.ceiling is None:
         return [
-            "a floor without a ceiling cannot be checked; give the ceiling, or a waiver that says why there is none"
+            "a floor without a ceiling cannot be checked; set the ceiling, or a waiver that explains why there is none"
         ]
     if row.floor < LEAST_OF_CEILING * row.ceiling:
         share = 100 * row.floor / row.ceiling
         return [
-            f"floor {row.floor:g} is {share:.2g} % of the ceiling {row.ceiling:g} and finds nothing;"
-            " correct it, or write a waiver"
+            f"floor {row.floor:g} is {share:.2g} % of the ceiling {row.ceiling:g} and detects nothing; fix it, or"
+            " write a waiver"
         ]
     return []
 
@@ -123,7 +123,7 @@ def _ambiguous(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
             if not _is_about(row, name, row.check, row.metric):
                 continue
             if about in seen:
-                found.append(f"{_place(row)}: another row is about {name}, too; one name, one row")
+                found.append(f"{_place(row)}: duplicate of another row for {name}; keep one row")
             seen.add(about)
     return found
 

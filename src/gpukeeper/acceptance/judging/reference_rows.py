@@ -241,7 +241,7 @@ def gemm(model: Model, dtype: str, metric: str = "", method: str = NORMAL) -> Ro
         unit="TFLOP/s",
         method=method,
         ceiling=model.boost * peak,
-        source="vendor peak; nobody measured it by this method",
+        source="vendor peak; not measured with this method",
         origin=Origin.ESTIMATE,
         may_fail=False,
     )
@@ -257,9 +257,9 @@ def gemm(model: Model, dtype: str, metric: str = "", method: str = NORMAL) -> Ro
             may_fail=True,
         )
     if usual is not None:
-        why = "one source, so the floor follows its figure and not the peak"
+        why = "one source, so the floor is derived from its value and not from the peak"
         return replace(bare, floor=OTHERS * usual, warn=OTHERS_WARN * usual, reference=usual, source=who, waiver=why)
-    return replace(bare, floor=SANITY * peak, waiver="a sanity floor until somebody has measured this model")
+    return replace(bare, floor=SANITY * peak, waiver="a sanity floor until this model is measured")
 
 
 def memory(model: Model, check: str, metric: str) -> Row:
@@ -363,7 +363,7 @@ def some(gpu: str, wire: float) -> Row:
         method="busbw/nccl/n*/default/plateau",
         floor=SOME * wire,
         ceiling=2 * wire,
-        source=f"{SOME} of the wire of {wire:g} GB/s; nobody measured that many GPUs",
+        source=f"{SOME} of the wire of {wire:g} GB/s; not measured with that many GPUs",
         origin=Origin.ESTIMATE,
         may_fail=False,
         waiver="an estimate that only warns; NVLink bridges and switches may double the wire",
@@ -378,10 +378,10 @@ def over_fabric(fabric: str, **other: object) -> Row:
         metric="all_reduce",
         unit="GB/s",
         method=f"busbw/nccl/*/{fabric}/plateau",
-        source="the old kit's line",
+        source="limit of the legacy kit",
         origin=Origin.LEGACY,
         may_fail=False,
-        waiver="nobody measured it by our method, so there is no ceiling",
+        waiver="not measured with this method, so there is no ceiling",
     )
     return replace(bare, **other)
 
@@ -394,7 +394,7 @@ def latency(gpu: str, way: str, most_us: float) -> Row:
         unit="us",
         method=f"latency/nccl/*/{way}/*",
         warn=most_us,
-        source="the old kit's line",
+        source="limit of the legacy kit",
         origin=Origin.LEGACY,
         may_fail=False,
         lower_is_better=True,
@@ -411,7 +411,7 @@ def scaling(count: int, share: float) -> Row:
         method=f"*/n{count}",
         floor=share,
         ceiling=1.05,
-        source="the old kit's line",
+        source="limit of the legacy kit",
         origin=Origin.LEGACY,
         may_fail=False,
     )
@@ -447,13 +447,13 @@ _TOGETHER = (
         700,
         floor=350,
         warn=400,
-        source="ml-engineering and AzNHC; fails below the old kit's 350, warns below its 400",
+        source="ml-engineering and AzNHC; fails below 350, warns below 400, the limits of the legacy kit",
         may_fail=True,
     ),
     busbw(HOPPER_SXM, "all_reduce", 4, 363, 540),
     busbw(HOPPER_SXM, "all_gather", 8, 361, 459),
     busbw(HOPPER_SXM, "reduce_scatter", 8, 363, 459),
-    busbw(A100_SXM, "all_reduce", 8, 235, 306, warn=228, source="Microsoft's baseline; AzNHC asks for 228"),
+    busbw(A100_SXM, "all_reduce", 8, 235, 306, warn=228, source="Microsoft's baseline; AzNHC requires 228"),
     busbw(
         A100_SXM,
         "all_reduce",
@@ -462,21 +462,21 @@ _TOGETHER = (
         340,
         floor=None,
         warn=280,
-        source="the old kit's 280 to 330",
+        source="280 to 330 in the legacy kit",
         origin=Origin.LEGACY,
-        superseded="others measure 235 on such machines; 280 would warn about every healthy one",
+        superseded="other sources measured 235 on such machines; 280 would warn about every healthy one",
     ),
     busbw(B200, "all_reduce", 8, 842, 1400),
     some(A100_SXM, 300),
     some(HOPPER_SXM, 450),
     some(B200, 900),
     *(some(model.name, model.link) for model in MODELS if not _switched(model)),
-    over_fabric("ib-hdr", floor=150, reference=165, source="the old kit's 150; NVSentinel measured 164 to 169"),
+    over_fabric("ib-hdr", floor=150, reference=165, source="150 in the legacy kit; NVSentinel measured 164 to 169"),
     over_fabric(
         "ib-hdr",
         reference=200,
-        source="the old kit's claim",
-        superseded="two machines with one HDR port for each GPU show 165",
+        source="claimed by the legacy kit",
+        superseded="two machines with one HDR port for each GPU reach 165",
     ),
     over_fabric("ib-ndr400", floor=OTHERS * 386, reference=386, source="CoreWeave, 8 machines of 8 H100"),
     over_fabric("ethernet-100g", floor=10),

@@ -37,15 +37,15 @@ def power_limited(gpu: Gpu, look: Health) -> str:
     if limit is None or usual is None or limit >= usual - 0.5:
         return ""
     return (
-        f"Its power limit is set to {limit:.0f} W, the default is {usual:.0f} W. Undo it with:"
-        f" nvidia-smi -i {gpu.index} -pl {usual:.0f}; then test again"
+        f"Its power limit is set to {limit:.0f} W, the default is {usual:.0f} W. To reset it: nvidia-smi -i"
+        f" {gpu.index} -pl {usual:.0f}; then test again"
     )
 
 
 def clocks_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str:
     undo = f"nvidia-smi -i {gpu.index} -rgc (application clocks: nvidia-smi -i {gpu.index} -rac)"
     if any((one.reasons or 0) & FIXED_CLOCKS for one in loaded):
-        return f"Its clocks are fixed by a setting. Undo it with: {undo}; then test again"
+        return f"Its clocks are locked by a setting. To reset it: {undo}; then test again"
     most, limit = number(look.states.get("sm_mhz_max")), number(look.states.get("power_limit_w"))
     clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
     watts = [one.power_w for one in loaded if one.power_w is not None]
@@ -56,8 +56,8 @@ def clocks_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str:
     if not flat or max(watts) > POWER_TO_SPARE * limit:
         return ""
     return (
-        f"Its clock stays at {max(clocks):.0f} MHz of {most:.0f} MHz with power to spare, as if a setting locked it."
-        f" Undo it with: {undo}; then test again"
+        f"Its clock stays at {max(clocks):.0f} MHz of {most:.0f} MHz below its power limit, as if locked by a"
+        f" setting. To reset it: {undo}; then test again"
     )
 
 
@@ -67,8 +67,8 @@ def memory_clock_fixed(gpu: Gpu, look: Health, loaded: Sequence[Reading]) -> str
     if most is None or not seen or max(seen) >= 0.98 * most:
         return ""
     return (
-        f"Its memory runs at {max(seen):.0f} MHz of {most:.0f} MHz under load, as if a setting locked it. Undo it with:"
-        f" nvidia-smi -i {gpu.index} -rmc (application clocks: nvidia-smi -i {gpu.index} -rac); then test again"
+        f"Its memory runs at {max(seen):.0f} MHz of {most:.0f} MHz under load, as if locked by a setting. To reset"
+        f" it: nvidia-smi -i {gpu.index} -rmc (application clocks: nvidia-smi -i {gpu.index} -rac); then test again"
     )
 
 

@@ -72,7 +72,7 @@ def _agreed(tries: Sequence[Finding | None]) -> Finding:
         return certain[0]
     fails = [one for one in seen if one.verdict is Grade.FAIL]
     if len(fails) >= LEAST_TO_FAIL:
-        message = f"{fails[0].message} Seen again: {len(fails)} of {len(tries)} tries."
+        message = f"{fails[0].message} Confirmed: {len(fails)} of {len(tries)} attempts."
         return msgspec.structs.replace(fails[0], message=message, evidence=_with_attempts(fails[0], seen))
     if tries[0] is not None and _is_noisy(tries[0]):
         return tries[0] if fails else seen[-1]
@@ -88,7 +88,7 @@ def _not_confirmed(once: Finding, seen: Sequence[Finding], tries: int) -> Findin
         once,
         verdict=Grade.WARN,
         code=f"{once.code}-not-confirmed",
-        message=f"{once.message} It was not confirmed: {tries - 1} of {tries} tries did not show it.",
+        message=f"{once.message} Not confirmed: {tries - 1} of {tries} attempts did not show it.",
         action=Remedy.RETEST,
         confirm=False,
         evidence=_with_attempts(once, seen),
@@ -136,9 +136,9 @@ def of_run(
     reason = _reason(verdict, findings)
     if wish.device in NO_GPU and not (self_test and wish.device == "simulated"):
         where = NO_GPU[wish.device]
-        return Grade.INCONCLUSIVE, f"{where}, so no GPU was tested. The checks themselves: {verdict}. {reason}"
+        return Grade.INCONCLUSIVE, f"{where}, so no GPU was tested. Result of the checks: {verdict}. {reason}"
     if interrupted:
-        return worst((verdict, Grade.INCONCLUSIVE)), f"The run was interrupted; what was seen until then: {reason}"
+        return worst((verdict, Grade.INCONCLUSIVE)), f"The run was interrupted; result until then: {reason}"
     if verdict not in (Grade.PASS, Grade.WARN):
         return verdict, reason
     if untested := _untested(wish, gpus, findings):
@@ -149,7 +149,7 @@ def of_run(
 def _untested(wish: Wish, gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
     """Of checks asked for by name some speak of the machine alone; that a probe ran at all is still demanded."""
     if wish.only:
-        return "" if any(one.samples for one in findings) else "No GPU was measured by what was asked for (--check)."
+        return "" if any(one.samples for one in findings) else "None of the selected checks (--check) measured a GPU."
     names = [f"GPU {gpu.index}" for gpu in gpus if not any(one.gpu == gpu.uuid and one.samples for one in findings)]
     return f"Nothing was measured on {', '.join(names)}." if names else ""
 
@@ -159,10 +159,10 @@ def _narrowed(wish: Wish, gpus: Sequence[Gpu]) -> str:
     only = [name for name in wish.only if name not in ALWAYS]
     settings = [f"{check}.{name}={value}" for check, params in wish.params.items() for name, value in params.items()]
     words = {
-        f"Only {', '.join(only)} ran beside {' and '.join(ALWAYS)}, as asked for.": only,
-        f"Without {', '.join(wish.skip)}, as asked for.": wish.skip,
-        f"Only GPU {', '.join(str(gpu.index) for gpu in gpus)} of this machine, as asked for.": wish.gpus,
-        f"With settings of your own (--set {' '.join(settings)}).": settings,
+        f"Only {', '.join(only)} ran besides {' and '.join(ALWAYS)}, as requested.": only,
+        f"Without {', '.join(wish.skip)}, as requested.": wish.skip,
+        f"Only GPU {', '.join(str(gpu.index) for gpu in gpus)} of this machine, as requested.": wish.gpus,
+        f"With overridden parameters (--set {' '.join(settings)}).": settings,
     }
     return "".join(f"{sentence} " for sentence, given in words.items() if given)
 
@@ -173,7 +173,7 @@ def _reason(verdict: Grade, findings: Sequence[Finding]) -> str:
     if not judged:
         return "Nothing was tested."
     if verdict is Grade.PASS:
-        return f"All {len(judged)} findings are good."
+        return f"All {len(judged)} findings passed."
     of_worst = [one for one in judged if one.verdict is verdict]
     more = f" ({len(of_worst) - 1} more like it)" if len(of_worst) > 1 else ""
     return f"{of_worst[0].message}{more}"

@@ -30,20 +30,20 @@ _BROKEN = _of(
     Grade.FAIL,
     Remedy.REPLACE_GPU,
     {
-        48: "a memory error that could not be corrected",
+        48: "an uncorrected memory error",
         64: "a bad memory row could not be replaced",
         79: "it fell off the bus",
-        95: "a memory error that was not contained, so other work may be corrupted",
-        140: "a memory error that could not be recovered from",
+        95: "an uncontained memory error, so other workloads may be corrupted",
+        140: "an unrecoverable memory error",
         143: "its initialization failed",
-        157: "a part that is bad could not be retired, since there are no spares",
+        157: "a faulty unit could not be retired, since there are no spares",
         158: "a fatal timeout",
         167: "a fatal PCIe timeout",
-        168: "less memory than it should have",
+        168: "less memory than expected",
         169: "its security micro-controller halted",
         171: "an uncorrectable memory error in DRAM (detail of Xid 48)",
         172: "an uncorrectable memory error in SRAM (detail of Xid 48)",
-        173: "a fault that is listed as fatal",
+        173: "a fatal error",
     },
 )
 _CABLES = _of(Grade.FAIL, Remedy.RESEAT_OR_CABLE, {54: "auxiliary power is not connected", 74: "an NVLink error"})
@@ -55,11 +55,11 @@ _RESETS = _of(
         62: "its power micro-controller halted",
         109: "a context switch timed out",
         110: "a security fault",
-        119: "its firmware (GSP) did not answer in time",
+        119: "timeout of its firmware (GSP)",
         120: "an error of its firmware (GSP)",
         136: "NVLink training failed",
         155: "an NVLink went down",
-        156: "a part of it is to be retired, which takes a reset",
+        156: "a unit is to be retired, which needs a reset",
     },
 )
 _REBOOTS = _of(Grade.FAIL, Remedy.REBOOT, {151: "key rotation failed; restart the virtual machine"})
@@ -69,12 +69,12 @@ _FOLLOW = _of(
     {
         63: "a bad memory row is replaced at the next reset",
         92: "many memory errors were corrected",
-        94: "a memory error was contained: only the work it hit was ended",
+        94: "a contained memory error: only the affected process was ended",
         121: "an error between its chips was corrected",
         160: "a memory channel was retired",
         161: "a memory channel could not be retired",
-        162: "power smoothing is on again",
-        163: "power smoothing is off",
+        162: "power smoothing was enabled",
+        163: "power smoothing was disabled",
         164: "power smoothing wears out",
         165: "power smoothing is worn out",
     },
@@ -84,13 +84,13 @@ PROGRAMS = frozenset({13, 31, 32, 43, 45, 68, 69, 137})
 _PROGRAM = _of(
     Grade.WARN,
     Remedy.RETEST,
-    dict.fromkeys(PROGRAMS, "usually a program's fault; on the same GPU again it is the GPU's"),
+    dict.fromkeys(PROGRAMS, "usually caused by a program; if it recurs on the same GPU, by the GPU"),
 )
 NVLINK5 = range(144, 151)  # "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 …": the words say how bad it is
 ADVICE = 154  # no fault of its own: it says what the driver wants to be done
 
 MEANINGS: Mapping[int, Meaning] = {**_BROKEN, **_CABLES, **_RESETS, **_REBOOTS, **_FOLLOW, **_PROGRAM}
-_UNLISTED = Meaning(Grade.WARN, "an error that is not in the list of known ones", Remedy.CONTACT_VENDOR)
+_UNLISTED = Meaning(Grade.WARN, "an unknown error", Remedy.CONTACT_VENDOR)
 # It says: GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required).
 _ACTION = re.compile(r"recovery action changed from .* to 0x([0-9a-f]+)", re.IGNORECASE)
 
@@ -108,9 +108,9 @@ def _advised(words: str) -> Meaning:
     """It repeats what the driver advises. Back to none is good news."""
     found = _ACTION.search(words)
     if not found:
-        return Meaning(Grade.WARN, "the driver advises something about this GPU", Remedy.CONTACT_VENDOR)
+        return Meaning(Grade.WARN, "the driver recommends an action for this GPU", Remedy.CONTACT_VENDOR)
     action = int(found[1], 16)
     if action == 0:
-        return Meaning(Grade.PASS, "the driver does not advise anything any more", Remedy.NONE)
+        return Meaning(Grade.PASS, "the driver no longer recommends an action", Remedy.NONE)
     remedy = {1: Remedy.RESET_GPU, 4: Remedy.RESET_GPU, 6: Remedy.RESET_GPU}.get(action, Remedy.REBOOT)
-    return Meaning(Grade.FAIL, "the driver advises to reset or reboot", remedy)
+    return Meaning(Grade.FAIL, "the driver recommends a reset or reboot", remedy)

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         from gpukeeper.acceptance.probes import ranks
 
         return int(ranks.main(rest) or 0)
-    sys.stderr.write(f"{what!r} is neither worker nor ranks. gpukeeper accept starts this program; people need not.\n")
+    sys.stderr.write(f"{what!r} is not valid; expected worker or ranks. This program is started by gpukeeper accept.\n")
     return 2
 
 

@@ -44,7 +44,7 @@ def run(device: Any, group: Group, params: dict[str, Any]) -> dict[str, Any]:
     ops = [str(one) for one in params.get("ops") or OPS]
     unknown = [op for op in ops if op not in OPS]
     if unknown:
-        raise BadSetting(f"There is no collective {unknown[0]!r}; there are {', '.join(OPS)}.")
+        raise BadSetting(f"Unknown collective {unknown[0]!r}; valid values: {', '.join(OPS)}.")
     bench = _Bench(device, group, dtype, params, max(sizes))
     with device.working():
         results = [bench.measure(op, size) for size in sizes for op in ops]
@@ -79,7 +79,7 @@ def bus_factor(op: str, world: int) -> float:
 
 def _width(dtype: str) -> int:
     if dtype not in EXACT:
-        raise BadSetting(f"There is no dtype {dtype!r} for collectives; there are {', '.join(EXACT)}.")
+        raise BadSetting(f"Unknown dtype {dtype!r} for collectives; valid values: {', '.join(EXACT)}.")
     return {"64": 8, "32": 4, "16": 2}[dtype[-2:]]
 
 
@@ -169,7 +169,7 @@ class Patterns:
 
         span = min(EXACT[dtype] // world, _LARGEST)
         if span < 1:
-            raise BadSetting(f"{dtype} cannot hold the sum of {world} ranks exactly; ask for fp32.")
+            raise BadSetting(f"{dtype} cannot hold the sum of {world} ranks exactly; use fp32.")
         self._dtype = dtypes()[dtype]
         source = torch.Generator().manual_seed(_SEED)
         shape = (world, _PERIOD)

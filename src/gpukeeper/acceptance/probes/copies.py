@@ -62,7 +62,7 @@ def run(device: Device, params: dict[str, Any]) -> dict[str, Any]:
 
 def _host(device: Device, size: int) -> tuple[Any, bool | str]:
     if not device.cuda:
-        return torch.empty(size // 8, dtype=torch.int64), "there is no GPU to pin memory for"
+        return torch.empty(size // 8, dtype=torch.int64), "no GPU to pin memory for"
     try:
         return torch.empty(size // 8, dtype=torch.int64, pin_memory=True), True
     except RuntimeError as error:

@@ -40,26 +40,26 @@ class Images:
     def __post_init__(self) -> None:
         size = self.channels * self.height * self.width
         if not self.labels or len(self.pixels) != len(self.labels) * size:
-            raise ValueError(f"{len(self.pixels)} bytes of pixels do not make {len(self.labels)} images of {size}")
+            raise ValueError(f"{len(self.pixels)} bytes of pixels do not match {len(self.labels)} images of {size}")
 
 
 def load(name: str, folder: str | None, *, part: int = 0, parts: int = 1) -> Images:
     """Every `parts`-th image from `part` on: what one rank trains with. All of a small set, 5,000 of ImageNet."""
     if name not in _SETS:
-        raise BadSetting(f"There is no data set {name!r}; there are {', '.join((SYNTHETIC, *_SETS))}.")
+        raise BadSetting(f"Unknown data set {name!r}; valid values: {', '.join((SYNTHETIC, *_SETS))}.")
     found = _SETS[name]
     if not folder:
-        raise DataMissing(f"The data set {name} is not given: no data_dir. Expected in it: {found.layout}.")
+        raise DataMissing(f"The data set {name} needs data_dir. Expected in it: {found.layout}.")
     places = [place for way in found.ways for place in (Path(folder), Path(folder) / name) if way.fits(place)]
     if not places:
         tried = ", ".join(sorted({str(Path(folder) / one.there) for one in found.ways}))
-        raise DataMissing(f"The data set {name} is not in {folder}: there is no {tried}. Expected: {found.layout}.")
+        raise DataMissing(f"The data set {name} is not in {folder}: {tried} not found. Expected: {found.layout}.")
     way = next(one for one in found.ways if one.fits(places[0]))
     try:
         return way.read(places[0], part, parts)
     except (OSError, EOFError, ValueError, KeyError, struct.error, pickle.UnpicklingError) as error:
         raise DataMissing(
-            f"The data set {name} is not readable in {places[0]}: {error}. Copy it again. Expected: {found.layout}."
+            f"The data set {name} could not be read in {places[0]}: {error}. Copy it again. Expected: {found.layout}."
         ) from error
 
 
@@ -88,7 +88,7 @@ def _fashion(inner: str) -> Callable[[Path, int, int], Images]:
         shape, pixels = _idx(folder / inner / "train-images-idx3-ubyte")
         (count,), labels = _idx(folder / inner / "train-labels-idx1-ubyte")
         if len(shape) != 3 or shape[0] != count:
-            raise ValueError(f"{shape} images and {count} labels do not belong together")
+            raise ValueError(f"{shape} images do not match {count} labels")
         size = shape[1] * shape[2]
         chosen = range(part, count, parts)
         return Images(_joined(pixels, chosen, size), [labels[i] for i in chosen], 1, shape[1], shape[2])
@@ -101,7 +101,7 @@ def _idx(path: Path) -> tuple[tuple[int, ...], bytes]:
     with _opened(path) as file:
         zero, kind, dimensions = struct.unpack(">HBB", file.read(4))
         if zero or kind != 8 or not 0 < dimensions < 4:
-            raise ValueError(f"{path.name} is no idx file of bytes")
+            raise ValueError(f"{path.name} is not an idx file of bytes")
         shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
         size = 1
         for one in shape:
@@ -144,7 +144,7 @@ def _cifar_records(names: Iterable[str], label_bytes: int) -> Callable[[Path, in
     def read(folder: Path, part: int, parts: int) -> Images:
         whole = b"".join((folder / name).read_bytes() for name in files)
         if len(whole) % size:
-            raise ValueError(f"{len(whole)} bytes are no records of {size}")
+            raise ValueError(f"{len(whole)} bytes are not a multiple of the record size {size}")
         starts = range(0, len(whole), size)
         pixels = bytearray().join(whole[start + label_bytes : start + size] for start in starts)
         return _cifar(pixels, [whole[start + label_bytes - 1] for start in starts], part, parts)
@@ -180,7 +180,7 @@ class _Kind:
 
     def __init__(self, name: object = "", *_: object) -> None:
         if name not in ("u1", b"u1", "uint8"):
-            raise ValueError(f"an array of {name!r}; only bytes are read")
+            raise ValueError(f"an array of {name!r}; only bytes are supported")
 
     def __setstate__(self, _: object) -> None:
         return None
@@ -217,7 +217,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR file needs; it was not run")
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which is not part of a CIFAR file; it was not executed"
+            )
         return _HARMLESS[module, name]
 
 
@@ -225,7 +227,7 @@ def unpickle(file: BinaryIO) -> Any:
     """A CIFAR batch: keys are bytes, whichever Python wrote it."""
     found = _Unpickler(io.BytesIO(file.read(_LARGEST)), encoding="bytes").load()
     if not isinstance(found, dict):
-        raise pickle.UnpicklingError("it is no CIFAR batch")
+        raise pickle.UnpicklingError("it is not a CIFAR batch")
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
@@ -265,7 +267,7 @@ def _decoded(path: Path) -> bytes:
         image: Any = import_module("PIL.Image")
     except ImportError as error:
         raise DataMissing(
-            "The data set imagenet is not readable: PIL is not installed beside PyTorch. Install pillow there."
+            "The data set imagenet could not be read: PIL is not installed in this Python. Install pillow."
         ) from error
     with image.open(path) as opened:
         picture = opened.convert("RGB")
@@ -280,7 +282,7 @@ _FASHION = "train-images-idx3-ubyte"
 _TEN = [f"data_batch_{n}" for n in range(1, 6)]
 _SETS = {
     "fashion_mnist": _Set(
-        "train-images-idx3-ubyte and train-labels-idx1-ubyte, packed (.gz) or not",
+        "train-images-idx3-ubyte and train-labels-idx1-ubyte, compressed (.gz) or not",
         tuple(_Way(f"{inner}{_FASHION}*", _fashion(inner)) for inner in ("", "FashionMNIST/raw/", "raw/")),
     ),
     "cifar10": _Set(
@@ -304,7 +306,7 @@ _SETS = {
         ),
     ),
     "imagenet": _Set(
-        "a folder for each class with JPEG or PNG files, in imagenet/ or imagenet/train/",
+        "one directory per class with JPEG or PNG files, in imagenet/ or imagenet/train/",
         tuple(_Way(f"{inner}*/*.*", _imagenet(inner)) for inner in ("imagenet/train/", "train/", "imagenet/", "")),
     ),
 }

@@ -33,13 +33,13 @@ def settings(params: dict[str, Any]) -> dict[str, Any]:
     wanted = {"epochs": 2, "batch": 256, "samples": 4000, "features": 128, "classes": 4, "rate": 3e-3, "min_fall": 0.20}
     wanted |= {name: params[name] for name in wanted if params.get(name) is not None}
     if wanted["epochs"] < 2:
-        raise BadSetting(f"epochs={wanted['epochs']}: a loss that is to fall needs at least 2.")
+        raise BadSetting(f"epochs={wanted['epochs']}: at least 2 are needed to show that the loss falls.")
     if not 0 < wanted["min_fall"] < 1:
-        raise BadSetting(f"min_fall={wanted['min_fall']}: a share between 0 and 1, such as 0.2.")
+        raise BadSetting(f"min_fall={wanted['min_fall']}: not between 0 and 1, such as 0.2.")
     if wanted["batch"] > wanted["samples"]:
-        raise BadSetting(f"batch={wanted['batch']} with {wanted['samples']} samples of a rank makes no step.")
+        raise BadSetting(f"batch={wanted['batch']} with {wanted['samples']} samples per rank gives no step.")
     if wanted["classes"] < 2 or wanted["features"] < 1:
-        raise BadSetting("It takes at least 2 classes and 1 feature to learn anything.")
+        raise BadSetting("At least 2 classes and 1 feature are needed.")
     return wanted
 
 

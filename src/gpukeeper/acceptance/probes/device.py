@@ -136,4 +136,4 @@ def _of_meminfo(key: str) -> int:
         for line in lines:
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/meminfo does not tell {key}")
+    raise RuntimeError(f"/proc/meminfo does not contain {key}")

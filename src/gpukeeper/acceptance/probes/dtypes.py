@@ -32,9 +32,9 @@ _REDUCED = (
 def unsupported(device: Device, dtype: str) -> str | None:
     """Why this device cannot multiply these, from what it is. Never guessed from an error: that may be a broken GPU."""
     if dtype not in TORCH:
-        raise ValueError(f"unknown kind of number {dtype!r}; known: {', '.join(NAMES)}")
+        raise ValueError(f"unknown dtype {dtype!r}; valid values: {', '.join(NAMES)}")
     if not device.cuda:
-        return "a CPU has no tf32" if dtype == "tf32" else None
+        return "a CPU does not support tf32" if dtype == "tf32" else None
     if torch.version.hip:
         return None
     since = _SINCE.get(dtype)

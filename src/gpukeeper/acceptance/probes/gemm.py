@@ -108,7 +108,7 @@ def _sgemm(device: Device, share: float, params: dict[str, Any]) -> dict[str, An
     largest = int(params.get("sgemm_n_max", SGEMM_MAX))
     n = min(largest, int((device.free_memory() * share / 12) ** 0.5) // 256 * 256)
     if n < 256:
-        raise RuntimeError(f"out of memory: {share:.0%} of what is free does not hold a product of 256×256")
+        raise RuntimeError(f"out of memory: {share:.0%} of the free memory is too small for a product of 256×256")
     with precision("fp32"):
         a, b = _normal(device, n, SEED), _normal(device, n, SEED + 1)
         out = torch.empty_like(a)
@@ -122,7 +122,7 @@ def _batched(device: Device, share: float, params: dict[str, Any]) -> dict[str, 
     count = int(device.free_memory() * share / (12 * n * n))
     count = min(count, int(params.get("batched_max", count)))
     if count < 1:
-        raise RuntimeError(f"out of memory: {share:.0%} of what is free does not hold a product of {n}×{n}")
+        raise RuntimeError(f"out of memory: {share:.0%} of the free memory is too small for a product of {n}×{n}")
     with precision("fp32"):
         a, b = (
             torch.randn(count, n, n, device=device.torch, generator=device.generator(SEED + which)) for which in (0, 1)

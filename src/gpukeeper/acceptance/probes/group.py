@@ -78,9 +78,9 @@ def read_place(environment: Mapping[str, str], kind: str) -> Place:
     world = world if world is not None else read.missing_world(rank)
     rank = rank if rank is not None else read.missing_rank(world)
     if world < 1:
-        read.problems.append(f"WORLD_SIZE={world}: there is at least one rank.")
+        read.problems.append(f"WORLD_SIZE={world}: must be 1 or more.")
     elif rank >= world:
-        read.problems.append(f"RANK={rank} with WORLD_SIZE={world}: ranks go from 0 to {world - 1}.")
+        read.problems.append(f"RANK={rank} with WORLD_SIZE={world}: ranks are 0 to {world - 1}.")
     address, port = read.meeting(world, by_torchrun=by_torchrun)
     backend = read.backend(kind)
     if read.problems:
@@ -100,7 +100,7 @@ class _Variables:
         if not text:
             return None
         if not text.isdigit() or int(text) < least:
-            self.problems.append(f"{name}={text!r} is no number from {least} on.")
+            self.problems.append(f"{name}={text!r} is not a number of {least} or more.")
             return None
         return int(text)
 
@@ -115,8 +115,8 @@ class _Variables:
         nodes, each = size
         if world is not None and world != nodes * each:
             self.problems.append(
-                f"WORLD_SIZE={world}, but PET_NNODES={nodes} with PET_NPROC_PER_NODE={each} makes {nodes * each}. "
-                "Unset one of them."
+                f"WORLD_SIZE={world}, but PET_NNODES={nodes} with PET_NPROC_PER_NODE={each} gives {nodes * each}."
+                " Unset one of them."
             )
         node = self.number("PET_NODE_RANK")
         if rank is None and node is not None and (each == 1 or local_rank is not None):
@@ -149,7 +149,7 @@ class _Variables:
             address, _, text = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
             port = int(text) if port is None and text.isdigit() else port
         if port is not None and port > 65535:
-            self.problems.append(f"MASTER_PORT={port}: ports go up to 65535.")
+            self.problems.append(f"MASTER_PORT={port}: the maximum is 65535.")
         if not address and world > 1:
             self.problems.append(f"WORLD_SIZE={world} without MASTER_ADDR: set it to the machine of rank 0.")
         return address or "127.0.0.1", PORT if port is None else port
@@ -161,13 +161,15 @@ class _Variables:
 
     def backend(self, kind: str) -> str:
         if kind not in BACKENDS:
-            self.problems.append(f"{kind!r} is no device; cuda or cpu.")
+            self.problems.append(f"{kind!r} is not a valid device; use cuda or cpu.")
             return ""
         said = self.environment.get("BACKEND", "").strip().lower() or BACKENDS[kind]
         if said not in BACKENDS.values():
-            self.problems.append(f"BACKEND={said} is not known; nccl or gloo.")
+            self.problems.append(f"BACKEND={said} is unknown; use nccl or gloo.")
         elif said == "nccl" and kind == "cpu":
-            self.problems.append("BACKEND=nccl needs GPUs, and this run is on the CPU. Unset BACKEND, or say gloo.")
+            self.problems.append(
+                "BACKEND=nccl needs GPUs, and this run is on the CPU. Unset BACKEND, or set it to gloo."
+            )
         return said
 
 
@@ -192,7 +194,7 @@ class joined:  # noqa: N801 - used as a statement
             place = self._place
             where = f"{place.address}:{place.port} within {self._timeout.total_seconds():g} s"
             raise RendezvousError(
-                f"rank {place.rank} of {place.world} did not meet all others at {where}: {error}"
+                f"rank {place.rank} of {place.world} could not connect to all other ranks at {where}: {error}"
             ) from error
         return Group(self._place, store, self._folder, self._timeout)
 
@@ -249,7 +251,7 @@ SWITCHES: Mapping[str, Mapping[str, str]] = {
 
 def switches(variant: str) -> dict[str, str]:
     if variant not in SWITCHES:
-        raise BadSetting(f"There is no variant {variant!r}; there are {', '.join(SWITCHES)}.")
+        raise BadSetting(f"Unknown variant {variant!r}; valid values: {', '.join(SWITCHES)}.")
     return dict(SWITCHES[variant])
 
 

@@ -46,7 +46,5 @@ def _size(device: Device, wanted: int) -> int:
         wanted = max(wanted, LEAST, 4 * device.l2_bytes)
     free = device.free_memory()
     if wanted > free / 3 and device.cuda and free / 3 < max(LEAST // 4, 4 * device.l2_bytes):
-        raise RuntimeError(
-            f"out of memory: {free >> 20} MiB are free, too little for a copy that does not come from the cache"
-        )
+        raise RuntimeError(f"out of memory: {free >> 20} MiB are free, too little for a copy that exceeds the cache")
     return int(min(wanted, free / 3)) // 4096 * 4096

@@ -62,8 +62,8 @@ def _chunks(device: Device, params: dict[str, Any]) -> list[Any]:
     count = size // (chunk * 8) - 1  # one is for comparing
     if count < 1:
         raise RuntimeError(
-            f"out of memory: {size >> 20} MiB may be tested, less than two chunks of {chunk >> 17} MiB. "
-            "Free the GPU, or ask for a larger share."
+            f"out of memory: {size >> 20} MiB can be tested, less than two chunks of {chunk >> 17} MiB. Free the GPU,"
+            " or use a larger share."
         )
     return [torch.empty(chunk, dtype=torch.int64, device=device.torch) for _ in range(count)]
 

@@ -23,7 +23,7 @@ def build(name: str, classes: int) -> Any:
         return ResNet(Basic, (2, 2, 2, 2), classes)
     if name == "transformer":
         return Transformer(classes)
-    raise BadSetting(f"There is no model {name!r}; there are {', '.join(NAMES)}.")
+    raise BadSetting(f"Unknown model {name!r}; valid values: {', '.join(NAMES)}.")
 
 
 def parameters(model: Any) -> int:

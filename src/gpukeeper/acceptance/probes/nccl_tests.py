@@ -1,6 +1,6 @@
 """NVIDIA's own nccl-tests, where somebody built them: all_reduce_perf over all GPUs of this machine, its table read.
 
-Their average over all sizes means nothing (small ones dominate it), so each size is told. A program that is not there
+Their average over all sizes means nothing (small ones dominate it), so each size is told. A program that not found
 was not run; that is said, and is no pass. params: program, gpus, first, last (sizes, as it takes them), timeout_s.
 """
 
@@ -20,9 +20,9 @@ _TAIL = 2000  # characters of what it said, where it failed
 def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:
     program = params.get("program")
     if not program:
-        return {"not_run": "nccl-tests are not installed here (all_reduce_perf was not found)"}
+        return {"not_run": "nccl-tests is not installed (all_reduce_perf not found)"}
     if not Path(program).is_file():
-        return {"not_run": f"{program} is not there"}
+        return {"not_run": f"{program} not found"}
     gpus = int(params.get("gpus") or _visible())
     if gpus < 1:
         return {"not_run": "it needs a GPU"}
@@ -36,7 +36,7 @@ def run(device: Any, params: dict[str, Any]) -> dict[str, Any]:
     answer = read(done.stdout)
     if not answer["rows"]:
         said = (done.stderr.strip() or done.stdout.strip())[-_TAIL:]
-        raise RuntimeError(f"{Path(program).name} ended with {done.returncode} and without a table: {said}")
+        raise RuntimeError(f"{Path(program).name} exited with code {done.returncode} and printed no table: {said}")
     return {**answer, "program": Path(program).name, "gpus": gpus, "exit": done.returncode}
 
 

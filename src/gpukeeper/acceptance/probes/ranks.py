@@ -27,7 +27,7 @@ _WORDS_MAX = 4000
 def main(arguments: Sequence[str]) -> int:
     """`<out-folder> cuda|cpu '<{"probe": …, "params": {…}}>'`."""
     if len(arguments) != 3:
-        sys.stderr.write('usage: ranks OUT-FOLDER cuda|cpu \'{"probe": "collectives", "params": {}}\'\n')
+        sys.stderr.write('usage: ranks OUT-DIR cuda|cpu \'{"probe": "collectives", "params": {}}\'\n')
         return 2
     folder, kind, wanted = Path(arguments[0]), arguments[1], json.loads(arguments[2])
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(place: Place, folder: Path, kind: str, name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float]:
     probes = _probes()
     if name not in probes:
-        raise BadSetting(f"There is no probe {name!r} over several GPUs; there are {', '.join(probes)}.")
+        raise BadSetting(f"Unknown probe {name!r} over several GPUs; valid values: {', '.join(probes)}.")
     _fault(params.get("inject") or {}, place)
     who: dict[str, Any] = {"rank": place.rank, "world": place.world, "backend": place.backend}
     who |= {"local_rank": place.local_rank, "host": socket.gethostname()}

@@ -70,7 +70,7 @@ def _dtype(device: Device, wanted: str) -> str:
     found = next((one for one in offers if not unsupported(device, one)), None)
     if found is None:
         why = unsupported(device, wanted)
-        raise ValueError(f"stress in {wanted}: {why}. Name another kind of number: dtype fp16 or fp32")
+        raise ValueError(f"stress in {wanted}: {why}. Use another dtype: fp16 or fp32")
     return found
 
 

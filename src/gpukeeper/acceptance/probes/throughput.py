@@ -60,7 +60,9 @@ def settings(params: dict[str, Any]) -> Wanted:
     if wanted.dtype not in ("fp32", "bf16"):
         raise BadSetting(f"dtype={wanted.dtype}: fp32 or bf16.")
     if wanted.model == "transformer" and wanted.data != "synthetic":
-        raise BadSetting(f"The transformer reads tokens, and {wanted.data} holds images; use a ResNet, or synthetic.")
+        raise BadSetting(
+            f"The transformer reads tokens, and {wanted.data} contains images; use a ResNet, or synthetic."
+        )
     return wanted
 
 

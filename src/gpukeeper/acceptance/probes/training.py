@@ -46,13 +46,13 @@ def refuse(params: dict[str, Any]) -> None:
     """Settings with which a healthy GPU could not pass."""
     epochs, fall = int(params.get("epochs", 2)), float(params.get("min_fall", 0.30))
     if epochs < 2:
-        raise ValueError(f"epochs {epochs} cannot show that the loss falls; give 2 or more")
+        raise ValueError(f"epochs {epochs} cannot show that the loss falls; use 2 or more")
     if not 0 < fall < 1:
-        raise ValueError(f"min_fall {fall} is no share between 0 and 1; 0.3 asks for a loss that falls by 30 %")
+        raise ValueError(f"min_fall {fall} is not between 0 and 1; 0.3 requires the loss to fall by 30 %")
     if int(params.get("classes", 4)) < 2:
-        raise ValueError("one class cannot be learned: its loss is zero from the start; give 2 or more")
+        raise ValueError("one class cannot be learned: its loss is zero from the start; use 2 or more")
     if float(params.get("rate", 3e-3)) <= 0:
-        raise ValueError("rate 0 or less cannot learn; 0.003 is usual")
+        raise ValueError("rate 0 or less cannot learn; 0.003 is typical")
     for name in ("samples", "features", "batch"):
         if int(params.get(name, 1)) < 1:
             raise ValueError(f"{name} must be 1 or more")
@@ -204,4 +204,4 @@ def _no_promise(device: Device) -> str | None:
     setting = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     if not device.cuda or setting in {":4096:8", ":16:8"}:
         return None
-    return f"CUBLAS_WORKSPACE_CONFIG is {setting!r}; cuBLAS keeps its bits only with :4096:8 or :16:8"
+    return f"CUBLAS_WORKSPACE_CONFIG is {setting!r}; cuBLAS is deterministic only with :4096:8 or :16:8"

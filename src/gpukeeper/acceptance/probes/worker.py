@@ -65,7 +65,7 @@ def answer(device: Any, line: str) -> dict[str, Any]:
 
 def run(device: Any, name: str, params: dict[str, Any]) -> dict[str, Any]:
     if name not in PROBES:
-        raise ValueError(f"there is no probe {name!r}; known: {', '.join(PROBES)}")
+        raise ValueError(f"unknown probe {name!r}; valid values: {', '.join(PROBES)}")
     module = importlib.import_module(f"gpukeeper.acceptance.probes.{name}")
     result: dict[str, Any] = module.run(device, params)
     return result

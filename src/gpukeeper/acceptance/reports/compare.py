@@ -168,8 +168,8 @@ def _changes(report: Report, pairs: Iterable[tuple[_Key, Finding, Finding]]) -> 
 
 def _change(report: Report, key: _Key, old: Finding, new: Finding, p: float | None) -> Change:
     before, after = value_of(old), value_of(new)
-    assert before is not None, "only findings with a figure are compared"
-    assert after is not None, "only findings with a figure are compared"
+    assert before is not None, "only findings with a value are compared"
+    assert after is not None, "only findings with a value are compared"
     points = (after - before) * SHARES[new.unit] if new.unit in SHARES else None
     share = (after - before) / abs(before) if points is None and _comparable(before, after) else None
     moved_by = share if points is None else points / 100
@@ -214,7 +214,7 @@ def _share_words(share: float | None, points: float | None) -> str:
 
 def _sureness(p: float | None, share: float | None) -> str:
     if p is None:
-        return "too few samples to say whether it is noise."
+        return "too few samples to tell it from noise."
     shown = f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
     if p >= SURE:
         return f"within the noise ({shown})."
@@ -226,13 +226,13 @@ def _sureness(p: float | None, share: float | None) -> str:
 def _sentence(changes: Iterable[Change], shared: set[str]) -> str:
     listed = list(changes)
     if not listed:
-        seen = "No GPU is in both runs" if not shared else "The runs have no figure of one method in common"
+        seen = "No GPU is in both runs" if not shared else "The runs have no value of the same method in common"
         return f"{seen}; nothing was compared."
     worse = sum(one.sure and one.worse for one in listed)
     better = sum(one.sure and not one.worse for one in listed)
     unsure = sum(one.p is None for one in listed)
-    few = f" {unsure} have too few samples to say." if unsure else ""
-    return f"{len(listed)} figures compared: {worse} worse and {better} better beyond the noise.{few}"
+    few = f" {unsure} have too few samples to judge." if unsure else ""
+    return f"{len(listed)} values compared: {worse} worse and {better} better beyond the noise.{few}"
 
 
 def _verdicts(a: Report, b: Report) -> tuple[VerdictChange, ...]:

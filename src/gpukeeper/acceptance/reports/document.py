@@ -73,7 +73,7 @@ def decode_report(text: bytes, where: str) -> Report:
     except DAMAGED as error:
         raise KeeperError(f"{where} is damaged: {error}. Nothing was read from it.") from error
     if report.started.tzinfo is None or report.ended.tzinfo is None:
-        raise KeeperError(f"{where} is damaged: its times name no time zone. Nothing was read from it.")
+        raise KeeperError(f"{where} is damaged: its times have no time zone. Nothing was read from it.")
     return report
 
 
@@ -82,7 +82,7 @@ def read_samples(text: bytes, where: str) -> Samples:
     try:
         return reading.decode(text, type=Samples)
     except DAMAGED as error:
-        raise KeeperError(f"{where} is damaged: {error}. The report beside it can be read without it.") from error
+        raise KeeperError(f"{where} is damaged: {error}. The report can be read without it.") from error
 
 
 def with_samples(report: Report, samples: Samples, where: str) -> Report:
@@ -100,10 +100,10 @@ def _expect_schema(text: bytes, where: str) -> None:
         return
     if schema.rpartition("/")[0] == _FAMILY:
         raise KeeperError(
-            f"{where} has the form {schema!r}; this version of gpukeeper reads {SCHEMA}. "
+            f"{where} has schema {schema!r}; this version of gpukeeper reads {SCHEMA}. "
             "Read it with the version that wrote it."
         )
-    said = f"it says {schema!r}" if schema else "it names no schema"
+    said = f"its schema is {schema!r}" if schema else "it has no schema"
     raise KeeperError(f"{where} is not an acceptance report of gpukeeper: {said}, expected {SCHEMA}.")
 
 

@@ -1,4 +1,4 @@
-"""The fleet as one page: which nodes are accepted, which are not, and GPUs that stand out among all. Pure."""
+"""The fleet as one page: which nodes are accepted, which are not, and outliers among all GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _MOST_ROWS = 24  # a picture with more of them says less
 def page(fleet: Fleet) -> str:
     grouped = by_verdict(fleet)
     facts = {str(grade): f"{len(names)} of {len(fleet.nodes) + len(fleet.missing)}" for grade, names in grouped.items()}
-    act = "Nobody." if fleet.verdict is Grade.PASS else "Whoever the reports of the nodes name, failing ones first."
+    act = "none" if fleet.verdict is Grade.PASS else "see the reports of the nodes, failing ones first"
     sections = (
         verdict_box("GPU acceptance of a fleet", f"{len(fleet.nodes)} nodes", fleet.verdict, fleet.reason, act, facts),
         *(element("p", words, class_="note") for words in _notes(fleet)),
         _nodes(fleet),
         _outliers(fleet),
         _figures(fleet),
-        element("footer", f"{fleet.schema} · made of {len(fleet.nodes)} reports"),
+        element("footer", f"{fleet.schema} · merged from {len(fleet.nodes)} reports"),
     )
     return document(f"{len(fleet.nodes)} nodes: {fleet.verdict}", element("main", *sections))
 
 
 def _notes(fleet: Fleet) -> Iterable[str]:
     if fleet.missing:
-        yield f"No report of: {', '.join(fleet.missing)}. A node without a report is not accepted."
+        yield f"Missing reports: {', '.join(fleet.missing)}. A node without a report is not accepted."
     if fleet.unexpected:
-        yield f"Not expected, and here: {', '.join(fleet.unexpected)}."
+        yield f"Unexpected nodes: {', '.join(fleet.unexpected)}."
     yield from fleet.replaced
     yield from fleet.doubles
 
@@ -44,21 +44,21 @@ def _nodes(fleet: Fleet) -> Markup:
         [
             one.node,
             badge(one.verdict),
-            "not known" if one.gpus is None else str(one.gpus),
+            "unknown" if one.gpus is None else str(one.gpus),
             moment(one.ended),
             one.reason,
             ", ".join(one.worst) or "–",
         ]
         for one in fleet.nodes
     ]
-    lines += [[name, badge(Grade.INCONCLUSIVE), "not known", "never", "no report", "–"] for name in fleet.missing]
-    return section("nodes", "Nodes", table(head, lines, "Failing first"))
+    lines += [[name, badge(Grade.INCONCLUSIVE), "unknown", "never", "no report", "–"] for name in fleet.missing]
+    return section("nodes", "Nodes", table(head, lines, "Failing nodes first"))
 
 
 def _outliers(fleet: Fleet) -> Markup:
     found = [(one, out) for one in fleet.figures for out in one.outliers]
     if not found:
-        return section("outliers", "GPUs that stand out", element("p", "None, by the rules for peers."))
+        return section("outliers", "Outliers", element("p", "None."))
     lines = [
         [
             f"{out.node} GPU {out.index}",
@@ -71,14 +71,14 @@ def _outliers(fleet: Fleet) -> Markup:
         ]
         for one, out in sorted(found, key=lambda pair: -pair[1].drop)
     ]
-    head = ("where", "verdict", "figure", "measured", "median of the fleet", "worse by", "identity")
-    return section("outliers", "GPUs that stand out", table(head, lines, "Against all GPUs of their model"))
+    head = ("where", "verdict", "metric", "measured", "median of the fleet", "worse by", "identity")
+    return section("outliers", "Outliers", table(head, lines, "Compared with all GPUs of the same model"))
 
 
 def _figures(fleet: Fleet) -> Markup | None:
     if not fleet.figures:
         return None
-    return section("figures", "Figures", element("div", *(_plot(one) for one in fleet.figures), class_="plots"))
+    return section("figures", "Measurements", element("div", *(_plot(one) for one in fleet.figures), class_="plots"))
 
 
 def _plot(one: FleetFigure) -> Markup:
@@ -88,7 +88,7 @@ def _plot(one: FleetFigure) -> Markup:
     shown = ordered if len(ordered) <= _MOST_ROWS else [*ordered[: _MOST_ROWS - 4], *ordered[-4:]]
     lines = [plots.Row(_short(name), (), value, out.get(name, Grade.PASS)) for name, value in shown]
     marks = {"median of the fleet": one.median} | ({"reference": one.reference} if one.reference is not None else {})
-    left_out = f"; {len(ordered) - len(shown)} between them not drawn" if len(shown) < len(ordered) else ""
+    left_out = f"; {len(ordered) - len(shown)} in between not drawn" if len(shown) < len(ordered) else ""
     words = f"{one.model}; {one.n} GPUs; {one.unit}; method {one.method}{left_out}"
     name = f"{one.check}.{one.metric}"
     caption = element("figcaption", name, element("span", words))

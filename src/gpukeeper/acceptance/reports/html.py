@@ -35,9 +35,9 @@ from gpukeeper.model.unknown import Unknown
 
 MEANING: Mapping[Grade, str] = {
     Grade.PASS: "accepted",
-    Grade.WARN: "accepted, with remarks",
+    Grade.WARN: "accepted with warnings",
     Grade.FAIL: "not accepted",
-    Grade.INCONCLUSIVE: "not accepted, since not everything could be tested and judged",
+    Grade.INCONCLUSIVE: "not accepted, because not everything could be tested and judged",
     Grade.SKIPPED: "not tested",
 }
 _AT_FIRST = 6  # findings of a GPU that are shown as they are; the rest unfolds
@@ -86,7 +86,7 @@ def verdict_box(eyebrow: str, title: str, grade: Grade, reason: str, act: str, f
         element("h1", title),
         element("p", f"{SYMBOLS[grade]} {grade}: {MEANING[grade]}", class_="word"),
         element("p", reason, class_="reason"),
-        element("p", element("strong", "Who must act: "), act),
+        element("p", element("strong", "Action required: "), act),
         element("dl", *listed, class_="facts"),
         class_=f"verdict {grade}",
     )
@@ -109,33 +109,33 @@ def _header(report: Report) -> Markup:
 def _facts(report: Report) -> dict[str, str]:
     gpus = gpus_of(report.machine)
     names = list(dict.fromkeys(fact(gpu.name) for gpu in gpus))
-    counted = "not known" if isinstance(report.machine.gpus, Unknown) else str(len(gpus))
-    expected = "no number was given" if report.expected is None else f"{report.expected} expected"
+    counted = "unknown" if isinstance(report.machine.gpus, Unknown) else str(len(gpus))
+    expected = "--expect not set" if report.expected is None else f"{report.expected} expected"
     busy = [tally.busy for tally in report.tallies if tally.busy is not None]
     return {
-        "CPUs in place of GPUs" if report.device == "cpu" else "GPUs": f"{counted} ({expected})",
+        "CPUs instead of GPUs" if report.device == "cpu" else "GPUs": f"{counted} ({expected})",
         "Model": ", ".join(names) or "–",
-        "Driver": fact(report.machine.environment.get("driver", "not known")),
+        "Driver": fact(report.machine.environment.get("driver", "unknown")),
         "Started": moment(report.started),
-        "Took": in_words(report.ended - report.started),
-        "Profile": f"{report.profile} ({report.within_s:g} s at most)",
-        "GPUs were busy": percent(sum(busy) / len(busy), 0) if busy else "not measured",
+        "Duration": in_words(report.ended - report.started),
+        "Profile": f"{report.profile} (at most {report.within_s:g} s)",
+        "GPU busy time": percent(sum(busy) / len(busy), 0) if busy else "not measured",
         "Run": report.run,
     }
 
 
 def _caveats(report: Report) -> Iterable[str]:
     if report.device == "cpu":
-        yield "CPU mode: the checks ran on the CPU, to try them out. No GPU was tested, none can be accepted."
+        yield "CPU mode: the checks ran on the CPU as a trial. No GPU was tested or accepted."
     elif report.device != "cuda":
-        yield f"Device {report.device}: nothing here was measured on a real GPU."
+        yield f"Device {report.device}: no value was measured on a real GPU."
     if report.self_test:
-        yield "Self-test: faults were injected on purpose. Nothing here is about this machine's GPUs."
+        yield "Self-test: faults were injected. The results are not about this machine's GPUs."
     if report.interrupted:
-        yield "The run was interrupted. What is below was seen until then; the rest was not tested."
+        yield "The run was interrupted. The results until then are below; the rest was not tested."
     if isinstance(report.machine.gpus, Unknown):
-        yield f"Which GPUs are here is {report.machine.gpus}."
-    yield from (f"A GPU does not answer: {why}" for why in report.machine.silent)
+        yield f"GPUs: {report.machine.gpus}."
+    yield from (f"A GPU does not respond: {why}" for why in report.machine.silent)
 
 
 def _attention(report: Report) -> Markup:
@@ -144,7 +144,7 @@ def _attention(report: Report) -> Markup:
     for finding in needs_attention(report):
         found.setdefault(finding.gpu, []).append(finding)
     if not found:
-        words = "Nothing was found wanting." if report.findings else "Nothing was tested."
+        words = "No problem was found." if report.findings else "Nothing was tested."
         return section("attention", "Needs attention", element("p", words))
     cards = [_card(report, gpu, findings) for gpu, findings in found.items()]
     return section("attention", "Needs attention", element("ul", *cards, class_="findings"))
@@ -156,7 +156,7 @@ def _card(report: Report, gpu: str | None, findings: Sequence[Finding]) -> Marku
     rest = [_told(finding) for finding in findings[_AT_FIRST:]]
     more = element("details", element("summary", f"{len(rest)} more"), *rest) if rest else None
     remedy = hardest(one for one in findings if one.verdict is findings[0].verdict)
-    act = element("p", f"Do: {DUTIES[remedy][1]}.", class_="do") if remedy is not Remedy.NONE else None
+    act = element("p", f"Action: {DUTIES[remedy][1]}.", class_="do") if remedy is not Remedy.NONE else None
     return element("li", head, *shown, more, act, class_=findings[0].verdict.value)
 
 
@@ -246,7 +246,7 @@ def _findings(report: Report, check: str, findings: Iterable[Finding]) -> Markup
         ]
         for one in findings
     ]
-    head = ("where", "metric", "verdict", "figure", "scatter", "finding")
+    head = ("where", "metric", "verdict", "value", "scatter", "finding")
     return table(head, lines, f"All findings of {check}")
 
 
@@ -257,7 +257,7 @@ def _anchor(check: str) -> str:
 def _gpus(report: Report) -> Markup:
     gpus = gpus_of(report.machine)
     if not gpus:
-        return section("gpus", "GPUs", element("p", "There is none to tell of."))
+        return section("gpus", "GPUs", element("p", "No GPU was found."))
     verdicts = {tally.gpu: tally for tally in report.tallies}
     grades = {gpu.uuid: verdicts[gpu.uuid].verdict if gpu.uuid in verdicts else Grade.SKIPPED for gpu in gpus}
     ordered = sorted(gpus, key=lambda gpu: (-rank(grades[gpu.uuid]), gpu.index))
@@ -292,7 +292,7 @@ def _history(report: Report, gpu: Gpu) -> Markup:
     """Its figures against its own earlier ones."""
     past = [one for one in report.findings if one.gpu == gpu.uuid and one.baseline and one.value is not None]
     if not past:
-        return element("p", "No earlier run of this GPU by the same methods is known.", class_="muted")
+        return element("p", "There is no earlier run of this GPU with the same methods.", class_="muted")
     lines = [
         [
             metric_words(one),
@@ -302,28 +302,28 @@ def _history(report: Report, gpu: Gpu) -> Markup:
         ]
         for one in past
     ]
-    return table(("figure", "now", "before", "change"), lines, "Against its own earlier runs")
+    return table(("metric", "now", "before", "change"), lines, "Compared with earlier runs of this GPU")
 
 
 def _coverage(report: Report) -> Markup:
     if not report.coverage:
         whole = report.findings and not report.interrupted
-        words = "Every check that applies here was run." if whole else "Nothing is known of what was left out."
+        words = "Every check that applies here was run." if whole else "What was skipped is unknown."
         return section("coverage", "Not tested", element("p", words))
     lines = [
-        [one.check, one.what or "all of it", one.why, f"--within {one.within}" if one.within else "–"]
+        [one.check, one.what or "everything", one.why, f"--within {one.within}" if one.within else "–"]
         for one in report.coverage
     ]
-    words = "Nothing below was tested, so nothing below was accepted."
-    shown = table(("check", "what", "why not", "tested with"), lines, "Left out of this run")
+    words = "The following was not tested, so it was not accepted."
+    shown = table(("check", "what", "reason", "run it with"), lines, "Skipped in this run")
     return section("coverage", "Not tested", element("p", words), shown)
 
 
 def _counters(report: Report) -> Markup:
     """A line for every counter of a GPU, with the checks during which it changed."""
     if not report.deltas:
-        asked = "No counter of errors, as far as the driver could be asked, changed while a check ran."
-        words = asked if report.findings else "No check ran, so no counter was watched."
+        asked = "No error counter that could be read changed while a check ran."
+        words = asked if report.findings else "No check ran, so no counter was read."
         return section("counters", "Counters", element("p", words))
     grouped: dict[tuple[str, str], list[Delta]] = {}
     for one in report.deltas:
@@ -339,7 +339,7 @@ def _counters(report: Report) -> Markup:
         ]
         for (gpu, counter), found in grouped.items()
     ]
-    head = ("where", "counter", "before", "after", "change", "while")
+    head = ("where", "counter", "before", "after", "change", "during")
     return section("counters", "Counters", table(head, lines, "Counters that changed while a check ran"))
 
 
@@ -354,26 +354,30 @@ def _power(report: Report) -> Markup | None:
     lines = [
         [
             f"{one.check}.{one.metric}" if one.metric else one.check,
-            "it only warns" if one.fails_at is None else f"a loss of {percent(one.fails_at)}",
+            "warns only" if one.fails_at is None else f"a loss of {percent(one.fails_at)}",
             "–" if one.warns_at is None else f"a loss of {percent(one.warns_at)}",
             one.by,
         ]
         for one in held
     ]
-    words = element("p", "The smallest loss of speed that this run would have found. A smaller one passes unseen.")
-    shown = table(("figure", "fails from", "warns from", "by"), lines, "Detection power of this run") if held else None
+    words = element("p", "The smallest loss of speed that this run can detect. Smaller losses pass.")
+    shown = (
+        table(("metric", "fails from", "warns from", "by"), lines, "Smallest detectable loss of speed")
+        if held
+        else None
+    )
     names = [f"{one.check}.{one.metric}" if one.metric else one.check for one in report.power if one not in held]
-    rest = element("p", f"No loss would have been found in: {', '.join(names)}.", class_="muted") if names else None
-    return section("power", "What it would have found", words, shown, rest)
+    rest = element("p", f"No loss can be detected in: {', '.join(names)}.", class_="muted") if names else None
+    return section("power", "Detection limits", words, shown, rest)
 
 
 def _environment(report: Report) -> Markup:
     lines: Sequence[Sequence[Child]] = [
         [name, fact(value)] for name, value in sorted(report.machine.environment.items())
     ]
-    shown: Child = element("p", "Nothing is known of it.")
+    shown: Child = element("p", "Unknown.")
     if lines:
-        shown = table(("fact", "value"), lines, "The machine as it was before the first check")
+        shown = table(("fact", "value"), lines, "State of the machine before the first check")
     return section("environment", "Environment", shown, _topology(report))
 
 
@@ -384,18 +388,18 @@ def _topology(report: Report) -> Markup | None:
         return None
     names = [gpu_words(report, gpu.uuid) for gpu in gpus]
     lines = [
-        [name, *("–" if other is gpu else links[gpu.uuid].get(other.uuid, "not known") for other in gpus)]
+        [name, *("–" if other is gpu else links[gpu.uuid].get(other.uuid, "unknown") for other in gpus)]
         for name, gpu in zip(names, gpus, strict=True)
     ]
-    return table(["", *names], lines, "How GPUs reach each other")
+    return table(["", *names], lines, "Connections between GPUs")
 
 
 def _again(report: Report) -> Markup:
-    words = element("p", "On this machine, once what is named above was done:")
+    words = element("p", "On this machine, after the actions above:")
     return section("again", "Test again", words, element("pre", element("code", retest_command(report))))
 
 
 def _footer(report: Report) -> Markup:
     words = f"gpukeeper {report.version} · run {report.run} · {report.schema} · {moment(report.ended)}. "
-    files = "The same record as JSON: report.json; what was measured second by second: samples.json."
+    files = "The same record as JSON: report.json; samples over time: samples.json."
     return element("footer", words, files)

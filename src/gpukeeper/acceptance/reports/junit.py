@@ -82,7 +82,7 @@ def _count(suite: ET.Element) -> None:
 def _line(finding: Finding) -> str:
     value = "" if finding.value is None else f" = {figure(finding.value, finding.unit)}"
     floor = "" if finding.floor is None else f", floor {figure(finding.floor, finding.unit)}"
-    action = f" Do: {finding.action.value}." if finding.action != "none" else ""
+    action = f" Action: {finding.action.value}." if finding.action != "none" else ""
     return f"{finding.verdict} {metric_words(finding)}{value}{floor} [{finding.code}] {finding.message}{action}"
 
 

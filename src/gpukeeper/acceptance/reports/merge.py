@@ -124,8 +124,7 @@ def csv(fleet: Fleet) -> str:
         for one in fleet.nodes
     ]
     absent = [
-        (name, Grade.INCONCLUSIVE.value, None, "", "", "", "", "no report of this node was given")
-        for name in fleet.missing
+        (name, Grade.INCONCLUSIVE.value, None, "", "", "", "", "no report of this node") for name in fleet.missing
     ]
     return rows(head, [*there, *absent])
 
@@ -174,16 +173,16 @@ def _replaced(machine: _Machine, best: Report) -> Iterable[str]:
     for one in machine.runs:
         name = f"{one.node}: run {one.run} ({one.verdict})"
         if one.run != best.run and one.ended <= best.ended:
-            yield f"{name} gave way to the newer {best.run}."
+            yield f"{name} is superseded by the newer run {best.run}."
         elif one.run != best.run:
-            yield f"{name} does not take the place of {best.run}: {' and '.join(_doubts(one))}."
+            yield f"{name} does not supersede run {best.run}: {' and '.join(_doubts(one))}."
 
 
 def _namesakes(reports: Sequence[Report]) -> Iterable[str]:
     for node, count in Counter(one.node for one in reports).items():
         if count > 1:
             runs = ", ".join(one.run for one in reports if one.node == node)
-            yield f"{node} is the name of {count} machines: the runs {runs} have no GPU in common. Each counts."
+            yield f"{count} machines have the name {node}: the runs {runs} have no GPU in common. Each counts."
 
 
 def _node(report: Report) -> FleetNode:
@@ -219,7 +218,7 @@ def _doubts(report: Report) -> list[str]:
         "it was a self-test": report.self_test,
         "it was interrupted": report.interrupted,
         f"it ran only {_listed(asked.get('only'))}": asked.get("only"),
-        f"it left out {_listed(asked.get('skip'))}": asked.get("skip"),
+        f"it skipped {_listed(asked.get('skip'))}": asked.get("skip"),
         f"it tested only GPU {_listed(asked.get('gpus'))}": asked.get("gpus"),
     }
     return [told for told, so in words.items() if so]
@@ -231,13 +230,20 @@ def _listed(names: Any) -> str:
 
 def _reason(nodes: Sequence[FleetNode], missing: Sequence[str], figures: Sequence[FleetFigure]) -> str:
     if not nodes and not missing:
-        return "No report was given; nothing is known of any node."
+        return "No report was given."
     counts = Counter(one.verdict for one in nodes)
     told = [f"{counts[grade]} {grade}" for grade in sorted(counts, key=rank, reverse=True)]
     if missing:
         told.append(f"{len(missing)} without a report ({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''})")
     out = {(outlier.node, outlier.gpu) for one in figures for outlier in one.outliers}
-    slow = f" {len(out)} {'GPU stands' if len(out) == 1 else 'GPUs stand'} out among all of their model." if out else ""
+    slow = (
+        (
+            f" {len(out)} {'GPU is an outlier' if len(out) == 1 else 'GPUs are outliers'} among all GPUs of the same"
+            " model."
+        )
+        if out
+        else ""
+    )
     return f"{len(nodes) + len(missing)} nodes: {', '.join(told)}.{slow}"
 
 

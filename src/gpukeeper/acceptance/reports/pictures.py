@@ -40,7 +40,7 @@ def of_gpu(report: Report, uuid: str) -> Markup | None:
         return None
     held = plots.held_back(sorted(mine, key=lambda one: one.at))
     told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in held.items())
-    words = f"clocks held back by: {told}" if told else "clocks were not held back"
+    words = f"clocks throttled: {told}" if told else "clocks were not throttled"
     return _figure(f"{gpu_words(report, uuid)} over time", words, plots.timeline(gpu_words(report, uuid), mine))
 
 
@@ -60,7 +60,7 @@ def _strip_plot(report: Report, name: str, method: str, unit: str, findings: Seq
         if (value := value_of(one)) is not None
     ]
     marks = {mark: times * value for mark, value in _marks(ordered, unit).items()}
-    source = next((f"held against: {one.source}" for one in ordered if one.source), "")
+    source = next((f"compared with: {one.source}" for one in ordered if one.source), "")
     told = (unit_words(shown), direction(unit), f"method {method}" if method else "", source)
     return _figure(name, "; ".join(words for words in told if words), plots.strips(name, shown, lines, marks))
 
@@ -94,7 +94,7 @@ def _of_ranks(report: Report, check: str) -> Iterable[Markup]:
     yield from _pairs(ranks[0].result.get("pairs"))
     spans = {f"rank {one.by}": spent for one in ranks if len(spent := floats(one.result.get("step_ms", []))) > 1}
     if len(spans) > 1:
-        words = "coloured: slower than the other ranks in the same step; full colour from 20 % on"
+        words = "colour: slower than the other ranks in the same step; full colour at 20 % or more"
         yield _figure("Steps by rank", words, plots.steps("Step time by rank and step", spans, "ms"))
 
 
@@ -106,7 +106,7 @@ def _bus_curves(results: object) -> Iterable[Markup]:
             series[str(one.get("op", "all_reduce"))].append((float(size), median(speeds)))
     several = {name: points for name, points in series.items() if len(points) > 1}
     if several:
-        words = "bus bandwidth by message size, as rank 0 measured it"
+        words = "bus bandwidth by message size, measured on rank 0"
         yield _figure("Bus bandwidth", words, plots.curves("Bus bandwidth", "GB/s", several))
 
 
@@ -122,7 +122,7 @@ def _pairs(pairs: object) -> Iterable[Markup]:
     if values:
         names = [f"GPU {place}" for place in range(max(max(pair) for pair in values) + 1)]
         low, high = min(values.values()), max(values.values())
-        words = f"GB/s from the GPU at the left to the one above; {figure(low)} to {figure(high)}"
+        words = f"GB/s from the GPU of the row to the GPU of the column; {figure(low)} to {figure(high)}"
         yield _figure("Between GPUs", words, plots.matrix("Bandwidth between GPUs", names, names, values, "GB/s"))
 
 

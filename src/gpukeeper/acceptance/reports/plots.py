@@ -276,7 +276,7 @@ def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: f
             continue
         left, right = across.at(readings[start].at), across.at(readings[min(place, len(readings) - 1)].at)
         if kind[0]:
-            told = element("title", f"clocks held back: {kind[0]}")
+            told = element("title", f"clocks throttled: {kind[0]}")
             place_of = {"x": left, "y": top, "width": max(1.5, right - left), "height": bottom - top}
             yield element("rect", told, class_=f"held {kind[1]}", **place_of)
         start = place

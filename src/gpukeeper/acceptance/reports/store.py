@@ -87,7 +87,7 @@ class ReportFolder:
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
             raise KeeperError(
-                f"The report of run {report.run} could not be written to {self.path}: {error}. Nothing of it is there."
+                f"The report of run {report.run} could not be written to {self.path}: {error}. Nothing was kept."
             ) from error
         return final
 
@@ -118,9 +118,9 @@ class ReportFolder:
         if len(found) == 1:
             return self.path / found[0]
         if found:
-            raise UsageError(f"{wanted} may be any of {', '.join(sorted(found))}. Write more of the name.")
+            raise UsageError(f"{wanted} is ambiguous: {', '.join(sorted(found))}. Use a longer prefix.")
         known = ", ".join(sorted(names, reverse=True)[:5]) or "none"
-        raise UsageError(f"There is no report {wanted} in {self.path}. The newest there: {known}.")
+        raise UsageError(f"Report {wanted} not found in {self.path}. Newest reports: {known}.")
 
     def load(self, wanted: str, *, samples: bool = True) -> Report:
         """`samples`: with timeline and records, where their file is still there."""
@@ -136,7 +136,7 @@ class ReportFolder:
         folder = self.find(wanted)
         listed = _manifest(folder)
         if listed is None:
-            return [f"{folder / MANIFEST} cannot be read; nothing was compared."]
+            return [f"{folder / MANIFEST} could not be read; nothing was compared."]
         there = {path.name for path in folder.iterdir()} - {MANIFEST, KEEP}
         wrong = [f"{name} is missing." for name in sorted(listed.keys() - there)]
         wrong += [f"{name} is not in the manifest." for name in sorted(there - listed.keys())]
@@ -184,7 +184,7 @@ class ReportFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise KeeperError(f"The folder of reports {self.path} cannot be read: {error}.") from error
+            raise KeeperError(f"The report directory {self.path} could not be read: {error}.") from error
 
 
 def _size(folder: Path) -> int:
@@ -212,7 +212,7 @@ def refuse_summary(name: str) -> None:
     """Also asked before a run: an hour of testing must not end without its report."""
     taken = {document.REPORT, document.SAMPLES, HTML, CSV, JUNIT, METRICS, KEEP, MANIFEST}
     if not _RUN_NAME.fullmatch(name) or name in taken:
-        raise UsageError(f"--report-name {name!r}: write a plain file name, for example summary.json.")
+        raise UsageError(f"--report-name {name!r}: not a plain file name. Use for example summary.json.")
 
 
 def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
@@ -222,7 +222,9 @@ def _old(report: Report, summary: str, with_legacy: bool) -> dict[str, bytes]:
 
 def _run_name(run: str) -> str:
     if not _RUN_NAME.fullmatch(run):
-        raise UsageError(f"{run!r} cannot be the name of a folder: letters, digits, dots, dashes, underscores only.")
+        raise UsageError(
+            f"{run!r} is not a valid directory name: only letters, digits, dots, dashes and underscores are allowed."
+        )
     return run
 
 
@@ -259,10 +261,12 @@ def read(path: Path) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-                raise KeeperError(f"{path} cannot be read: it is no plain file of at most {_LARGEST >> 20} MiB.")
+                raise KeeperError(
+                    f"{path} could not be read: it is not a regular file of at most {_LARGEST >> 20} MiB."
+                )
             return file.read(_LARGEST)
     except OSError as error:
-        raise KeeperError(f"{path} cannot be read: {error}.") from error
+        raise KeeperError(f"{path} could not be read: {error}.") from error
 
 
 def load_file(path: Path) -> Report:
@@ -275,11 +279,11 @@ def _unlisted(path: Path, text: bytes) -> Iterable[str]:
     listed = _manifest(path.parent)
     if listed is None:
         yield (
-            f"whether {path} is as it was written is not known: there is no readable {MANIFEST} beside it; copy the"
-            " whole folder of a run"
+            f"whether {path} was changed is unknown: there is no readable {MANIFEST} next to it; copy the whole"
+            " directory of a run"
         )
     elif path.name not in listed:
-        yield f"{path} is not in the {MANIFEST} beside it"
+        yield f"{path} is not in the {MANIFEST} next to it"
     elif listed[path.name] != _digest(text):
         yield f"{path} was changed after it was written: its digest is not the one in {MANIFEST}"
 
@@ -291,7 +295,7 @@ def _digest(content: bytes) -> str:
 def _entry(folder: Path) -> Entry | None:
     """None: nothing of ours, as far as anybody can see."""
     if folder.name.startswith(_UNFINISHED):
-        words = "it was never finished: the run ended while its report was written. Delete it by hand"
+        words = "incomplete: the run ended while its report was written. Delete it manually"
         return Entry(run=folder.name, path=str(folder), problem=words)
     path = folder / document.REPORT
     if not os.path.lexists(path):
@@ -324,10 +328,10 @@ def _why_not_removed(folder: Path, entry: Entry) -> str:
         return "it is kept"
     listed = _manifest(folder)
     if listed is None:
-        return f"its {MANIFEST} cannot be read, so what is in it may not be ours"
+        return f"its {MANIFEST} could not be read, so its files may not belong to gpukeeper"
     elsewhere = [name for name in listed if "/" in name or name in {".", ".."}]
     if elsewhere:
-        return f"its {MANIFEST} names what is not in this folder: {elsewhere[0]}"
+        return f"its {MANIFEST} lists files outside this directory: {elsewhere[0]}"
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -344,7 +348,7 @@ def _remove(folder: Path, number: int, listed: Mapping[str, str]) -> str:
         there = {one.name: stat.S_ISREG(one.stat(follow_symlinks=False).st_mode) for one in entries}
     foreign = sorted(name for name, plain in there.items() if not plain or name not in {*listed, MANIFEST})
     if foreign:
-        return f"it has what gpukeeper did not write: {', '.join(foreign[:3])}"
+        return f"it contains files that gpukeeper did not write: {', '.join(foreign[:3])}"
     gone = folder.with_name(f"{_UNFINISHED}{folder.name}-{secrets.token_hex(4)}")
     folder.rename(gone)  # from here on nobody takes a half of it for a report
     for name in there:

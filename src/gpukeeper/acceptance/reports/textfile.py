@@ -17,15 +17,15 @@ PREFIX = "gpukeeper_acceptance_"
 CODES: Mapping[Grade, int] = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.INCONCLUSIVE: 3}
 _VERDICTS = "0 PASS, 1 WARN, 2 FAIL, 3 INCONCLUSIVE."
 SERIES: Mapping[str, str] = {
-    "info": "Always 1; its labels say which run the other series are of.",
-    "node_verdict": f"The verdict on the node: {_VERDICTS}",
-    "gpu_verdict": f"The verdict on a GPU: {_VERDICTS}",
-    "verdict": f"The verdict of a test: {_VERDICTS}",
-    "value": "What a test measured, in its unit.",
-    "floor": "Below it a test fails, in its unit.",
-    "peer_z": "How far a GPU is from the median of its peers, in robust standard deviations.",
-    "last_run_timestamp_seconds": "When the last acceptance run ended.",
-    "run_duration_seconds": "How long it took.",
+    "info": "Always 1; the labels identify the run.",
+    "node_verdict": f"Verdict on the node: {_VERDICTS}",
+    "gpu_verdict": f"Verdict on a GPU: {_VERDICTS}",
+    "verdict": f"Verdict of a test: {_VERDICTS}",
+    "value": "Measured value of a test, in its unit.",
+    "floor": "Floor of a test, in its unit; below it the test fails.",
+    "peer_z": "Distance of a GPU from the median of its peers, in robust standard deviations.",
+    "last_run_timestamp_seconds": "End of the last acceptance run.",
+    "run_duration_seconds": "Duration of the last acceptance run.",
 }
 
 

@@ -15,23 +15,23 @@ from gpukeeper.model.unknown import Unknown
 NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
 SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
 LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
-_SIGNS = {"us": "µs", "C": "°C", "percent": "%"}
+_SIGNS = {"us": "µs", "C": "°C", "percent": "%", "elements": "wrong elements", "words": "wrong words"}
 # Who has to do something, and what, from the mildest to the hardest.
 DUTIES: Mapping[Remedy, tuple[str, str]] = {
-    Remedy.NONE: ("Nobody", "nothing has to be done"),
-    Remedy.WATCH: ("The operator", "watch it, and test it again within days"),
-    Remedy.RETEST: ("The operator", "test again"),
+    Remedy.NONE: ("", "no action is required"),
+    Remedy.WATCH: ("Operator", "watch it, and test it again within a few days"),
+    Remedy.RETEST: ("Operator", "test again"),
     Remedy.RESET_SETTING: (
-        "The administrator",
-        "reset it and test again: the finding names the setting and the command",
+        "Administrator",
+        "reset the setting named in the finding with its command, then test again",
     ),
-    Remedy.CHECK_CONFIG: ("The administrator", "mend the configuration that the finding names, then test again"),
-    Remedy.RESET_GPU: ("The administrator", "reset the GPU, then test again"),
-    Remedy.REBOOT: ("The administrator", "reboot the machine, then test again"),
-    Remedy.RESEAT_OR_CABLE: ("Whoever stands at the machine", "reseat the GPU and its cables, then test again"),
-    Remedy.REPLACE_NIC: ("The vendor", "replace the network card"),
-    Remedy.CONTACT_VENDOR: ("The vendor", "look into what was found"),
-    Remedy.REPLACE_GPU: ("The vendor", "replace the GPU"),
+    Remedy.CHECK_CONFIG: ("Administrator", "fix the configuration named in the finding, then test again"),
+    Remedy.RESET_GPU: ("Administrator", "reset the GPU, then test again"),
+    Remedy.REBOOT: ("Administrator", "reboot the machine, then test again"),
+    Remedy.RESEAT_OR_CABLE: ("On-site technician", "reseat the GPU and its cables, then test again"),
+    Remedy.REPLACE_NIC: ("Vendor", "replace the network card"),
+    Remedy.CONTACT_VENDOR: ("Vendor", "investigate the finding"),
+    Remedy.REPLACE_GPU: ("Vendor", "replace the GPU"),
 }
 _HARDNESS = {remedy: place for place, remedy in enumerate(DUTIES)}
 
@@ -121,8 +121,8 @@ def less_is_better(unit: str) -> bool:
 def direction(unit: str) -> str:
     """In words; nothing of a unit that does not tell it, as shares and watts do not."""
     if unit in SPEEDS:
-        return "more is better"
-    return "less is better" if less_is_better(unit) else ""
+        return "higher is better"
+    return "lower is better" if less_is_better(unit) else ""
 
 
 def value_of(finding: Finding) -> float | None:
@@ -150,10 +150,10 @@ def duty(report: Report) -> str:
     guilty = [finding for finding in report.findings if finding.verdict is report.verdict]
     remedy = hardest(guilty)
     if remedy is Remedy.NONE and report.verdict in {Grade.FAIL, Grade.INCONCLUSIVE}:
-        return "The operator: read what was found, and test again."
-    who, what = DUTIES[remedy]
+        return "Operator: read the findings, and test again."
     if remedy is Remedy.NONE:
-        return f"{who}: {what}."
+        return "none"
+    who, what = DUTIES[remedy]
     places = dict.fromkeys(gpu_words(report, finding.gpu) for finding in guilty if finding.action is remedy)
     return f"{who}: {what} ({', '.join(places)})."
 

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, assess_use
 from gpukeeper.lifecycle.settings import Rulebook, Settings
-from gpukeeper.lifecycle.warnings import keep_it, staged
+from gpukeeper.lifecycle.warnings import keep_it, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
-from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle
+from gpukeeper.model.policy import WITHOUT_GPU, AfterIdle, ClassSettings, OnIdle, Policy
 from gpukeeper.model.subject import Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
@@ -72,6 +72,15 @@ def watched(view: View, settings: Settings, now: datetime) -> str:
     return "grace" if now < graced else "monitored"
 
 
+def horizon(policy: Policy, window: timedelta) -> timedelta:
+    """How far back use is searched for: at least to the warnings of the pass before. A warning is for this idle period
+    only if everything since then was searched."""
+    if policy.schedule.at is not None:
+        return valid_for(policy.warnings, window)
+    apart = max(HORIZON_SLACK, policy.schedule.every)
+    return min(window + policy.warnings.lead + policy.warnings.undelivered + apart, valid_for(policy.warnings, window))
+
+
 def is_large(subject: Subject) -> bool:
     """Holds more than one slice: a whole GPU, or several of anything. Unknown counts as large."""
     devices = subject.devices
@@ -126,8 +135,7 @@ def _judge(
         words = f"started {in_words(now - started)} ago, in its start grace"
         return Answer(NAME, Verdict.WAIT, words, due=graced + _next(settings, limits, window))
     warnings = settings.policy.warnings
-    horizon = window + warnings.lead + warnings.undelivered + HORIZON_SLACK
-    judged = assess_use(view.series, devices, settings.policy.activity, window, now, horizon)
+    judged = assess_use(view.series, devices, settings.policy.activity, window, now, horizon(settings.policy, window))
     if judged.use is Use.UNKNOWN:
         return Answer(NAME, Verdict.UNKNOWN, judged.reason)
     if judged.use is Use.ACTIVE:

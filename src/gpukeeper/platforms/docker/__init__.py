@@ -1,1 +1,1 @@
-"""Docker hosts, and Podman by the same API: containers, what they left behind, images, the builder's cache."""
+"""Docker hosts, and Podman over the same API: containers, their leftovers, images, the build cache."""

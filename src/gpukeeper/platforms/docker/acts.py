@@ -1,4 +1,4 @@
-"""Stopping, removing, bringing back. Each on exactly the container that was looked at, by id and start."""
+"""Stopping, removing and restoring containers. Each action is tied to the container that was read, by id and start."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from gpukeeper.platforms.docker.connect import QUICK, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, NOT_MODIFIED, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
-from gpukeeper.platforms.docker.wire import ImageInspected, Inspected, Made
+from gpukeeper.platforms.docker.wire import CreateResponse, ImageInspected, Inspected
 
 Answer = Accepted | Changed | Refused | Unknown
-FIRST_PROCESS = timedelta(seconds=10)  # between the stop signal and the end at least, as the engine itself gives
-ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it gives up
-RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between looks: a restart is a stop first, and a start a moment later
-LOST_RUN = "somebody started it at that very moment, and that run ended before the engine could refuse"
+FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows
+ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it fails
+RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between reads: a restart is a stop, followed by a start a moment later
+LOST_RUN = "it was started at the same time, and that run ended before the engine could refuse the removal"
 NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
 
 
-class Acts:
+class ContainerActions:
     def __init__(
         self, engine: Engine, records: Records, holders: Callable[[Inspected], Awaitable[Sequence[Holder]]]
     ) -> None:
         self._engine, self._records, self._holders = engine, records, holders
 
     async def stop(self, fresh: Subject, grace: timedelta) -> Answer:
-        """Restart policy off; SIGTERM to the GPU's own processes and time to save; then the engine's stop."""
+        """Disables the restart policy, sends SIGTERM to the processes that use a GPU and waits, then stops it through
+        the engine.
+        """
         container = await self._same(fresh)
         if not isinstance(container, Inspected):
             return container
         if state_of(container) not in (State.RUNNING, State.PAUSED):
-            return Changed("it does not run any more")
+            return Changed("it is not running any more")
         policy = container.host_config.restart_policy
         revives = policy is not None and policy.name not in {"", "no"}
         if revives and (problem := await self._switch_off(container.id)) is not None:
@@ -54,7 +56,7 @@ class Acts:
         began = asyncio.get_running_loop().time()
         try:
             await self._end_gpu_processes(container, grace)
-        except (asyncio.CancelledError, PlatformError):  # we are told to end, or cannot look: it goes on as it was
+        except (asyncio.CancelledError, PlatformError):  # interrupted, or a read failed: it continues as before
             if revives:
                 await self._give_back_policy(container)
             raise
@@ -72,42 +74,44 @@ class Acts:
                 done = (
                     "it was started again" if isinstance(again, Accepted) else f"starting it again failed: {again.why}"
                 )
-                answer = Changed(f"somebody started it anew at that very moment and our stop hit that run; {done}")
-        # Otherwise it ended meanwhile, and a stop could only hit whoever is just starting it again.
+                answer = Changed(f"it was restarted at the same time and the stop hit the new run; {done}")
+        # Otherwise it has ended, and a stop could only hit a run that is just starting.
         if revives:
             await self._undo_if_it_runs(container, answer)
         return answer
 
     async def _hit_another_run(self, before: Inspected) -> bool:
-        """The engine has no stop for one run only: between our look and its act somebody may have restarted it."""
+        """The engine cannot stop one specific run: between our read and the stop a user may have restarted it."""
         now = await self._records.inspect(before.id)
         return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
     async def remove(self, fresh: Subject) -> Answer:
-        """Unforced, so that whoever started it meanwhile wins; unnamed volumes stay.
+        """Not forced, so that the engine refuses if it was started in the meantime; anonymous volumes stay.
 
-        The engine has no removal of one state only: a run that begins and ends after our look goes with it. That window
-        is as short as we can make it, and what was lost in it is said.
+        The engine cannot remove a container conditionally: a run that begins and ends after our read is removed with
+        it. That window is as short as possible, and a run that was lost in it is reported.
         """
         looked = datetime.now(UTC)
         container = await self._same(fresh)
         if not isinstance(container, Inspected):
             return container
         if version(container) != fresh.seen.version:
-            return Changed("it changed since it was looked at")
+            return Changed("it changed since it was read")
         try:
             await self._engine.delete(f"/containers/{part(container.id)}", force=False, v=False)
         except EngineError as error:
             if error.status in (CONFLICT, NOT_FOUND):
                 runs = error.status == CONFLICT and state_of(container) in (State.RUNNING, State.PAUSED)
-                return Changed("it runs, and what runs is not removed; stop it first" if runs else error.words)
+                return Changed(
+                    "it is running, and running containers are not removed; stop it first" if runs else error.words
+                )
             return Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
         return Accepted(bytes_back=fresh.size, missed=await self._missed_run(container.id, looked))
 
     async def _missed_run(self, id_: str, looked: datetime) -> str:
-        """Whether it was started after we looked, as far as the engine's events tell; they outlive the container."""
+        """Whether it was started after our read, according to the engine's events; these outlive the container."""
         filters = {"type": ["container"], "container": [id_], "event": ["start"]}
         since, until = looked.timestamp(), datetime.now(UTC).timestamp()
         with suppress(EngineError, EngineSilent, TimeoutError):
@@ -115,25 +119,25 @@ class Acts:
                 async for event in self._engine.events(filters, since=f"{since:.9f}", until=f"{until:.9f}"):
                     at = datetime.fromtimestamp(event.time_nano / 1e9, UTC)
                     if event.actor.id == id_ and at > looked:
-                        return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files went with it"
+                        return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files were removed with it"
         return ""
 
     async def bring_back(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
-        """What was stopped is started; what was removed is made again from its capture, and not started."""
+        """A stopped container is started; a removed one is created again from its evidence, and not started."""
         found = await self._records.inspect(ref.uid)
         if isinstance(found, Unknown):
             return found
         if found is not None:
             return await self._start(found, evidence)
         if evidence is None:
-            return Refused("it is gone and nothing was captured of it")
+            return Refused("it is gone and no evidence of it was captured")
         recipe = archive.recipe(evidence)
         if isinstance(recipe, Unknown):
             return Refused(recipe.why)
         try:
             body = {**recipe.body, "Image": await self._image_for(recipe)}
             answer = await self._engine.post("/containers/create", body, name=recipe.name)
-            made = reading.decode(answer, type=Made)
+            made = reading.decode(answer, type=CreateResponse)
             for network, settings in recipe.networks.items():
                 joined = {"Container": made.id, "EndpointConfig": settings}
                 await self._engine.post(f"/networks/{part(network)}/connect", joined)
@@ -143,8 +147,8 @@ class Acts:
             return Unknown(str(problem))
         return Accepted()
 
-    async def _image_for(self, recipe: archive.Recipe) -> str:
-        """The image it was made from: by its name where that still means it, else by its id."""
+    async def _image_for(self, recipe: archive.CreateRequest) -> str:
+        """The image it was created from: by name if the name still refers to it, otherwise by id."""
         name = str(recipe.body.get("Image") or recipe.image)
         try:
             found = await self._engine.get(f"/images/{part(name)}/json", ImageInspected)
@@ -153,7 +157,7 @@ class Acts:
         return name if found.id == recipe.image else recipe.image
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """An interruption came between switching the restart policy off and the stop: its owner gets it back."""
+        """After an interruption between disabling the restart policy and the stop: restores the policy."""
         found = await self._records.inspect(ref.uid)
         policy = archive.restart_policy(evidence)
         if isinstance(found, Inspected) and state_of(found) in (State.RUNNING, State.PAUSED) and policy is not None:
@@ -168,21 +172,23 @@ class Acts:
         if isinstance(found, Unknown):
             return found
         if incarnation(found) != fresh.seen.incarnation:
-            return Changed("it was started anew")
+            return Changed("it was restarted")
         return found
 
     async def _switch_off(self, id_: str) -> Refused | Unknown | None:
-        """First, or the engine starts it again as soon as its processes end."""
+        """First, otherwise the engine restarts it as soon as its processes end."""
         try:
             await self._engine.post(f"/containers/{part(id_)}/update", NO_RESTART)
         except EngineError as error:
-            return Refused(f"its restart policy could not be switched off, so a stop would not last: {error.words}")
+            return Refused(
+                f"its restart policy could not be disabled, so it would be restarted after a stop: {error.words}"
+            )
         except EngineSilent as silent:
             return Unknown(str(silent))
         return None
 
     async def _end_gpu_processes(self, container: Inspected, grace: timedelta) -> None:
-        """The engine signals only the first process; what was started by `exec` would die without a word."""
+        """The engine signals only the first process; processes started by `exec` would be killed without SIGTERM."""
         targets = [
             Target(holder.pid, holder.starttime, container.id)
             for holder in await self._holders(container)
@@ -205,8 +211,9 @@ class Acts:
         return Accepted()
 
     async def _undo_if_it_runs(self, before: Inspected, answer: Answer) -> None:
-        """A user who restarted it during our stop wins, and keeps the restart policy. So does whoever could not be
-        stopped. One that the engine is still stopping does not come back by its policy."""
+        """If a user restarted it during our stop, it keeps running and keeps its restart policy. So does a container
+        that could not be stopped. While the engine is still stopping it, the policy does not restart it.
+        """
         for pause in RESTARTED_WITHIN:
             await asyncio.sleep(pause)
             now = await self._records.inspect(before.id)
@@ -232,7 +239,7 @@ class Acts:
     async def _start(self, found: Inspected, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         policy = archive.restart_policy(evidence) if evidence is not None else None
         if policy is not None and (problem := await self._set_policy(found.id, policy)) is not None:
-            return Unknown(f"its restart policy could not be given back: {problem}")
+            return Unknown(f"its restart policy could not be restored: {problem}")
         return await self._engine_start(found.id)
 
     async def _engine_start(self, id_: str) -> Accepted | Refused | Unknown:
@@ -247,7 +254,7 @@ class Acts:
 
 def _not_made(error: EngineError, body: Mapping[str, Any]) -> str:
     if error.status == CONFLICT:
-        return f"something of that name exists ({error.words})"
+        return f"that name is already in use ({error.words})"
     if error.status == NOT_FOUND and "image" in error.words.lower():
-        return f"its image {body.get('Image')} is not here any more; pull or load it, then try again"
+        return f"its image {body.get('Image')} does not exist any more; pull or load it, then try again"
     return error.words

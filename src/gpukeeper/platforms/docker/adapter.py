@@ -1,8 +1,9 @@
-"""One Docker host as a platform. Keyed by full ids; every call has a deadline; a stuck container stalls nobody.
+"""One Docker host as a platform. Objects are keyed by full id; every call has a timeout; a stuck container does not
+block others.
 
-A stop is LOOKED (the engine has no conditional stop). A removal is NOT_RUNNING: unforced, so that the engine itself
-refuses what runs; but it refuses nothing that ran and ended since we looked. An orphan is signalled through a
-descriptor that can only mean the process that was looked at.
+A stop is LOOKED (the engine has no conditional stop). A removal is NOT_RUNNING: not forced, so that the engine refuses
+to remove a running container; it does not refuse one that ran and ended since our read. An orphan is signalled through
+a pidfd, which can only refer to the process that was read.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.platforms.docker import translate
-from gpukeeper.platforms.docker.acts import Acts
+from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import Captures
 from gpukeeper.platforms.docker.connect import SLOW, Engine
-from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
-from gpukeeper.platforms.docker.people import Directory
-from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.surroundings import (
+from gpukeeper.platforms.docker.host_facts import (
     SCAN,
-    Around,
+    HostInspector,
+    HostSnapshot,
     Inventory,
-    Surroundings,
     belongs,
     container_ids,
     holders_of,
 )
-from gpukeeper.platforms.docker.wire import Inspected, Listed, when
+from gpukeeper.platforms.docker.leftovers import Leftovers
+from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.records import FILTERS, Records
+from gpukeeper.platforms.docker.users import UserDirectory
+from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected, when
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
-RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between tries to hear the events again
+RECONNECT = (1.0, 5.0, 15.0, 60.0)  # seconds between attempts to read the events again
 TELLING = timedelta(seconds=5)
 
 
@@ -85,19 +86,19 @@ class DockerPlatform:
     ) -> None:
         self._engine, self._place, self._clock, self._proc = engine, place, clock, proc
         self.records = Records(engine)
-        self._around = Surroundings(
+        self._around = HostInspector(
             self.records,
             inventory,
             local=engine.local,
-            directory=Directory(clock),
+            directory=UserDirectory(clock),
             trusted_labels=policy.owner_labels,
             keep_alive=policy.keep_alive,
             proc=proc,
         )
         self._captures = Captures(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
-        self._acts = Acts(engine, self.records, self._holders)
-        self._left_since: dict[str, datetime] = {}  # by container: when something was first seen left behind by it
+        self._acts = ContainerActions(engine, self.records, self._holders)
+        self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen
 
     @property
     def name(self) -> str:
@@ -109,11 +110,11 @@ class DockerPlatform:
 
     @property
     def local(self) -> bool:
-        """On this machine, so that what its containers do can be measured here."""
+        """Whether the engine runs on this machine, so that its containers can be measured here."""
         return self._engine.local
 
     def follow(self, policy: Policy) -> None:
-        """A label that is no longer trusted is believed no longer."""
+        """A label that is no longer trusted has no effect any more."""
         self._around.follow(policy.owner_labels, policy.keep_alive)
         self._leftovers.cache = _wants_cache(policy)
 
@@ -124,7 +125,7 @@ class DockerPlatform:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
         async with self._engine.opened():
-            # The machine first: a process of a container that starts in between must not look left behind.
+            # The machine first: a process of a container that starts in between must not look orphaned.
             around = await self._around.look()
             containers, unseen = await self.records.refresh()
             yield self._page((), unseen)
@@ -137,17 +138,17 @@ class DockerPlatform:
             yield self._page(*await self._leftovers.observe(self.records.images_in_use()))
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """On every event that matters, and once a minute: a list finds what an event did not tell."""
+        """On every relevant event, and once a minute: a listing finds what no event reported."""
         tries = 0
         while True:
             try:
                 async with self._engine.opened():
-                    first = True  # comes before anything was heard, so it proves nothing
+                    first = True  # comes before any event was read, so it proves nothing
                     async for hint in self._hear():
                         tries, first = tries if first else 0, False
                         yield hint
             except PlatformError:
-                pass  # the next pass says what is wrong
+                pass  # the next pass reports the problem
             self.records.forget()
             yield None
             await asyncio.sleep(RECONNECT[min(tries, len(RECONNECT) - 1)])
@@ -167,7 +168,7 @@ class DockerPlatform:
                         return await self._leftovers.look_at_cache(ref)
         except PlatformError as problem:
             return Unknown(str(problem))
-        return Unknown(f"an engine has nothing of the kind {ref.kind!r}")
+        return Unknown(f"the engine has no kind {ref.kind!r}")
 
     async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
         return await self.look(Ref(self.name, self._place, translate.CONTAINER, uid, uid))
@@ -177,7 +178,7 @@ class DockerPlatform:
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.WORKLOAD:
-            return NothingToCapture(f"a {subject.shape} has no log and no description of its own")
+            return NothingToCapture(f"a {subject.shape} has no log and no manifest of its own")
         try:
             async with self._engine.opened():
                 return await self._captures.take(subject, what)
@@ -187,7 +188,7 @@ class DockerPlatform:
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         action = step.decision.action
         if action not in self.guards:
-            return Refused(f"an engine offers no {action}")
+            return Refused(f"the engine does not support {action}")
         try:
             async with self._engine.opened():
                 match fresh.ref.kind, action:
@@ -203,13 +204,13 @@ class DockerPlatform:
                         return await self._leftovers.remove_cache(fresh)
         except PlatformError as problem:
             return Unknown(str(problem))
-        return Refused(f"it is of the kind {fresh.ref.kind}, which cannot be stopped, only removed")
+        return Refused(f"a {fresh.ref.kind} cannot be stopped, only removed")
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        """To the terminals inside, from outside: nothing is run or written there."""
+        """Sends it to the terminals inside, from outside: nothing is run or written in the container."""
         container = self.records.known(subject.ref.uid)
         if container is None or not container.state.pid or not self._engine.local:
             return False
@@ -223,7 +224,7 @@ class DockerPlatform:
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if ref.kind != translate.CONTAINER:
-            return Refused(f"a {ref.kind} cannot be brought back")
+            return Refused(f"a {ref.kind} cannot be restored")
         try:
             async with self._engine.opened():
                 return await self._acts.bring_back(ref, evidence)
@@ -231,7 +232,7 @@ class DockerPlatform:
             return Unknown(str(problem))
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
+        """Nothing to do: the hold is in the ledger."""
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         return None
@@ -240,12 +241,14 @@ class DockerPlatform:
         return ()
 
     async def called(self, patterns: Sequence[str]) -> Sequence[Inspected] | Unknown:
-        """Containers of these names, or of labels as key=value, for whoever looks inside them from this machine."""
+        """Containers with these names, or with labels given as key=value, for platforms that read their files from this
+        machine.
+        """
         if not self._engine.local:
             return ()
         try:
             async with self._engine.opened():
-                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                listed = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
                 answers = [await self.records.inspect(one.id) for one in listed if translate.is_called(one, patterns)]
         except PlatformError as problem:
             return Unknown(str(problem))
@@ -253,13 +256,15 @@ class DockerPlatform:
         return [one for one in answers if isinstance(one, Inspected)] if unknown is None else unknown
 
     async def bound(self) -> Mapping[str, str] | Unknown:
-        """Folders of this machine that containers which do not run have mounted, each with a clause that says so.
-        Nothing else tells: a stopped container has no mounts and no open files, and needs them when it starts."""
+        """Directories of this machine that are mounted in containers that are not running, each with a clause that
+        names the container. No other source shows them: a stopped container has no mounts and no open files, and needs
+        them when it starts.
+        """
         if not self._engine.local:
             return {}
         try:
             async with self._engine.opened():
-                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                listed = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
                 answers = [await self.records.inspect(one.id) for one in listed if one.state != "running"]
         except PlatformError as problem:
             return Unknown(str(problem))
@@ -275,7 +280,7 @@ class DockerPlatform:
         return found
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """It is what it is made of; the rules say the rest."""
+        """Its components; the rules add the rest."""
         return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
@@ -290,7 +295,7 @@ class DockerPlatform:
     async def _hear(self) -> AsyncIterator[Ref | None]:
         since = self._clock.now().timestamp()
         self.records.forget()
-        self.records.hearing = True  # from `since` on nothing is missed: the engine repeats it
+        self.records.hearing = True  # nothing is missed from `since` on: the engine repeats the events
         stream = self._engine.events(FILTERS, since=f"{since:.9f}")
         waiting = asyncio.ensure_future(anext(stream))
         try:
@@ -327,7 +332,7 @@ class DockerPlatform:
         around = await self._around.look()
         found = await self.records.inspect(str(holder.container))
         for id_ in container_ids(holder, self._proc):
-            # A container may be started inside the control group of another: whoever runs is asked first.
+            # A container may be started inside the control group of another: running containers are checked first.
             other = await self.records.inspect(id_) if id_ != holder.container else None
             if isinstance(other, Unknown) or _runs(other):
                 found = other
@@ -336,17 +341,17 @@ class DockerPlatform:
     async def _holder(self, ref: Ref) -> Holder | Gone | Unknown:
         pid, _, starttime = ref.uid.partition("@")
         if not (pid.isdecimal() and starttime.isdecimal()):
-            return Unknown(f"{ref.uid!r} names no process")
+            return Unknown(f"{ref.uid!r} does not identify a process")
         try:
             holder = await in_thread(lambda: holders.look_up(int(pid), self._proc), SCAN)
         except TimeoutError:
-            return Unknown(f"pid {pid} could not be looked at: no answer")
+            return Unknown(f"pid {pid} could not be read: timeout")
         except OSError as error:
-            return Unknown(f"pid {pid} could not be looked at: {error.strerror}")
+            return Unknown(f"pid {pid} could not be read: {error.strerror}")
         if holder is None or holder.starttime != int(starttime):
             return Gone(ref, self._clock.now())
         if not isinstance(holder.container, str):
-            return Unknown(f"pid {pid} is in no container")
+            return Unknown(f"pid {pid} is not in a container")
         ids = container_ids(holder, self._proc)
         known = next((id_ for id_ in ids if self.records.known(id_) or id_ in self.records.once_had), None)
         return msgspec.structs.replace(holder, container=known or holder.container)
@@ -359,7 +364,7 @@ class DockerPlatform:
             return holder
         return await signals.end(signals.Target(holder.pid, holder.starttime, str(holder.container)), proc=self._proc)
 
-    async def _orphans(self, around: Around, containers: Sequence[Inspected]) -> list[Subject]:
+    async def _orphans(self, around: HostSnapshot, containers: Sequence[Inspected]) -> list[Subject]:
         by_id = {one.id: one for one in containers}
         left = []
         for holder in around.everyone():
@@ -374,33 +379,35 @@ class DockerPlatform:
         self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in whose}
         return left
 
-    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:
+    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: HostSnapshot) -> Subject:
         started = holders.started(holder.starttime, holders.boot_time(self._proc))
         proof = proof_of(holder, started, container, self.records.once_had)
         id_ = str(holder.container)
         ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
         first_seen = self._left_since.setdefault(id_, self._clock.now())
         since = ended if isinstance(ended, datetime) else first_seen
-        devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
+        devices = HostSnapshot(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
         return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
 
     async def _holders(self, container: Inspected) -> Sequence[Holder]:
-        """Those who must be told before a stop. PlatformError: nobody could look, so nothing is stopped."""
+        """Processes that must get SIGTERM before a stop. PlatformError: they could not be listed, so nothing is
+        stopped.
+        """
         if not self._engine.local:
             return ()
         around = await self._around.look()
         if around.blind is not None:
-            raise PlatformError(f"who holds its GPUs is not known: {around.blind}")
+            raise PlatformError(f"the processes that hold its GPUs are unknown: {around.blind}")
         return holders_of(container, around, self._proc)
 
-    async def _subject(self, container: Inspected, around: Around) -> Subject:
+    async def _subject(self, container: Inspected, around: HostSnapshot) -> Subject:
         return translate.container_subject(container, await self._around.facts(container, around), self._at())
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())
 
 
 def _runs(container: Inspected | None) -> bool:

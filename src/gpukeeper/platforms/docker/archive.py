@@ -1,4 +1,4 @@
-"""What is kept of a container before it goes, and how it is made again from that. Pure."""
+"""What is saved of a container before its removal, and how it is created again from that. Pure."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.translate import ANONYMOUS
 
 MANIFEST, LOG, EVENTS, PACKAGES, CHANGES = "manifest.json", "log.txt", "events.jsonl", "packages.txt", "changes.txt"
-BEFORE_STOP = "stop/"  # what was captured when gpukeeper stopped it, before it switched its restart policy off
+BEFORE_STOP = "stop/"  # captured when gpukeeper stopped it, before the restart policy was disabled
 _FRAME = struct.Struct(">BxxxL")
 
 
-class Recipe(msgspec.Struct, frozen=True):
-    """How to make it again."""
+class CreateRequest(msgspec.Struct, frozen=True):
+    """How to create it again."""
 
     name: str
-    image: str  # the id it was made from; its name may mean another one by now
+    image: str  # the id it was created from; its name may refer to another image now
     body: Mapping[str, Any]
-    networks: Mapping[str, Any]  # to be joined after it was made
+    networks: Mapping[str, Any]  # networks to connect after creation
 
 
 def demultiplexed(stream: bytes) -> bytes:
-    """The log of a container without a terminal comes in frames, each with the length of its part."""
+    """The log of a container without a terminal is a sequence of frames, each with its length."""
     parts, at = [], 0
     while at + _FRAME.size <= len(stream):
         kind, length = _FRAME.unpack_from(stream, at)
         if kind > 2 or stream[at + 1 : at + 4] != b"\0\0\0":
-            return stream  # no frames after all
+            return stream  # not framed
         parts.append(stream[at + _FRAME.size : at + _FRAME.size + length])
         at += _FRAME.size + length
     return b"".join(parts)
 
 
-def recipe(evidence: Evidence) -> Recipe | Unknown:
+def recipe(evidence: Evidence) -> CreateRequest | Unknown:
     try:
         return _recipe(evidence)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"its captured description cannot be read: {error}")
+        return Unknown(f"its captured manifest cannot be read: {error}")
 
 
-def _recipe(evidence: Evidence) -> Recipe:
+def _recipe(evidence: Evidence) -> CreateRequest:
     told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
     config, host = dict(told["Config"]), dict(told["HostConfig"])
     name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
     image = str(told["Image"])
     host["RestartPolicy"] = restart_policy(evidence) or host.get("RestartPolicy")
     if config.get("Hostname") == old_id[:12]:
-        del config["Hostname"]  # the engine gave it; it gives a new one
+        del config["Hostname"]  # assigned by the engine, which assigns a new one
     _keep_volumes(told, config, host)
     _as_it_is_asked_for(host)
     joined = dict((told.get("NetworkSettings") or {}).get("Networks") or {})
@@ -63,11 +63,11 @@ def _recipe(evidence: Evidence) -> Recipe:
         for network, facts in joined.items()
         if network not in {mode, "bridge" if mode == "default" else mode, "host", "none"}
     }
-    return Recipe(name, image, {**config, "HostConfig": host}, others)
+    return CreateRequest(name, image, {**config, "HostConfig": host}, others)
 
 
 def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
-    """The one its owner gave it: from before our stop, where we stopped it first."""
+    """The policy that its owner set: the one from before our stop, if gpukeeper stopped it first."""
     for name in (BEFORE_STOP + MANIFEST, MANIFEST):
         if name in evidence.files:
             try:
@@ -81,21 +81,21 @@ def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:
 
 
 def _keep_volumes(told: Mapping[str, Any], config: dict[str, Any], host: dict[str, Any]) -> None:
-    """Unnamed volumes were not removed with it, so it gets the same ones again."""
+    """Anonymous volumes were not removed with it, so it gets the same ones again."""
     binds, volumes = list(host.get("Binds") or ()), dict(config.get("Volumes") or {})
     for mount in told.get("Mounts") or ():
         name, where = str(mount.get("Name", "")), str(mount.get("Destination", ""))
         if mount.get("Type") == "volume" and ANONYMOUS.fullmatch(name) and not _bound(binds, where):
             binds.append(f"{name}:{where}")
             volumes.pop(where, None)
-            # Asked for by --mount: the engine refuses two entries for one place.
+            # Requested by --mount: the engine refuses two entries for one target.
             host["Mounts"] = [one for one in host.get("Mounts") or () if one.get("Target") != where] or None
     host["Binds"] = binds or None
     config["Volumes"] = volumes or None
 
 
 def _as_it_is_asked_for(host: dict[str, Any]) -> None:
-    """Podman tells limits in other words (RLIMIT_NOFILE) than it takes them in (nofile)."""
+    """Podman reports limits under other names (RLIMIT_NOFILE) than it accepts (nofile)."""
     if host.get("Ulimits"):
         host["Ulimits"] = [
             {**limit, "Name": str(limit.get("Name", "")).removeprefix("RLIMIT_").lower()} for limit in host["Ulimits"]

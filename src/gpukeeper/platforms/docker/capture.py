@@ -1,4 +1,4 @@
-"""What is saved of a container before it goes: description, log, events, what was installed and changed inside."""
+"""Evidence of a container before its removal: manifest, log, events, what was installed and changed inside."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GLANCE = timedelta(seconds=15)
 TOO_MANY = Change("(more files changed than can be listed)")
 
 
-class Inside(msgspec.Struct, frozen=True):
-    """What a container wrote since it was made."""
+class ContainerChanges(msgspec.Struct, frozen=True):
+    """What was written inside a container since its creation."""
 
     size: int | None
     changes: tuple[Change, ...]
@@ -37,11 +37,13 @@ class Inside(msgspec.Struct, frozen=True):
 class Captures:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._inside: dict[str, tuple[datetime, Inside]] = {}
-        self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # took too long; not tried at each look
+        self._inside: dict[str, tuple[datetime, ContainerChanges]] = {}
+        self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # timed out; not retried at each read
 
     async def losses(self, container: Inspected) -> tuple[int | None, tuple[str, ...] | Unknown]:
-        """Its own bytes, and what would be lost. Walking through a container costs, so it is remembered a while."""
+        """Its writable size, and what would be lost. Listing the changes of a container is expensive, so it is
+        cached.
+        """
         if container.id in self._unwilling and self._clock.now() - self._unwilling[container.id][0] < REMEMBERED:
             return None, self._unwilling[container.id][1]
         try:
@@ -58,7 +60,7 @@ class Captures:
         id_ = part(subject.ref.uid)
         files: dict[str, bytes] = {}
         try:
-            # Always: without it nothing can be brought back.
+            # Always: without it the container cannot be restored.
             files[archive.MANIFEST] = await self._engine.raw(f"/containers/{id_}/json")
             container = reading.decode(files[archive.MANIFEST], type=Inspected)
             if "logs" in what:
@@ -68,7 +70,7 @@ class Captures:
             if set(what) - {"manifest"}:
                 files |= await self._written(container)
         except EngineError as error:
-            # A log or list that is not offered is no word about the container itself.
+            # A log or list that is not offered proves nothing about the container itself.
             gone = error.says_gone and archive.MANIFEST not in files
             return NothingToCapture("it no longer exists") if gone else Unknown(str(error))
         except (EngineSilent, msgspec.DecodeError) as problem:
@@ -82,11 +84,11 @@ class Captures:
             refused = _is_dead(container) and error.status == CONFLICT
             if not refused and (error.status == NOT_FOUND or "logging driver" not in error.words):
                 raise
-            return f"The engine keeps no log of it: {error.words}\n".encode()  # none exists, so none can be lost
+            return f"The engine has no log of it: {error.words}\n".encode()  # none exists, so none can be lost
         return stream if container.config.tty else archive.demultiplexed(stream)
 
     async def _end_of_log(self, id_: str) -> bytes:
-        """Fewer lines until they fit: of a log that is too long the end matters."""
+        """Fewer lines until they fit: of a log that is too long the end is kept."""
         stream = b""
         for lines in LOG_LINES:
             stream = await self._engine.raw(
@@ -103,7 +105,7 @@ class Captures:
         return stream
 
     async def _events(self, container: Inspected, subject: Subject) -> bytes:
-        """What the engine still remembers. It forgets soon, so little is no failure."""
+        """What the engine still remembers. It forgets soon, so few events are not a failure."""
         lines: list[bytes] = []
         begin = subject.created.timestamp() if isinstance(subject.created, datetime) else 0.0
         until = self._clock.now().timestamp()
@@ -131,23 +133,24 @@ class Captures:
             archive.CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
         }
 
-    async def _look_inside(self, id_: str, *, anew: bool = False) -> Inside:
+    async def _look_inside(self, id_: str, *, anew: bool = False) -> ContainerChanges:
         now = self._clock.now()
         self._inside = {key: one for key, one in self._inside.items() if now - one[0] < REMEMBERED}
         if id_ in self._inside and not anew:
             return self._inside[id_][1]
-        # A look has others waiting behind it; a capture comes before a removal and may take its time.
+        # Other reads wait behind a read; a capture comes before a removal and may take longer.
         deadline = SLOW if anew else GLANCE
         sized = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=deadline)
         raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=deadline)
-        # Millions of changed files are no reason to keep it for ever: its log and description are what is needed.
+        # Millions of changed files must not block the removal forever: the log and the manifest are what is needed.
         changes = reading.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
-        inside = Inside(sized.size_rw, tuple(changes or ()))
+        inside = ContainerChanges(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside
 
 
 def _is_dead(container: Inspected) -> bool:
-    """Its removal began and failed. It never starts again, and the engine refuses its log (409) for ever: waiting for
-    it would keep the container for ever."""
+    """Its removal began and failed. It never starts again, and the engine refuses its log (409) forever: waiting for
+    the log would keep the container forever.
+    """
     return container.state.status == "dead"

@@ -1,4 +1,4 @@
-"""How an engine is reached: over its unix socket or DOCKER_HOST. Every call has a deadline; nothing here decides."""
+"""The connection to an engine: its unix socket or DOCKER_HOST. Every call has a timeout; nothing is decided here."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
-from gpukeeper.platforms.docker.wire import EngineEvent, Message
+from gpukeeper.platforms.docker.wire import EngineEvent, ErrorResponse
 
 T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"
-NEWEST = (1, 48)  # of the engine's API that we know; an older engine is spoken to in its own version
+NEWEST = (1, 48)  # the newest version of the engine's API that we know; an older engine is used in its own version
 QUICK, SLOW = timedelta(seconds=10), timedelta(seconds=60)
-AT_ONCE = 16  # questions in flight; more does not make an engine faster
-MOST = 64 * 1024 * 1024  # bytes of one answer
+AT_ONCE = 16  # concurrent requests; more does not make an engine faster
+MOST = 64 * 1024 * 1024  # bytes of one response
 LONGEST_EVENT = 4 * 1024 * 1024  # bytes
-REFUSAL = 64 * 1024  # bytes of an answer whose words alone matter
+REFUSAL = 64 * 1024  # bytes of an error response
 
 
 def find(environ: Mapping[str, str]) -> str | None:
-    """Where an engine is, or None. Looks at the usual socket, asks nothing. What DOCKER_HOST names is there: if it does
-    not answer, what runs on it is unknown, not absent."""
+    """The address of an engine, or None. Checks the usual socket, sends no request.
+
+    DOCKER_HOST always counts: if that engine does not answer, what runs on it is unknown, not absent.
+    """
     if address := environ.get("DOCKER_HOST"):
         return address
     address = f"unix://{SOCKET}"
     try:
         return address if Path(SOCKET).is_socket() else None
     except OSError:
-        return address  # it may be there and hidden from us; asking will say so
+        return address  # it may exist and be hidden from us; a request will show it
 
 
 class Engine:
-    """One engine. A connection is open while somebody is inside `opened()`; calls may come from any one loop."""
+    """One engine. Connections are open while a caller is inside `opened()`; all calls must come from one event loop."""
 
     def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
         self.address = address
@@ -62,18 +64,18 @@ class Engine:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of the API, as agreed on with the engine."""
+        """Version of the API, negotiated with the engine."""
         major, _, minor = self._version.removeprefix("v").partition(".")
         return (int(major), int(minor)) if minor else (0, 0)
 
     @property
     def host(self) -> str:
-        """The machine it is on, where it is not this one."""
+        """The machine it runs on, if that is another one."""
         return self._where.partition("/")[0].rpartition(":")[0] or self._where
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The first to come opens, the last to go closes: a one-shot command leaves nothing behind."""
+        """The first caller opens the connection, the last one closes it: a one-shot command leaves nothing open."""
         if self._users == 0:
             self._client, self._limit = self._connect(), asyncio.Semaphore(AT_ONCE)
         self._users += 1
@@ -93,7 +95,7 @@ class Engine:
     async def listed(
         self, path: str, type_: type[T], what: str, *, deadline: timedelta = QUICK, **query: object
     ) -> tuple[list[T], list[Unseen]]:
-        """A list. An entry that cannot be read is one that was not seen; the others are."""
+        """A list. An entry that cannot be read is reported as unseen; the others are returned."""
         return read_list(await self._call("GET", path, deadline, query), type_, what, path)
 
     async def raw(self, path: str, *, deadline: timedelta = QUICK, most: int = MOST, **query: object) -> bytes:
@@ -106,14 +108,14 @@ class Engine:
         return await self._call("DELETE", path, deadline, query)
 
     async def events(self, filters: Mapping[str, list[str]], **query: object) -> AsyncGenerator[EngineEvent, None]:
-        """Until the engine ends the stream. Without `until` it lasts as long as the engine does."""
+        """Until the engine ends the stream. Without `until` it is endless."""
         asked = {**query, "filters": msgspec.json.encode(filters).decode()}
         decoder = reading.Decoder(EngineEvent)
         try:
             async with self._opened_client.stream("GET", self._target("/events", asked)) as answer:
                 if answer.status >= 300:
                     raise EngineError(answer.status, _refusal(await answer.read(REFUSAL, cut=True)))
-                # An event carries all labels in one line, and anybody may write long ones.
+                # An event carries all labels in one line, and users may write long ones.
                 async with aclosing(answer.lines(LONGEST_EVENT)) as lines:
                     async for line in lines:
                         if line.strip():
@@ -143,13 +145,13 @@ class Engine:
         except CannotConnect as error:
             raise cannot_connect(self.address, str(error)) from error
         except HttpError as error:
-            raise EngineSilent(f"the engine broke off {method} {path}: {error}") from error
+            raise EngineSilent(f"the connection to the engine broke during {method} {path}: {error}") from error
         if answer.status >= 300:
             raise EngineError(answer.status, _refusal(answer.body))
         return answer.body
 
     async def _negotiate(self) -> str:
-        """The newest version that both know."""
+        """The newest version that both sides support."""
         try:
             async with asyncio.timeout(QUICK.total_seconds()):
                 answer = await self._opened_client.request("GET", "/_ping", size_max=REFUSAL, cut=True)
@@ -157,11 +159,11 @@ class Engine:
             raise EngineSilent(f"the engine at {self.address} did not answer within {in_words(QUICK)}") from error
         except CannotConnect as error:
             raise cannot_connect(self.address, str(error)) from error
-        except HttpError as error:  # it speaks something else
-            raise EngineSilent(f"what answers at {self.address} is no container engine") from error
+        except HttpError as error:  # another protocol
+            raise EngineSilent(f"the server at {self.address} is not a container engine") from error
         major, _, minor = answer.headers.get("api-version", "").partition(".")
         if not (major.isdecimal() and minor.isdecimal()):
-            raise EngineSilent(f"what answers at {self.address} is no container engine")
+            raise EngineSilent(f"the server at {self.address} is not a container engine")
         return "v{}.{}".format(*min(NEWEST, (int(major), int(minor))))
 
     @property
@@ -178,10 +180,10 @@ class Engine:
             raise UsageError(f'DOCKER_HOST="{self.address}" is not unix://PATH or tcp://HOST:PORT') from error
 
     def _tls(self) -> ssl.SSLContext | None:
-        """As the docker command does it: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
+        """Like the docker command: DOCKER_TLS_VERIFY and DOCKER_CERT_PATH."""
         folder = self._environ.get("DOCKER_CERT_PATH")
         if not folder or not self._environ.get("DOCKER_TLS_VERIFY"):
-            return None  # of https:// the system's authorities decide
+            return None  # for https:// the system's certificate authorities decide
         try:
             context = ssl.create_default_context(cafile=str(Path(folder, "ca.pem")))
             context.load_cert_chain(str(Path(folder, "cert.pem")), str(Path(folder, "key.pem")))
@@ -200,7 +202,7 @@ class Engine:
 
 
 def part(name: str) -> str:
-    """A name or id as a part of a path: whatever is in it, it stays one part."""
+    """A name or id as one segment of a path, whatever characters it contains."""
     return quote(name, safe="")
 
 
@@ -216,11 +218,11 @@ def _decode(read: bytes, type_: type[T], path: str) -> T:
     try:
         return reading.decode(read, type=type_)
     except msgspec.DecodeError as error:
-        raise EngineSilent(f"the engine's answer to {path} cannot be read: {error}") from error
+        raise EngineSilent(f"the engine's response to {path} cannot be read: {error}") from error
 
 
 def read_list(read: bytes | msgspec.Raw, type_: type[T], what: str, path: str) -> tuple[list[T], list[Unseen]]:
-    """All at once; one by one only where one of them cannot be read."""
+    """All at once; one by one only if one of them cannot be read."""
     try:
         return reading.decode(read, type=list[type_]), []  # type: ignore[valid-type]
     except msgspec.DecodeError:
@@ -232,7 +234,7 @@ def read_list(read: bytes | msgspec.Raw, type_: type[T], what: str, path: str) -
             found.append(reading.decode(entry, type=type_))
         except msgspec.DecodeError as error:
             name = _name_of(entry) or f"number {number} of {len(entries)}"
-            unseen.append(Unseen(f"{what} {name}", f"what the engine says of it cannot be read: {error}"))
+            unseen.append(Unseen(f"{what} {name}", f"the engine's description of it cannot be read: {error}"))
     return found, unseen
 
 
@@ -247,6 +249,6 @@ def _name_of(entry: msgspec.Raw) -> str:
 
 def _refusal(read: bytes) -> str:
     try:
-        return reading.decode(read, type=Message).message
+        return reading.decode(read, type=ErrorResponse).message
     except msgspec.DecodeError:
         return read[:200].decode("utf-8", "replace").strip()

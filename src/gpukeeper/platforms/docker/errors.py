@@ -1,4 +1,4 @@
-"""What can go wrong with an engine, in sentences."""
+"""Errors of an engine, as sentences."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
 
 
 class EngineError(PlatformError):
-    """The engine answered, and the answer is no."""
+    """The engine responded with an error status."""
 
     def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"the engine answered {status}: {words}")
+        super().__init__(f"the engine responded with status {status}: {words}")
         self.status, self.words = status, words
 
     @property
     def says_gone(self) -> bool:
-        """Its own words for it. Any other 404 (a page that is not there, a proxy) proves nothing."""
+        """The engine's own message for it. Any other 404 (an unknown path, a proxy) proves nothing."""
         said = self.words.lower()
         return self.status == NOT_FOUND and ("no such" in said or "not known" in said)
 
 
 class EngineSilent(PlatformError):
-    """The engine did not answer, or not in time. What was asked of it may have happened."""
+    """The engine did not answer, or not in time. The request may have been executed."""
 
 
 def cannot_connect(address: str, why: str) -> EngineSilent:
@@ -30,5 +30,5 @@ def cannot_connect(address: str, why: str) -> EngineSilent:
     if "Permission denied" in why or "Errno 13" in why:
         hint = "; run as root, or as a member of the socket's group"
     elif "No such file" in why or "Connection refused" in why:
-        hint = "; is it running? If it is elsewhere, DOCKER_HOST says where"
+        hint = "; is it running? If it is on another address, set DOCKER_HOST"
     return EngineSilent(f"the engine at {address} cannot be reached: {why}{hint}")

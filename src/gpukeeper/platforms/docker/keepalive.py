@@ -1,7 +1,7 @@
-"""The keep-alive file of a container, read from outside: nothing of the container's is ever run.
+"""The keep-alive file of a container, read from outside: nothing is ever run in the container.
 
-Only that it is there counts, and that it was made for this container: its ctime, which nobody can set. How long it
-keeps anything is the lease's business, on our own clock.
+Only its existence counts, and that it was created for this container: by its ctime, which users cannot set. How long
+the file holds the container is decided by its lease, on our own clock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_there(root: str, path: str, not_before: datetime) -> bool:
-    """`root`: /proc/PID/root, or a folder of this machine that is mounted there. No link below it is followed.
-
-    OSError when it could not be told.
+    """`root`: /proc/PID/root, or a directory of this machine that is mounted there. No link below it is followed.
+    OSError if it could not be read.
     """
     *folders, name = PurePosixPath(path).relative_to("/").parts
     here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -27,7 +26,7 @@ def is_there(root: str, path: str, not_before: datetime) -> bool:
             try:
                 below = os.open(folder, _FOLDER, dir_fd=here)
             except (FileNotFoundError, NotADirectoryError):
-                return False  # a link counts as nothing, too
+                return False  # a link does not count either
             os.close(here)
             here = below
         try:
@@ -36,5 +35,5 @@ def is_there(root: str, path: str, not_before: datetime) -> bool:
             return False
     finally:
         os.close(here)
-    # As numbers: a filesystem of somebody's own making may give a time that no calendar has.
+    # As numbers: a user's own filesystem may return a time that no calendar has.
     return stat.S_ISREG(facts.st_mode) and facts.st_ctime >= not_before.timestamp()

@@ -1,4 +1,4 @@
-"""Images and the builder's cache. Each is removed by its id and only while nobody uses it; never all at once."""
+"""Images and the build cache. Each is removed by its id and only while unused; never all at once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,36 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import WHOLE_CACHE, At, cache_subject, image_subject, whole_cache_subject
-from gpukeeper.platforms.docker.wire import CacheEntry, DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
+from gpukeeper.platforms.docker.translate import (
+    WHOLE_CACHE,
+    PlaceAndTime,
+    cache_subject,
+    image_subject,
+    whole_cache_subject,
+)
+from gpukeeper.platforms.docker.wire import (
+    CacheEntry,
+    ContainerSummary,
+    DiskUsage,
+    ImageInspected,
+    ImageSummary,
+    PruneResponse,
+    when,
+)
 
-MEASURING = timedelta(minutes=3)  # the engine adds up its layers anew each time
+MEASURING = timedelta(minutes=3)  # the engine sums up its layers again for each request
 AN_HOUR, A_MINUTE, A_SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
-FILTERED = (1, 39)  # before this version the engine ignores the filters and removes all of its cache
+FILTERED = (1, 39)  # before this version the engine ignores the filters and removes its whole cache
 
 
 class Leftovers:
-    """`cache`: whether the policy removes pieces of the builder's cache. If not, it is reported as one thing, and
-    listed at most once an hour: older engines walk their whole disk for that."""
+    """`cache`: whether the policy removes entries of the build cache. If not, it is reported as one subject, and listed
+    at most once an hour: older engines walk their whole disk for that.
+    """
 
-    def __init__(self, records: Records, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
+    def __init__(
+        self, records: Records, engine: Engine, clock: Clock, at: Callable[[], PlaceAndTime], *, cache: bool
+    ) -> None:
         self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
         self._listed: tuple[datetime, list[CacheEntry] | Unknown] | None = None
@@ -38,7 +55,7 @@ class Leftovers:
         subjects: list[Subject] = []
         unseen: list[Unseen] = []
         try:
-            images, unread = await self._engine.listed("/images/json", ImageListed, "image", deadline=SLOW)
+            images, unread = await self._engine.listed("/images/json", ImageSummary, "image", deadline=SLOW)
             unseen += unread
             if isinstance(used, Unknown):
                 unseen.append(Unseen("images", used.why))
@@ -50,14 +67,15 @@ class Leftovers:
             try:
                 subjects += [cache_subject(entry, self._at()) for entry in await self._entries()]
             except (EngineError, EngineSilent) as problem:
-                unseen.append(Unseen("the builder's cache", str(problem)))
+                unseen.append(Unseen("the build cache", str(problem)))
         else:
             subjects += await self._whole_cache()
         return tuple(subjects), tuple(unseen)
 
     async def _whole_cache(self) -> tuple[Subject, ...]:
-        """One thing, or none where there is no cache. What is only reported must not make a whole look incomplete, so
-        that a list that fails is a fact that is not known."""
+        """One subject, or none if there is no cache. A subject that is only reported must not make the listing
+        incomplete, so a failure makes its size unknown.
+        """
         now = self._clock.now()
         if self._listed is None or not now - AN_HOUR < self._listed[0] <= now:
             try:
@@ -69,7 +87,7 @@ class Leftovers:
     async def look_at_image(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             image = await self._engine.get(f"/images/{part(ref.uid)}/json", ImageInspected)
-            containers = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+            containers = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
             usage = await self._usage()
         except EngineError as error:
             return Gone(ref, self._clock.now()) if error.says_gone else Unknown(str(error))
@@ -79,11 +97,11 @@ class Leftovers:
             return Gone(ref, self._clock.now())
         self._layers = usage.layers_size
         measured = next((one for one in usage.images or () if one.id == image.id), None)
-        listed = measured or ImageListed(image.id, image.repo_tags, image.repo_digests, size=image.size)
+        listed = measured or ImageSummary(image.id, image.repo_tags, image.repo_digests, size=image.size)
         used_by = sum(one.image_id == image.id for one in containers)
         return self._image(listed, used_by, when(image.metadata.last_tag_time))
 
-    def _image(self, image: ImageListed, used_by: int, tagged: datetime | Unknown | None) -> Subject:
+    def _image(self, image: ImageSummary, used_by: int, tagged: datetime | Unknown | None) -> Subject:
         heard = self._records.image_used_at(image.id, image.repo_tags or ())
         return image_subject(image, used_by, tagged, heard, self._at())
 
@@ -98,7 +116,7 @@ class Leftovers:
         return cache_subject(found, self._at()) if found is not None else Gone(ref, self._clock.now())
 
     async def remove_image(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        """By its id, which is its content. The engine refuses while a container or a second name needs it."""
+        """By its id, which is its content. The engine refuses if a container uses it or it has a second name."""
         again = await self.look_at_image(fresh.ref)
         if isinstance(again, Gone):
             return Changed("it is gone")
@@ -106,40 +124,40 @@ class Leftovers:
             return again
         seen = (again.seen.incarnation, again.seen.version)
         if again.in_use or seen != (fresh.seen.incarnation, fresh.seen.version):
-            return Changed("it is in use or was used meanwhile, or its names changed")
+            return Changed("it is in use or was used in the meantime, or its names changed")
         try:
             await self._engine.delete(f"/images/{part(fresh.ref.uid)}", force=False, noprune=True)
         except EngineError as error:
             if error.status == CONFLICT and "multiple repositories" in error.words:
-                return Refused(f"it has several names ({again.labels['names']}); remove those you do not need by hand")
+                return Refused(f"it has several names ({again.labels['names']}); remove the unneeded ones by hand")
             return Changed(error.words) if error.status in (CONFLICT, NOT_FOUND) else Refused(error.words)
         except EngineSilent as silent:
             return Unknown(str(silent))
         return Accepted(bytes_back=await self._came_back())
 
     async def remove_cache(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
-        """One entry, and only if the engine itself finds that it was not used since we looked."""
+        """One entry, and only if the engine itself confirms that it was not used since our read."""
         if fresh.ref.uid == WHOLE_CACHE:
-            return Refused("build cache is removed piece by piece, by the setting build_cache.unused")
+            return Refused("the build cache is removed entry by entry, as configured by build_cache.unused")
         if not isinstance(fresh.last_used, datetime):
-            return Refused("when it was last used is not known")
+            return Refused("when it was last used is unknown")
         if self._engine.version < FILTERED:
-            return Refused("this engine is too old to remove one piece of its cache and nothing else")
+            return Refused("this engine is too old to remove a single cache entry")
         unused = self._clock.now() - fresh.last_used - A_MINUTE
         if unused < A_SECOND:
-            return Changed("it was used just now")  # an age of zero would ask for no age at all
+            return Changed("it was used just now")  # an age of zero would mean no age filter
         filters = {"id": [fresh.ref.uid], "until": [f"{int(unused.total_seconds())}s"]}
         try:
             answer = await self._engine.post(
                 "/build/prune", all=True, filters=msgspec.json.encode(filters).decode(), deadline=MEASURING
             )
-            pruned = reading.decode(answer, type=Pruned)
+            pruned = reading.decode(answer, type=PruneResponse)
         except EngineError as error:
             return Refused(error.words)
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         if fresh.ref.uid not in (pruned.caches_deleted or ()):
-            return Changed("it is in use, or was used meanwhile")
+            return Changed("it is in use, or was used in the meantime")
         return Accepted(bytes_back=pruned.space_reclaimed)
 
     async def _came_back(self) -> int | Unknown:
@@ -152,7 +170,7 @@ class Leftovers:
         return max(0, before - after) if before is not None else Unknown("not measured before")
 
     async def _entries(self) -> list[CacheEntry]:
-        """An engine of version 1.42 looks at nothing else then; an older one ignores the word."""
+        """An engine of version 1.42 reads nothing else then; an older one ignores the parameter."""
         found = await self._engine.get("/system/df", DiskUsage, deadline=MEASURING, type="build-cache")
         return found.build_cache or []
 

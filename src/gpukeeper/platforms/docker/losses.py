@@ -1,6 +1,6 @@
-"""What goes when a container goes: files written inside it, packages installed since its start. Pure.
+"""What is lost with a container: files written inside it, packages installed since its start. Pure.
 
-Learned from the engine's own list of changes, so that nothing inside has to be run.
+Read from the engine's list of changes, so that nothing has to be run inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEBIAN = re.compile(r"/var/lib/dpkg/info/(?P<name>[^/:]+)(?::[^/]+)?\.list")
 
 
 def packages(changes: Iterable[Change]) -> tuple[str, ...]:
-    """Installed since the start, with versions where the path tells."""
+    """Installed since the start, with versions where the path contains them."""
     found: dict[str, None] = {}
     for change in changes:
         if change.kind != ADDED:
@@ -36,13 +36,13 @@ def losses(container: Inspected, changes: Sequence[Change]) -> tuple[str, ...]:
     """Sentences for a warning."""
     lost = []
     if container.size_rw:
-        lost.append(f"{size_in_words(container.size_rw)} written inside it (what lies in mounted folders stays)")
+        lost.append(f"{size_in_words(container.size_rw)} written inside it (files in mounted directories stay)")
     installed = packages(changes)
     if installed:
         more = f" and {len(installed) - SHOWN} more" if len(installed) > SHOWN else ""
         lost.append(f"{len(installed)} packages installed since its start: {', '.join(installed[:SHOWN])}{more}")
     volumes = anonymous_volumes(container)
     if volumes and container.host_config.auto_remove:
-        # The engine itself removes them with a container that was started to vanish.
-        lost.append(f"the unnamed volume{'s' if len(volumes) > 1 else ''} at {', '.join(volumes)}")
+        # The engine itself removes them with a container that was started with --rm.
+        lost.append(f"the anonymous volume{'s' if len(volumes) > 1 else ''} at {', '.join(volumes)}")
     return tuple(lost)

@@ -1,16 +1,16 @@
-"""Counters of a container, by its cgroup: what every process in it does, whoever started it."""
+"""Counters of a container, by its cgroup: all processes in it, whoever started them."""
 
 from __future__ import annotations
 
 from gpukeeper.devices.counters import Counters, read_counters
 from gpukeeper.model.subject import Subject
+from gpukeeper.platforms.docker.host_facts import belongs
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.surroundings import belongs
 from gpukeeper.platforms.docker.translate import incarnation
 
 
 def count(subject: Subject, records: Records, proc: str = "/proc") -> Counters | None:
-    """None: it is not the run that was looked at, or its processes are not on this machine."""
+    """None: it is not the run that was read, or its processes are not on this machine."""
     container = records.known(subject.ref.uid)
     if container is None or incarnation(container) != subject.seen.incarnation or not container.state.pid:
         return None

@@ -1,7 +1,7 @@
-"""Processes that hold a GPU though their container ended. Pure, but for one look into /proc.
+"""Processes that hold a GPU although their container ended. Pure, except for one read of /proc.
 
-Only a container that this very engine was seen to have proves anything: other engines write the same kind of id into
-the same kind of cgroup, and their containers are alive and none of our business.
+Only a container that this engine was seen to have is a proof: other engines write the same kind of id into the same
+kind of cgroup, and their containers run and are not ours to judge.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.translate import state_of
 from gpukeeper.platforms.docker.wire import Inspected, when
 
-CLOCKS = timedelta(seconds=2)  # start times count in hundredths of a second since boot, and boot is a whole second
+CLOCKS = timedelta(seconds=2)  # start times count in hundredths of a second since boot; the boot time is a whole second
 
 
 def proof_of(
     holder: Holder, started: datetime, container: Inspected | Unknown | None, once_had: Mapping[str, Inspected]
 ) -> str | Unknown | None:
-    """What ties it to a container that ended. None: nothing does."""
+    """What connects it to a container that ended. None: nothing."""
     id_ = str(holder.container)
     if isinstance(container, Unknown):
-        return Unknown(f"whether its container still runs is not known ({container.why})")
+        return Unknown(f"whether its container is still running is unknown ({container.why})")
     if container is None:
         before = once_had.get(id_)
         return f"its cgroup names {before.plain_name} ({id_[:12]}), which was removed" if before is not None else None
@@ -38,7 +38,7 @@ def proof_of(
 
 
 def is_another_engines(holder: Holder, proc: str = "/proc") -> bool:
-    """A pod's, or Podman's: shown by whoever looks after those."""
+    """A pod's, or Podman's: reported by the platform that manages those."""
     try:
         cgroup = text_of(Path(proc, str(holder.pid), "cgroup"))
     except OSError:

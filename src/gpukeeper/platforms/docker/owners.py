@@ -1,8 +1,8 @@
-"""Whose container is it? Every hint is kept as evidence, each with its trust; conflicts are said. Pure.
+"""The owner of a container. Every hint is kept as evidence, each with its trust; conflicts are reported. Pure.
 
 A label is a claim: any user who may start containers can set it, and so can the author of an image that others use. It
-counts when something else agrees with it, or when the policy says that only a wrapper can set it and it did not come
-with the image. A folder on this machine that belongs to somebody is better evidence.
+counts if other evidence confirms it, or if the policy states that only a wrapper can set it and it did not come with
+the image. A directory of this machine that belongs to a user is better evidence.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FOLDER_LABELS = (
 _NAMED = re.compile(r".+\._\.([0-9]+)")
 _UID = re.compile(r"[0-9]{1,10}")
 FIRST_PERSON_UID = 1000
-MOST_FOLDERS = 64  # anybody may name any number; each may cost a look at a slow disk
-SHOWN = 80  # characters of somebody's words in a sentence of ours
+MOST_FOLDERS = 64  # users may list any number; each may require a read of a slow disk
+SHOWN = 80  # characters of a user's text in a message of ours
 
 
 class Trust(IntEnum):
@@ -40,22 +40,22 @@ class Trust(IntEnum):
 
 
 class Hint(msgspec.Struct, frozen=True):
-    who: str | None  # None: names nobody this machine knows
+    who: str | None  # None: not a known user of this machine
     trust: Trust
     says: str
 
 
-class People(msgspec.Struct, frozen=True):
-    """What this machine knows of its users and of the folders a container names."""
+class KnownUsers(msgspec.Struct, frozen=True):
+    """What this machine knows about its users and about the directories that a container mentions."""
 
     by_uid: Mapping[int, str]
     names: frozenset[str]
-    folders: Mapping[str, int | Unknown | None]  # whose home it lies in; None: nobody's, or not here
+    folders: Mapping[str, int | Unknown | None]  # whose home it is in; None: in no home, or not on this machine
     processes: tuple[int, ...] = ()  # uids of its processes
-    silent: Unknown | None = None  # somebody it names could not be looked up
+    silent: Unknown | None = None  # a user it mentions could not be looked up
 
 
-class Owned(msgspec.Struct, frozen=True):
+class Ownership(msgspec.Struct, frozen=True):
     owner: str | Unknown | None
     verified: bool
     evidence: tuple[str, ...]
@@ -64,7 +64,7 @@ class Owned(msgspec.Struct, frozen=True):
 
 
 def folders_of(container: Inspected) -> tuple[str, ...]:
-    """Paths on this machine that may tell the owner. What belongs to another machine (c:\\…) is none."""
+    r"""Paths on this machine that may show the owner. Paths of other machines (c:\…) are skipped."""
     named = [container.labels[key] for key in FOLDER_LABELS if key in container.labels]
     named = [path for text in named for path in text.split(",")]
     named += [mount.source for mount in container.mounts or () if mount.type == "bind"]
@@ -73,18 +73,18 @@ def folders_of(container: Inspected) -> tuple[str, ...]:
 
 
 def _is_mounted(path: str, container: Inspected, *, writable: bool) -> bool:
-    """Whether what a label names is what is really mounted."""
+    """Whether the directory that a label names is really mounted."""
     binds = [mount for mount in container.mounts or () if mount.type == "bind" and (mount.writable or not writable)]
     return any(_overlap(path, mount.source) for mount in binds)
 
 
 def _overlap(path: str, source: str) -> bool:
-    """One lies in the other."""
+    """Whether one contains the other."""
     return PurePosixPath(path).is_relative_to(source) or PurePosixPath(source).is_relative_to(path)
 
 
 def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tuple[set[str], set[int]]:
-    """Names and uids it mentions; whether this machine knows them is to be asked."""
+    """Names and uids it mentions; whether this machine knows them has to be looked up."""
     values = {container.labels[key] for key in (*trusted_labels, *OWNER_LABELS) if key in container.labels}
     names = {value for value in values if _number(value) is None}
     named = _NAMED.fullmatch(container.plain_name)
@@ -94,10 +94,10 @@ def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tupl
 
 def owned(
     container: Inspected,
-    people: People,
+    people: KnownUsers,
     trusted_labels: Sequence[str] = (),
     image_labels: Mapping[str, str] | Unknown = MappingProxyType({}),
-) -> Owned:
+) -> Ownership:
     """`image_labels`: labels inherited from the image, set by its author and not by the user who started it."""
     own = {} if isinstance(image_labels, Unknown) else dict(container.labels.items() - image_labels.items())
     hints = list(_hints(container, people, trusted_labels, own))
@@ -105,30 +105,30 @@ def owned(
     findings = [hint.says for hint in hints if hint.who is None]
     known = [hint for hint in hints if hint.who is not None]
     sure = _surest(known)
-    # Whether a trusted label came with the image. What runs has an image; of what ended it may be gone for good.
+    # Whether a trusted label came with the image. A running container has an image; that of an ended one may be gone.
     trusts = not container.labels.keys().isdisjoint(trusted_labels)
     unsure = image_labels if isinstance(image_labels, Unknown) and trusts else None
     if unsure is not None and container.state.running and (sure is None or sure.trust is not Trust.GOOD):
-        return Owned(unsure, False, evidence, tuple(findings))
+        return Ownership(unsure, False, evidence, tuple(findings))
     if sure is not None:
         others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
         if others:
-            findings.append(f"its owner is not clear: {sure.says}, yet {_says(known, others)}")
+            findings.append(f"its owner is ambiguous: {sure.says}, but {_says(known, others)}")
         split = any(hint.who != sure.who and hint.trust is Trust.GOOD for hint in known)
-        # A uid, a name and a label anybody can choose, even together: enough to tell the owner, not to win time.
-        return Owned(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
+        # Users can choose a uid, a name and a label, even together: enough to report the owner, not to be kept longer.
+        return Ownership(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
     silent = [one for one in (*people.folders.values(), people.silent) if isinstance(one, Unknown)]
     if silent:
-        return Owned(Unknown(silent[0].why), False, evidence, tuple(findings))
+        return Ownership(Unknown(silent[0].why), False, evidence, tuple(findings))
     claim = next(iter(known), None)
     if claim is None:
-        return Owned(None, False, evidence, tuple(findings))
-    findings.append(f"its owner is only claimed: {claim.says}; nothing else agrees")
-    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
+        return Ownership(None, False, evidence, tuple(findings))
+    findings.append(f"its owner is only claimed: {claim.says}; no other evidence confirms it")
+    return Ownership(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
 
 
 def _surest(known: Sequence[Hint]) -> Hint | None:
-    """Good evidence that something else agrees with, then good evidence, a claim with a sign beside it, a sign."""
+    """Good evidence with confirmation, then good evidence, a confirmed claim, a weak sign."""
     good = [hint for hint in known if hint.trust is Trust.GOOD]
     rest = {hint.who for hint in known if hint.trust is not Trust.GOOD}
     weak = {hint.who for hint in known if hint.trust is Trust.WEAK}
@@ -147,9 +147,9 @@ def _says(known: Iterable[Hint], others: Iterable[str | None]) -> str:
 
 
 def _hints(
-    container: Inspected, people: People, trusted_labels: Sequence[str], own: Mapping[str, str]
+    container: Inspected, people: KnownUsers, trusted_labels: Sequence[str], own: Mapping[str, str]
 ) -> Iterable[Hint]:
-    """`own`: labels that did not come with the image; only of those the policy's trust means anything."""
+    """`own`: labels that did not come with the image; the policy's trust applies only to those."""
     labels = container.labels
     for key in (*trusted_labels, *(one for one in OWNER_LABELS if one not in trusted_labels)):
         if key in labels:
@@ -157,12 +157,12 @@ def _hints(
     for path in folders_of(container):
         uid = people.folders.get(path)
         if isinstance(uid, int) and uid in people.by_uid and uid >= FIRST_PERSON_UID:
-            # Many containers may read a dataset from one home folder; its owner does not own their work.
+            # Many containers may read a dataset from one home directory; its owner does not own their work.
             trust, how = Trust.WEAK, ", which only a label names"
             if _is_mounted(path, container, writable=True):
                 trust, how = Trust.GOOD, ""
             elif _is_mounted(path, container, writable=False):
-                how = ", and it may only be read"
+                how = ", mounted read-only"
             yield Hint(people.by_uid[uid], trust, f"{_shown(path)} belongs to {people.by_uid[uid]}{how}")
     named = _NAMED.fullmatch(container.plain_name)
     if named and (number := _number(named.group(1))) is not None:
@@ -175,16 +175,16 @@ def _hints(
             yield _uid(uid, people, "its processes run as uid")
 
 
-def _label(key: str, value: str, people: People, trusted: bool) -> Hint:
+def _label(key: str, value: str, people: KnownUsers, trusted: bool) -> Hint:
     uid = _number(value)
     who = people.by_uid.get(uid) if uid is not None else (value if value in people.names else None)
     if who is None:
-        return Hint(None, Trust.CLAIM, f"label {key} names {value[:SHOWN]!r}, whom this machine does not know")
-    return Hint(who, Trust.GOOD if trusted else Trust.CLAIM, f"label {key} says {who}")
+        return Hint(None, Trust.CLAIM, f"label {key} names {value[:SHOWN]!r}, who is not a user of this machine")
+    return Hint(who, Trust.GOOD if trusted else Trust.CLAIM, f"label {key} names {who}")
 
 
 def _number(text: str) -> int | None:
-    """A uid. Anything else that has digits is none: somebody wrote it, and it may be of any length."""
+    """A uid. Other text with digits is not one: users write it, and it may have any length."""
     return int(text) if _UID.fullmatch(text) else None
 
 
@@ -192,8 +192,8 @@ def _shown(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text[:SHOWN])
 
 
-def _uid(uid: int, people: People, words: str) -> Hint:
+def _uid(uid: int, people: KnownUsers, words: str) -> Hint:
     who = people.by_uid.get(uid)
     if who is None:
-        return Hint(None, Trust.WEAK, f"{words} {uid}, whom this machine does not know")
+        return Hint(None, Trust.WEAK, f"{words} {uid}, which is not a user of this machine")
     return Hint(who, Trust.WEAK, f"{words} {uid} ({who})")

@@ -1,7 +1,7 @@
-"""What is known of the engine's containers from one look to the next, so that cost follows change.
+"""What is known about the engine's containers from one read to the next, so that the cost follows the changes.
 
-While the stream of events is heard, a container is asked about again only when an event or the list says that it
-changed. Without it everything is asked about anew. Nothing here is ever acted on: before a step the engine is asked.
+While the event stream is read, a container is inspected again only if an event or the listing shows that it changed.
+Without the stream everything is inspected again. Nothing here is acted on: before a step the engine is queried.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
 from gpukeeper.platforms.docker.translate import state_of
-from gpukeeper.platforms.docker.wire import EngineEvent, ImageInspected, Info, Inspected, Listed
+from gpukeeper.platforms.docker.wire import ContainerSummary, EngineEvent, ImageInspected, Info, Inspected
 
 ENDING_SIGNALS = frozenset({"2", "3", "6", "9", "15"})
-PAST = timedelta(hours=24)  # the engine remembers 256 events or so; asked once
+PAST = timedelta(hours=24)  # the engine remembers about 256 events; requested once
 PATIENCE = timedelta(seconds=5)
 REMEMBERED = 10_000
-GIVE_UP = 2 * AT_ONCE  # questions without an answer in one look
+GIVE_UP = 2 * AT_ONCE  # unanswered requests in one listing
 HEARD = (
     *("create", "start", "die", "stop", "kill", "pause", "unpause", "destroy", "rename", "update", "oom", "restart"),
     *("tag", "untag", "pull", "delete", "import", "load"),
@@ -38,25 +38,27 @@ FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": lis
 class Records:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._listed: dict[str, Listed] = {}
+        self._listed: dict[str, ContainerSummary] = {}
         self._known: dict[str, Inspected] = {}
         self._changed: set[str] = set()
         self._stops: dict[str, datetime] = {}
         self._labels: dict[str, Mapping[str, str] | Unknown] = {}
         self._primed = False
-        self._unread = False  # a line of the list
+        self._unread = False  # an entry of the listing
         self._destroyed: dict[str, None] = {}
-        self._images_used: dict[str, datetime] = {}  # by whatever name an event called them
-        self._missing: dict[str, Inspected] = {}  # not listed any more, and nobody said why
-        self.hearing = False  # events come in, without a gap since everything was last asked about
-        self.once_had: dict[str, Inspected] = {}  # containers that were here and are gone: what they left is theirs
+        self._images_used: dict[str, datetime] = {}  # by the name that an event used
+        self._missing: dict[str, Inspected] = {}  # not listed any more, without an event
+        self.hearing = False  # events are read, without a gap since everything was last inspected
+        self.once_had: dict[str, Inspected] = {}  # containers that existed and are gone: their leftovers belong to them
         self.info = Info()
 
     async def refresh(self) -> tuple[list[Inspected], list[Unseen]]:
-        """Every container, and those that could not be asked about. PlatformError when there is not even a list."""
+        """Every container, and those that could not be inspected. PlatformError if there is not even a listing."""
         if not self._primed:
             await self._prime()
-        found, unseen = await self._engine.listed("/containers/json", Listed, "container", all=1, deadline=SLOW)
+        found, unseen = await self._engine.listed(
+            "/containers/json", ContainerSummary, "container", all=1, deadline=SLOW
+        )
         listed, self._unread = {one.id: one for one in found}, bool(unseen)
         stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
         answers = await self._ask(stale)
@@ -71,8 +73,8 @@ class Records:
         return [self._known[id_] for id_ in listed if id_ in self._known], unseen
 
     async def inspect(self, id_: str) -> Inspected | Unknown | None:
-        """One container as it is now. None: it is gone. Unknown: it could not be asked about, others can."""
-        self._changed.discard(id_)  # before asking: what changes meanwhile is asked about again
+        """One container as it is now. None: it is gone. Unknown: it could not be inspected; others can."""
+        self._changed.discard(id_)  # before the request: what changes in the meantime is inspected again
         try:
             found = await self._engine.get(f"/containers/{part(id_)}/json", Inspected)
         except EngineError as error:
@@ -84,18 +86,18 @@ class Records:
             self._changed.add(id_)
             return Unknown(str(silent))
         if found.id != id_:
-            return None  # a name that looks like an id was given to another
+            return None  # another container has a name that looks like this id
         self._known[id_] = found
         return found
 
     def known(self, id_: str) -> Inspected | None:
-        """As last asked about."""
+        """As last inspected."""
         return self._known.get(id_)
 
     def images_in_use(self) -> Counter[str] | Unknown:
-        """How many containers were made from each image: by the list, so that a stuck container counts, too."""
+        """How many containers were created from each image: by the listing, so that a stuck container counts, too."""
         if self._unread:
-            return Unknown("a container in the list could not be read, so which images are in use is not known")
+            return Unknown("an entry of the container list could not be read, so the images in use are unknown")
         return Counter(line.image_id for line in self._listed.values())
 
     def hear(self, event: EngineEvent) -> None:
@@ -103,7 +105,7 @@ class Records:
         try:
             at = reading.instant(event.time_nano // 1000 / 1e6)
         except (ValueError, OverflowError):
-            at = datetime.now(UTC)  # heard now; a time that cannot be must not make it older
+            at = datetime.now(UTC)  # received now; an impossible time must not make it older
         used = event.actor.attributes.get("image", "") if event.type == "container" else id_
         if used and action in USES:
             self._images_used[used] = max(at, self._images_used.get(used, at))
@@ -112,7 +114,7 @@ class Records:
             return
         self._changed.add(id_)
         if action == "stop" or (action == "kill" and event.actor.attributes.get("signal") in ENDING_SIGNALS):
-            # The signal, if one was heard: the word "stop" itself comes after the end.
+            # The signal, if one was reported: the event "stop" comes after the end.
             if action == "kill" or id_ not in self._stops:
                 self._stops[id_] = at
         elif action in {"start", "destroy"}:
@@ -124,48 +126,51 @@ class Records:
                 self._remember_gone(id_, self._missing.pop(id_))
 
     def asked_to_stop(self, id_: str, at: datetime) -> None:
-        """By us: its first process may leave by itself once the others are told to, and no event says why."""
+        """By us: its first process may end by itself once the others got SIGTERM, and no event gives the reason."""
         self._stops[id_] = at
 
     def image_used_at(self, id_: str, names: Sequence[str]) -> datetime | None:
-        """When an event last spoke of it: of a container of it that may have come and gone between two looks, or of
-        the image itself being fetched or named."""
+        """When the last event mentioned it: of a container of it that may have existed between two listings, or of the
+        image being pulled or tagged.
+        """
         bare = id_.removeprefix("sha256:")
         called = {id_, bare, bare[:12], *names, *(name.removesuffix(":latest") for name in names)}
         return max((at for name in called if (at := self._images_used.get(name)) is not None), default=None)
 
     def stopped_at(self, id_: str) -> datetime | None:
-        """When somebody last asked the engine to end it."""
+        """When the engine was last requested to end it."""
         return self._stops.get(id_)
 
     async def image_labels(self, image: str) -> Mapping[str, str] | Unknown:
-        """What a container inherited. An image never changes, so it is asked about once."""
+        """What a container inherited. An image never changes, so it is inspected once."""
         if image not in self._labels:
             try:
                 found = await self._engine.get(f"/images/{part(image)}/json", ImageInspected)
             except (EngineError, EngineSilent) as problem:
-                return Unknown(f"its image cannot be looked at: {problem}")
+                return Unknown(f"its image cannot be inspected: {problem}")
             labels = found.config.labels if found.config is not None else None
             self._labels[image] = labels or {}
         return self._labels[image]
 
     def forget(self) -> None:
-        """There was a gap in the events: everything is asked about anew."""
+        """After a gap in the events: everything is inspected again."""
         self.hearing, self._primed = False, False
         self._changed |= self._known.keys()
 
-    def _fresh(self, id_: str, line: Listed) -> bool:
+    def _fresh(self, id_: str, line: ContainerSummary) -> bool:
         return self.hearing and id_ in self._known and id_ not in self._changed and self._listed.get(id_) == line
 
     async def _ask(self, ids: Sequence[str]) -> list[Inspected | Unknown | None]:
-        """All at once, so that a stuck one stalls nobody; when most are stuck, it is the engine, and that is it."""
+        """All at once, so that a stuck one blocks no other; if most are stuck, the engine is the problem, and the rest
+        is skipped.
+        """
         limit, silent = asyncio.Semaphore(AT_ONCE), 0
 
         async def ask(id_: str) -> Inspected | Unknown | None:
             nonlocal silent
             async with limit:
                 if silent >= GIVE_UP:
-                    return Unknown(f"not asked about: the engine left {silent} other questions unanswered")
+                    return Unknown(f"not inspected: the engine did not answer {silent} other requests")
                 answer = await self.inspect(id_)
                 silent += isinstance(answer, Unknown)
                 return answer
@@ -173,14 +178,15 @@ class Records:
         return await asyncio.gather(*(ask(id_) for id_ in ids))
 
     async def _part_with(self, ids: Sequence[str]) -> None:
-        """That the engine does not list it is no proof that it was removed: an engine that was given another folder,
-        or lost a description, knows nothing of what still runs. It ended, or its removal was heard of."""
+        """That the engine does not list it does not prove that it was removed: an engine that was given another data
+        directory, or lost a description, does not know what still runs. It ended, or its removal was reported.
+        """
         if ids and not self.hearing:
             await self._prime()
         for id_ in ids:
             gone = self._known.pop(id_, None)
             if gone is None:
-                continue  # another look was faster
+                continue  # another read was faster
             if id_ in self._destroyed or state_of(gone) is State.ENDED:
                 self._remember_gone(id_, gone)
             else:
@@ -188,7 +194,9 @@ class Records:
                 _at_most(self._missing, REMEMBERED)
 
     def _forget_images(self) -> None:
-        """Of images that no container has any more. And of stops: the removal of one may not have been heard."""
+        """Records of images that no container uses any more. And of stops: the removal of a container may not have been
+        reported.
+        """
         used = {one.image for one in self._known.values()}
         self._labels = {image: labels for image, labels in self._labels.items() if image in used}
         for id_ in [one for one in self._stops if one not in self._listed][:-REMEMBERED]:
@@ -199,7 +207,7 @@ class Records:
         _at_most(self.once_had, REMEMBERED)
 
     async def _prime(self) -> None:
-        """What the engine still remembers of stops, and its settings. Not having it only keeps things longer."""
+        """The stops that the engine still remembers, and its settings. Without them objects are only kept longer."""
         now = datetime.now(UTC)
         with suppress(EngineError, EngineSilent, TimeoutError):
             async with asyncio.timeout(PATIENCE.total_seconds()):
@@ -211,10 +219,10 @@ class Records:
 
 
 def _at_most(kept: dict[str, Any], most: int) -> None:
-    """The oldest goes."""
+    """Drops the oldest."""
     if len(kept) > most:
         kept.pop(next(iter(kept)))
 
 
-def _name(line: Listed) -> str:
+def _name(line: ContainerSummary) -> str:
     return (line.names or [line.id[:12]])[0].removeprefix("/")

@@ -1,4 +1,4 @@
-"""From what the engine says to subjects. Pure: no reading, no clock."""
+"""From the engine's records to subjects. Pure: no reads, no clock."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.docker.asks import Asked
-from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ImageListed, Inspected, Listed, when
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
+from gpukeeper.platforms.docker.owners import Ownership
+from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ContainerSummary, ImageSummary, Inspected, when
 
 PLATFORM = "docker"
-WHOLE_CACHE = "build-cache"  # its uid, too: no piece of it is called so
+WHOLE_CACHE = "build-cache"  # its uid, too: no entry of the cache has this name
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
 WITHOUT_GPU = "without-gpu"
 NOT_MEASURED = Unknown("not measured")
 NEVER = "never started"
 KUBELET = "io.kubernetes."
 DEV_LABELS = ("devcontainer.", "vsch.", "com.visualstudio.code.devcontainers.")
-DEV_IMAGE = "devcontainer.metadata"  # comes with an image, so it says nothing about a container
+DEV_IMAGE = "devcontainer.metadata"  # comes with an image, so it proves nothing about a container
 COMPOSE_LABEL = "com.docker.compose.project"
 ASKS = (("ds01.monitoring", "true"), ("ds01.protected", "true"), ("gpukeeper.io/infrastructure", "true"))
 TTL, HOLD_UNTIL = "gpukeeper.io/ttl", "gpukeeper.io/hold-until"
 GPU_LABELS = ("ds01.gpu.uuid", "ds01.gpu.uuids")
-KILLED_SOON = timedelta(seconds=90)  # a stop may wait a minute between its signal and the end
+KILLED_SOON = timedelta(seconds=90)  # a stop may take a minute between its signal and the end
 ANONYMOUS = re.compile(r"[0-9a-f]{64}")
 
 
-class At(msgspec.Struct, frozen=True):
-    """Where and when it was seen."""
+class PlaceAndTime(msgspec.Struct, frozen=True):
+    """Where and when it was read."""
 
     place: str
     now: datetime
@@ -46,20 +46,20 @@ class At(msgspec.Struct, frozen=True):
         return Ref(PLATFORM, self.place, kind, name, uid)
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What is known of a container besides its own description."""
+class ContainerFacts(msgspec.Struct, frozen=True):
+    """What is known about a container besides its own description."""
 
-    asks: Asked
+    asks: GpuRequest
     devices: tuple[str, ...] | Unknown
     slices: tuple[str, ...]
-    owned: Owned
+    owned: Ownership
     image_labels: Mapping[str, str] | Unknown
-    stopped_at: datetime | None  # somebody asked the engine to stop or kill it, then
+    stopped_at: datetime | None  # time of a request to stop or kill it
     keep_alive: bool | Unknown | None
     loses: tuple[str, ...] | Unknown = ()
 
 
-def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
+def container_subject(container: Inspected, facts: ContainerFacts, at: PlaceAndTime) -> Subject:
     state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
     over = state is State.ENDED
     outcome = outcome_of(container, facts.stopped_at) if over else None
@@ -72,7 +72,7 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
         owner=facts.owned.owner,
         owner_verified=facts.owned.verified,
         class_=class_of(container, facts),
-        created=created if created is not None else Unknown("the engine gives no time of its creation"),
+        created=created if created is not None else Unknown("the engine reports no creation time"),
         started=started,
         ended=ended if over else None,
         previous_end=None if over else ended,
@@ -86,13 +86,13 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
         findings=(*facts.owned.findings, *_findings(container, facts)),
         loses=facts.loses,
         goes_when_stopped=container.host_config.auto_remove,
-        # Ours come last: nobody can pass for another image by a label of that name.
+        # Ours come last: a label of the same name cannot make it pass for another image.
         labels={**container.labels, "image": container.config.image, "image_id": container.image},
     )
 
 
-def is_called(line: Listed, patterns: Iterable[str]) -> bool:
-    """By name, or by label where the pattern is key=value."""
+def is_called(line: ContainerSummary, patterns: Iterable[str]) -> bool:
+    """By name, or by label if the pattern is key=value."""
     names = [name.removeprefix("/") for name in line.names or ()]
     labels = [f"{key}={value}" for key, value in (line.labels or {}).items()]
     return any(fnmatchcase(one, pattern) for pattern in patterns for one in (labels if "=" in pattern else names))
@@ -110,11 +110,11 @@ def state_of(container: Inspected) -> State | Unknown:
         return State.CREATED
     if said.status in {"exited", "dead", "stopped"}:
         return State.CREATED if when(said.started_at) is None else State.ENDED
-    return Unknown(f"the engine calls its state {said.status!r}")
+    return Unknown(f"the engine reports the unknown state {said.status!r}")
 
 
 def incarnation(container: Inspected) -> str:
-    """The engine rewrites the start at every start; as text, since nanoseconds tell two starts apart."""
+    """The engine updates the start time at every start; as text, since nanoseconds distinguish two starts."""
     return container.state.started_at if when(container.state.started_at) is not None else NEVER
 
 
@@ -124,7 +124,9 @@ def version(container: Inspected) -> str:
 
 
 def outcome_of(container: Inspected, stopped_at: datetime | None) -> Outcome:
-    """An exit code alone does not tell a stop from a failure; without word of a stop it counts as what keeps longer."""
+    """An exit code alone does not distinguish a stop from a failure; without an event of a stop it counts as the
+    outcome that is kept longer.
+    """
     started, ended = when(container.state.started_at), when(container.state.finished_at)
     if isinstance(ended, datetime) and isinstance(started, datetime) and not container.state.oom_killed:
         asked_to = stopped_at is not None and started <= stopped_at and ended - stopped_at <= KILLED_SOON
@@ -137,21 +139,21 @@ def _ended_with(said: ContainerState) -> str:
     return f"exit code {said.exit_code}{', out of memory' if said.oom_killed else ''}"
 
 
-def class_of(container: Inspected, facts: Facts) -> str | Unknown:
-    """By what it is, as far as nobody can choose it freely; a policy's match list comes before this."""
+def class_of(container: Inspected, facts: ContainerFacts) -> str | Unknown:
+    """By facts that users cannot choose freely; a policy's match list comes before this."""
     if facts.devices == () and not facts.asks:
         return WITHOUT_GPU
     if isinstance(facts.owned.owner, Unknown):
-        return Unknown(f"its owner is not known ({facts.owned.owner.why})")
+        return Unknown(f"its owner is unknown ({facts.owned.owner.why})")
     if facts.owned.owner is None or facts.owned.only_claimed:
-        return "unknown"  # before all others: a label that anybody can set must not win time for nobody's work
+        return "unknown"  # before all others: a label that any user can set must not keep ownerless work longer
     host = container.host_config
     own = own_labels(container.labels, facts.image_labels)
     return class_by_labels(own, published=bool(host.port_bindings or host.publish_all_ports))
 
 
 def class_by_labels(own: Mapping[str, str], *, published: bool) -> str:
-    """Of what has an owner and a GPU. `own`: without the labels of its image. `published`: it serves a port."""
+    """Of containers with an owner and a GPU. `own`: without the labels of its image. `published`: it serves a port."""
     if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
         return "devcontainer"
     if own.get("ds01.interface") == "api" or own.get("ds01.container_type") == "api":
@@ -164,27 +166,29 @@ def class_by_labels(own: Mapping[str, str], *, published: bool) -> str:
 
 
 def own_labels(labels: Mapping[str, str], inherited: Mapping[str, str] | Unknown) -> dict[str, str]:
-    """Without those that came with the image. An image nobody can look at any more may have given none."""
+    """Without those that came with the image. An image that cannot be inspected any more may have had none."""
     given = {} if isinstance(inherited, Unknown) else inherited
     return {key: value for key, value in labels.items() if given.get(key) != value}
 
 
 def marks_of(container: Inspected, inherited: Mapping[str, str] | Unknown, keep_alive: bool | Unknown | None) -> Marks:
-    """A time to live shortens, so it counts only when its owner wrote it; whoever made the image did not."""
+    """A TTL shortens the time, so it counts only if the owner set it, not the author of the image."""
     labels = container.labels
     ttl: timedelta | Unknown | None = None
     if TTL in own_labels(labels, inherited):
         ttl = inherited if isinstance(inherited, Unknown) else _span(labels[TTL])
     asks = next((f"{key}={value}" for key, value in ASKS if labels.get(key, "").lower() == value), None)
-    # The label anybody can set; the cgroup below the kubelet's is the kubelet's own doing.
+    # Users can set the label; the cgroup below the kubelet's is made by the kubelet.
     says_pod = any(key.startswith(KUBELET) for key in labels)
     kubelet = says_pod and "kubepods" in container.host_config.cgroup_parent
     if says_pod and not kubelet and asks is None:
-        asks = "labels of a pod, without the cgroup of one"
+        asks = "labels of a pod, without the cgroup of a pod"
     return Marks(
         ttl=ttl,
         hold_until=_moment(labels[HOLD_UNTIL]) if HOLD_UNTIL in labels else None,
-        unhold="create the container anew without that label; labels cannot be changed" if HOLD_UNTIL in labels else "",
+        unhold=("create the container again without that label; labels cannot be changed")
+        if HOLD_UNTIL in labels
+        else "",
         asks_exemption=asks,
         managed_elsewhere="a kubelet, which removes its containers itself" if kubelet else None,
         keep_alive=keep_alive,
@@ -203,7 +207,7 @@ def slices_among(devices: tuple[str, ...] | Unknown, inventory: Sequence[GpuFact
     return tuple(uuid for uuid in devices if uuid in parts)
 
 
-def _findings(container: Inspected, facts: Facts) -> Iterable[str]:
+def _findings(container: Inspected, facts: ContainerFacts) -> Iterable[str]:
     if isinstance(facts.devices, Unknown):
         yield facts.devices.why
         return
@@ -211,7 +215,7 @@ def _findings(container: Inspected, facts: Facts) -> Iterable[str]:
         claimed = {one.strip() for one in container.labels.get(key, "").split(",")} - {""}
         if claimed and not claimed <= set(facts.devices):
             wrong = ", ".join(repr(one[:60]) for one in sorted(claimed - set(facts.devices))[:8])
-            yield f"label {key} names {wrong}, which it neither asked for nor holds"
+            yield f"label {key} names {wrong}, which it neither requested nor holds"
 
 
 def _span(text: str) -> timedelta | Unknown:
@@ -228,7 +232,7 @@ def _moment(text: str) -> datetime | Unknown:
         return Unknown(f"{HOLD_UNTIL}={text[:40]!r} {problem}; write it like 2026-12-01T18:00:00Z")
 
 
-# Processes that a container left behind
+# Orphaned processes
 
 
 def orphan_uid(holder: Holder) -> str:
@@ -242,7 +246,7 @@ def orphan_subject(
     boot: str,
     proof: str | Unknown | None,
     devices: tuple[str, ...] | Unknown,
-    at: At,
+    at: PlaceAndTime,
 ) -> Subject:
     comm = "".join(c if c.isprintable() and c != "/" else "?" for c in holder.comm)
     return Subject(
@@ -253,7 +257,7 @@ def orphan_subject(
         state=State.RUNNING,
         owner=None,
         class_="unknown",
-        created=left_since,  # as a remainder: whatever a container does while it ends is not one yet
+        created=left_since,  # as a leftover: processes that run while the container ends are not orphans yet
         started=started,
         devices=devices,
         size=Unknown("it is not on a disk", by_design=True),
@@ -262,14 +266,15 @@ def orphan_subject(
     )
 
 
-# Images and the builder's cache
+# Images and the build cache
 
 
 def image_subject(
-    image: ImageListed, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: At
+    image: ImageSummary, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: PlaceAndTime
 ) -> Subject:
-    """Its build date says nothing about its use, so it is only shown. `last_used`: when it was last given a name, or
-    when an event spoke of it. Such a use begins a new incarnation, so that the ledger counts from it, too."""
+    """Its build date proves nothing about its use, so it is only shown. `last_used`: when it was last tagged, or when
+    an event mentioned it. Such a use begins a new incarnation, so that the ledger counts from it, too.
+    """
     last_used: datetime | Unknown | None = last_tagged
     if heard is not None and not isinstance(last_tagged, Unknown):
         last_used = max(heard, last_tagged or heard)
@@ -294,14 +299,14 @@ def image_subject(
 
 
 def _built(seconds: int) -> datetime | Unknown:
-    """Whoever builds an image writes any date into it, even one before the year 1."""
+    """The builder of an image can set any date, even one before the year 1."""
     try:
         return reading.instant(seconds)
     except ValueError:
-        return Unknown(f"the image gives a date nobody can read ({seconds})")
+        return Unknown(f"the image has an invalid creation date ({seconds})")
 
 
-def cache_subject(entry: CacheEntry, at: At) -> Subject:
+def cache_subject(entry: CacheEntry, at: PlaceAndTime) -> Subject:
     created = when(entry.created_at)
     used = when(entry.last_used_at or "") or created
     return Subject(
@@ -309,34 +314,34 @@ def cache_subject(entry: CacheEntry, at: At) -> Subject:
         shape=Shape.CACHE,
         state=State.RUNNING if entry.in_use else State.ENDED,
         class_="cache",
-        created=created if created is not None else Unknown("the engine gives no time of its creation"),
+        created=created if created is not None else Unknown("the engine reports no creation time"),
         in_use=entry.in_use,
-        last_used=used if used is not None else Unknown("the engine gives no time of its last use"),
+        last_used=used if used is not None else Unknown("the engine reports no time of its last use"),
         size=entry.size,
         labels={"type": entry.type, "description": entry.description[:200]},
     )
 
 
-def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: At) -> tuple[Subject, ...]:
-    """All that no build uses now, as one thing to report; none where there is nothing. It can not be removed."""
+def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: PlaceAndTime) -> tuple[Subject, ...]:
+    """All entries that no build uses now, as one subject to report; none if there are none. It cannot be removed."""
     if isinstance(entries, Unknown):
         return (_whole_cache(entries, entries, {}, at),)
     idle = [cache_subject(entry, at) for entry in entries if not entry.in_use]
     if not idle:
         return ()
     used = [one.last_used for one in idle if isinstance(one.last_used, datetime)]
-    last: datetime | Unknown = max(used) if used else Unknown("the engine gives no time of its last use")
+    last: datetime | Unknown = max(used) if used else Unknown("the engine reports no time of its last use")
     size = sum(entry.size for entry in entries if not entry.in_use)
     return (_whole_cache(size, last, {"pieces": str(len(idle))}, at),)
 
 
-def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: At) -> Subject:
+def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: PlaceAndTime) -> Subject:
     return Subject(
         seen=Seen(at.ref(CACHE, WHOLE_CACHE, WHOLE_CACHE), "", "", at.now),
         shape=Shape.CACHE,
         state=State.ENDED,
         class_="cache",
-        created=Unknown("it is many things", by_design=True),
+        created=Unknown("it consists of many entries", by_design=True),
         last_used=used,
         size=size,
         labels=labels,

@@ -1,1 +1,1 @@
-"""This machine itself: its GPUs and who holds them, its disks and the trees on them. Only trees are removed."""
+"""This machine: its GPUs and their holders, its disks and the trees on them. Only trees are removed."""

@@ -1,7 +1,7 @@
-"""This machine itself as a platform: its GPUs, processes that hold them outside containers, trees of files, disks.
+"""This machine as a platform: its GPUs, processes outside containers that hold them, directory trees, disks.
 
-Trees are removed; the rest is only looked at. Relies on /proc and, for GPUs, on the NVIDIA driver. Without root it
-sees less, and says so.
+Trees are removed; everything else is only reported. Relies on /proc and, for GPUs, on the NVIDIA driver. Without root
+it sees less, and reports that.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
-from gpukeeper.platforms.host.acts import Removals
-from gpukeeper.platforms.host.connect import Needed, Patience, Scan, nothing_needed
+from gpukeeper.platforms.host.acts import TreeRemover
+from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.folders import Named
 from gpukeeper.platforms.host.gpus import Gpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
 
 OFFERED: Mapping[Action, Guard] = {Action.REMOVE: Guard.ATOMIC}
-AT_ONCE = 100  # removals under way, for which open files and processes are looked at together
+AT_ONCE = 100  # concurrent removals for which open files and processes are read together
 TREES = (translate.TREE, translate.REPORT)
 Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
 async def nothing_known(root: str) -> None:
-    """No cluster of this machine can be asked whether it works."""
+    """Used if no cluster of this machine can be asked whether work runs."""
 
 
 class HostPlatform:
@@ -76,27 +76,28 @@ class HostPlatform:
         proc: str = "/proc",
         scan: Scan | None = None,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        """`folders`: of gpukeeper itself; their disks are shown, and no tree goes that holds one of them. `busy`: what
-        work of a cluster runs on this machine and may need the files below that root, in a few words. `needed`: folders
-        that stopped containers have mounted."""
+        """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
+        `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
+        `needed`: directories that stopped containers have mounted.
+        """
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._unreadable = (marks or DiskMarks()).unreadable
-        # Many steps may be under way at once, and each of them looks several times.
+        # Many steps may be in progress at once, and each of them reads several times.
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         mentioned = Shared(partial(mentions.below, proc=proc))
-        self._gpus = Gpus(self._at, inventory, proc, self._patience)
+        self._gpus = Gpus(self._at, inventory, proc, self._timeouts)
         self._trees = Trees(
-            self._at, named, scan, limits or Limits(), self._patience, mentioned, SharedQuestion(needed)
+            self._at, named, scan, limits or Limits(), self._timeouts, mentioned, SharedQuestion(needed)
         )
-        self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
-        self._removals = Removals(scan, self._patience, mentioned)
+        self._disks = Disks(self._at, self._on_disk, scan, proc, self._timeouts)
+        self._removals = TreeRemover(scan, self._timeouts, mentioned)
 
     def follow(self, policy: Policy) -> None:
-        """A policy that changed counts from the next look on."""
+        """A changed policy applies from the next read on."""
         self._unreadable = policy.disk.unreadable
         self._trees.follow(self._named(policy.temporary, policy.reports, policy.disk))
 
@@ -126,7 +127,7 @@ class HostPlatform:
 
     @property
     def guards(self) -> Mapping[Action, Guard]:
-        """Removing is atomic: what changed since the look, or is opened meanwhile, is put back."""
+        """A removal is atomic: a tree that changed since it was read, or is opened in the meantime, is put back."""
         return OFFERED
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
@@ -148,11 +149,13 @@ class HostPlatform:
             yield Snapshot(self.name, self._place, self._clock.now(), await self._beside(trees), unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """The machine gives no hints; the next pass looks. While somebody waits for them, what is used is watched."""
+        """The machine gives no hints; the next pass reads it. While a caller waits for hints, the use of trees is
+        watched.
+        """
         watch = self._trees.watch
         hints: tuple[Ref | None, ...] = ()
         try:
-            if await in_thread(watch.start, self._patience.processes) is None:
+            if await in_thread(watch.start, self._timeouts.processes) is None:
                 await asyncio.Event().wait()
             for hint in hints:
                 yield hint
@@ -170,22 +173,22 @@ class HostPlatform:
             return (await self._beside(trees))[0] if isinstance(trees, tuple) else trees
         if ref.kind == translate.DISK:
             return await self._disks.look(ref)
-        return Unknown(f"this machine has nothing of the kind {ref.kind!r}")
+        return Unknown(f"this machine has no kind {ref.kind!r}")
 
     async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return Unknown("no process of this machine itself carries the id of a workload")
+        return Unknown("no process outside containers carries the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         if subject.shape is not Shape.TREE:
-            return Unknown(f"this version captures nothing of a {subject.ref.kind} on the machine itself")
+            return Unknown(f"evidence of a {subject.ref.kind} on the machine itself is not supported")
         if subject.category is not Category.REPORT:
             return NothingToCapture("temporary files have no logs, manifest or events of their own")
         if not self._trees.named.archive:
-            return NothingToCapture("the policy saves no reports (reports.archive)")
-        return await capture.report(subject, self._trees.named, self._patience)
+            return NothingToCapture("reports are not saved: the policy disables reports.archive")
+        return await capture.report(subject, self._trees.named, self._timeouts)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
@@ -196,10 +199,10 @@ class HostPlatform:
         return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        return False  # whoever works on the machine itself sits at a terminal of the machine
+        return False  # users of the machine itself use its terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
+        """Nothing to do: the hold is in the ledger."""
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         return None
@@ -208,30 +211,30 @@ class HostPlatform:
         return ()
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """It is what it is made of; the rules say the rest."""
+        """Its components; the rules add the rest."""
         return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one command: nothing is changed on the way."""
+        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
-        """A report that was saved. Of other trees there is nothing to bring back."""
+        """A report that was saved. Other trees cannot be restored."""
         saved = None if evidence is None else evidence.files.get(capture.FILE)
         if ref.kind != translate.REPORT or saved is None:
             return errors.NO_COPY
-        return await archive.bring_back(ref, saved, self._trees.named, self._patience)
+        return await archive.bring_back(ref, saved, self._trees.named, self._timeouts)
 
     async def _identified(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...] | Unknown:
-        """Without its filesystem it is not known whether somebody holds a tree."""
+        """Without its filesystem, holds on a tree are unknown."""
         try:
-            return await in_thread(lambda: filesystems.identified(trees), self._patience.tree) if trees else ()
+            return await in_thread(lambda: filesystems.identified(trees), self._timeouts.tree) if trees else ()
         except TimeoutError:
-            return Unknown(f"a filesystem {errors.too_slow(self._place, self._patience.tree).why}")
+            return Unknown(f"a filesystem {errors.too_slow(self._place, self._timeouts.tree).why}")
         except OSError as error:
             return Unknown(f"the filesystems could not be identified: {error.strerror or error}")
 
     async def _beside(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...]:
-        """A temporary tree may be needed by whatever runs here, however old it looks."""
+        """A temporary tree may be needed by work that runs here, however old it is."""
         roots = {one.labels["root"] for one in trees if one.category is Category.TEMPORARY}
         busy = {root: await self._busy(root) for root in roots}
         return tuple(
@@ -239,9 +242,9 @@ class HostPlatform:
             for one in trees
         )
 
-    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:
+    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> TreeScope:
         ours = [one for one in temporary if one.platform == self.name]
-        return Named(
+        return TreeScope(
             roots=roots_of(ours, reports),
             folders=self._folders,
             marks=marks,
@@ -252,5 +255,5 @@ class HostPlatform:
     def _on_disk(self) -> tuple[str, ...]:
         return (*(root.path for root in self._trees.named.roots), *self._folders)
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())

@@ -1,7 +1,7 @@
-"""Bringing back a report that was saved: under its old name, whole or not at all.
+"""Restoring a report that was saved: under its old name, complete or not at all.
 
-It is unpacked in a private folder beside its place and moved there in one step; a name that is taken stays as it is.
-The archive is ours, and still nothing in it is believed: no path and no link may lead out of the report.
+It is unpacked in a private directory beside its destination and moved there in one step; an existing entry is never
+replaced. The archive is ours, but its content is not trusted: no path and no link may lead out of the report.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, naming
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Patience
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.connect import Timeouts
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import ForeignLink, opened
-from gpukeeper.platforms.host.roots import ANY, Root
+from gpukeeper.platforms.host.roots import ANY, TreeRoot
 
 PRIVATE = ".gpukeeper-restore-"
 CLEANUP = 60  # seconds
 
 
-async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -> Accepted | Refused | Unknown:
-    deadline = patience.tree
+async def bring_back(ref: Ref, saved: bytes, named: TreeScope, timeouts: Timeouts) -> Accepted | Refused | Unknown:
+    deadline = timeouts.tree
     root = next((one for one in named.roots if one.kind == translate.REPORT and _is_below(ref, one)), None)
     if root is None:
-        return Refused(f"the policy names {Path(ref.name).parent} no longer as a root of reports")
+        return Refused(f"{Path(ref.name).parent} is no longer a root of reports in the policy")
     try:
         return await in_thread(lambda: _bring_back(ref, saved, root), deadline)
     except TimeoutError:
@@ -47,11 +47,11 @@ async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -
         return Refused(f"it could not be written below {root.path}: {error.strerror or error}")
 
 
-def _is_below(ref: Ref, root: Root) -> bool:
+def _is_below(ref: Ref, root: TreeRoot) -> bool:
     return str(Path(ref.name).parent) == measure.printable(os.path.normpath(root.path))
 
 
-def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
+def _bring_back(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
     try:
         with tarfile.open(fileobj=io.BytesIO(saved), mode="r:gz", errorlevel=2) as tar:
             members = tar.getmembers()
@@ -63,39 +63,40 @@ def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
                 tar.extractall(f"/proc/self/fd/{private}", filter=_as_it_was, numeric_owner=True)  # noqa: S202
                 kernel.rename_inside(private, name, folder, name)
     except FileExistsError:
-        return Refused(f"{ref.name} is there again; move it away first")
+        return Refused(f"{ref.name} exists; move it away first")
     except tarfile.TarError as error:
         return Refused(f"its archive cannot be unpacked: {error}; it is kept as evidence, unpack it by hand")
     return Accepted()
 
 
-def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: Root) -> str | None:
+def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: TreeRoot) -> str | None:
     if not naming.is_named(name, ANY) or measure.printable(str(Path(os.path.normpath(root.path), name))) != ref.name:
-        return "its archive is of another report"
+        return "its archive belongs to another report"
     if any(member.name != name and not member.name.startswith(f"{name}/") for member in members):
-        return "its archive holds more than the report"
+        return "its archive contains more than the report"
     if os.path.lexists(Path(root.folder, name)):
-        return f"{ref.name} is there again; move it away first"
+        return f"{ref.name} exists; move it away first"
     return None
 
 
 def _as_it_was(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    """With the checks of tarfile's own `data` filter, and still its owner and mode; no more rights than files need."""
+    """With the checks of tarfile's `data` filter, keeping owner and mode; no more permissions than files need."""
     checked = tarfile.data_filter(member, path)
     return checked.replace(uid=member.uid, gid=member.gid, mode=stat.S_IMODE(member.mode) & 0o1777, deep=False)
 
 
 @contextmanager
 def private_folder(folder: int) -> Iterator[int]:
-    """A folder that nobody else may enter, gone afterwards with whatever is left in it. Emptied by descriptor: where
-    everybody may rename, something else may have its name by then."""
+    """A directory that no other user may enter, removed afterwards with its remaining content. Emptied by descriptor:
+    where all users may rename, another entry may have its name by then.
+    """
     name = PRIVATE + secrets.token_hex(8)
     os.mkdir(name, 0o700, dir_fd=folder)
     fd = kernel.open_inside(folder, name)
     try:
         yield fd
     finally:
-        Eraser(time.monotonic() + CLEANUP).empty(fd)
+        TreeDeleter(time.monotonic() + CLEANUP).empty(fd)
         with suppress(OSError):
             if os.path.samestat(os.fstat(fd), kernel.stat_inside(folder, name)):
                 os.rmdir(name, dir_fd=folder)

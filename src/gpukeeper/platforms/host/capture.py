@@ -1,7 +1,8 @@
-"""A report as one compressed archive, before it goes: content, owner, mode and times.
+"""A report as one compressed archive, before its removal: content, owner, mode and times.
 
-By descriptors, like every walk here: whoever owns the report could swap a folder for a link while it is read, and
-root would save a copy of something else. What is no file, folder or link is not saved, and then the report stays.
+By descriptors, like every walk here: the owner of the report could swap a directory for a link while it is read, and
+root would save a copy of other files. Entries that are neither a file, a directory nor a link are not saved; then the
+report is kept.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, Patience
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.connect import A_MOMENT, Timeouts
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import opened
 
 FILE = "report.tar.gz"
 LIMIT = 256 * 1024 * 1024  # bytes of content; the archive is made in memory
-ENTRY = 512  # bytes that each entry costs besides
+ENTRY = 512  # bytes of overhead for each entry
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TYPES = {stat.S_IFREG: tarfile.REGTYPE, stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE}
 
 
 class CannotSave(Exception):
-    """Why the report stays."""
+    """Why the report is kept."""
 
 
-async def report(subject: Subject, named: Named, patience: Patience) -> Evidence | Unknown:
-    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), patience.tree
+async def report(subject: Subject, named: TreeScope, timeouts: Timeouts) -> Evidence | Unknown:
+    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), timeouts.tree
     if identity is None:
-        return Unknown(f"{subject.ref.uid!r} names no report")
+        return Unknown(f"{subject.ref.uid!r} does not identify a report")
     try:
         saved = await in_thread(
             lambda: _save(identity, named, time.monotonic() + deadline.total_seconds()), deadline + A_MOMENT
@@ -53,12 +54,12 @@ async def report(subject: Subject, named: Named, patience: Patience) -> Evidence
     return Evidence({FILE: saved})
 
 
-def _save(identity: Identity, named: Named, until: float) -> bytes:
+def _save(identity: Identity, named: TreeScope, until: float) -> bytes:
     entry = roots.find(named.roots, *identity)
     if isinstance(entry, Unknown):
         raise CannotSave(entry.why)
     if entry is None or entry.taken is not None:
-        raise CannotSave("it is not where it was any more")
+        raise CannotSave("it does not exist at its path any more")
     with opened(entry.folder) as folder:
         writer = _Writer(identity, until)
         writer.add(folder, entry.name, entry.name)
@@ -78,7 +79,7 @@ class _Writer:
         return self.content.getvalue()
 
     def add(self, folder: int, name: str, path: str) -> None:
-        """Whatever `name` is in that open folder, with everything below it; the deepest folders come last."""
+        """The entry `name` of that open directory, with everything below it; the deepest directories come last."""
         pending = [(path, name)]
         top = os.dup(folder)
         try:
@@ -91,7 +92,7 @@ class _Writer:
             os.close(top)
 
     def _add_one(self, top: int, path: str, inside: str) -> list[tuple[str, str]]:
-        """`inside`: the same path, as it is opened from the root. Returns what is below it."""
+        """`inside`: the same path, relative to the root. Returns what is below it."""
         found = kernel.stat_inside(top, inside)
         kind = stat.S_IFMT(found.st_mode)
         if kind not in TYPES:
@@ -130,7 +131,7 @@ class _Writer:
             except OSError as error:
                 if error.errno is not None:
                     raise
-                # The archive wants as many bytes as were announced.
+                # The archive needs exactly the announced number of bytes.
                 raise CannotSave(f"{measure.printable(path)} changed while it was saved") from error
 
     def _add_link(self, top: int, path: str, inside: str, found: os.stat_result) -> None:
@@ -151,11 +152,11 @@ class _Writer:
         self.size += size + ENTRY
         if self.size > LIMIT:
             raise CannotSave(
-                f"it holds more than {size_in_words(LIMIT)}, too much to be saved as evidence; move it to an archive "
-                "by hand, or set reports.archive: false to let such reports go without a copy"
+                f"it has more than {size_in_words(LIMIT)}, too much to be saved as evidence; archive it by "
+                "hand, or set reports.archive: false to remove such reports without a copy"
             )
         if time.monotonic() > self.until:
-            raise CannotSave("it could not be saved in the time there was")
+            raise CannotSave("it could not be saved in the available time")
 
 
 def _member(path: str, found: os.stat_result, kind: bytes) -> tarfile.TarInfo:

@@ -1,4 +1,4 @@
-"""How this machine is reached: its name, its users, and how long a look or a removal may take."""
+"""Access to this machine: its name, its users, and the time limits of reads and removals."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gpukeeper.model.unknown import Unknown
 
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
 Scan: TypeAlias = Callable[[], OpenFiles]
-# Folders that something will need when it starts, each with a clause that says what.
+# Directories that something will need when it starts, each with a clause that names it.
 Needed: TypeAlias = Callable[[], Awaitable[Mapping[str, str] | Unknown]]
 PAGE = 500  # subjects
-A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
+A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 
 
-class Patience(msgspec.Struct, frozen=True):
-    """How long each kind of look, and a removal, may take."""
+class Timeouts(msgspec.Struct, frozen=True):
+    """Time limits of each kind of read, and of a removal."""
 
     gpus: timedelta = timedelta(seconds=10)
     processes: timedelta = timedelta(seconds=30)
     tree: timedelta = timedelta(minutes=5)
-    trees: timedelta = timedelta(minutes=15)  # all of one pass; the rest is listed and not measured
-    removal: timedelta = timedelta(minutes=15)  # of one tree; what is left of it then waits in the trash
+    trees: timedelta = timedelta(minutes=15)  # of one pass; the rest is listed and not measured
+    removal: timedelta = timedelta(minutes=15)  # of one tree; the rest of it stays in the trash
     disk: timedelta = timedelta(seconds=10)
 
 
 async def nothing_needed() -> Mapping[str, str]:
-    """There is no engine whose containers could need folders of this machine."""
+    """Used if there is no engine whose containers could need directories of this machine."""
     return {}
 
 
@@ -44,8 +44,9 @@ def hostname() -> str:
 
 
 def user_name(uid: int) -> str:
-    """A name that is this uid's alone. Otherwise "uid 1234": somebody may be called 1234, and a second uid may have
-    the same name; neither must be taken for this one."""
+    """A name that only this uid has. Otherwise "uid 1234": a user may be named 1234, and a second uid may have the same
+    name; neither must be taken for this one.
+    """
     try:
         name = pwd.getpwuid(uid).pw_name
         if pwd.getpwnam(name).pw_uid == uid:

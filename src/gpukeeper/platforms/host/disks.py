@@ -1,4 +1,4 @@
-"""The filesystems that the policy's roots and gpukeeper's own folders lie on: how full they are. Looks only."""
+"""The filesystems of the policy's roots and of gpukeeper's own directories: how full they are. Reads only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Disk, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Page, Patience, Scan
+from gpukeeper.platforms.host.connect import Page, Scan, Timeouts
 from gpukeeper.platforms.host.roots import nearest
 
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
@@ -27,19 +27,19 @@ NOBODY = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be
 class Disks:
     def __init__(
         self,
-        at: Callable[[], translate.At],
+        at: Callable[[], translate.PlaceAndTime],
         folders: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> None:
-        self._at, self._folders, self._scan, self._proc, self._patience = at, folders, scan, proc, patience
+        self._at, self._folders, self._scan, self._proc, self._timeouts = at, folders, scan, proc, timeouts
 
     async def observe(self) -> Page:
-        deadline = self._patience.disk
+        deadline = self._timeouts.disk
         facts: dict[int, Usage] = {}
         unseen = []
-        for folder in self._folders():  # one by one: a dead network disk must not hide the others
+        for folder in self._folders():  # one by one: a hanging network disk must not hide the others
             try:
                 one = await in_thread(lambda: usage_of(folder), deadline)  # noqa: B023
                 facts.setdefault(one.device, one)
@@ -59,7 +59,7 @@ class Disks:
 
     async def _open_files(self) -> OpenFiles:
         try:
-            return await in_thread(self._scan, self._patience.processes)
+            return await in_thread(self._scan, self._timeouts.processes)
         except (OSError, TimeoutError):
             return NOBODY
 
@@ -77,7 +77,7 @@ class Disks:
         for pid, size in held.most_common():
             if size >= NOTABLE:
                 who = f"pid {pid} ({printable(self._comm(pid))})"
-                yield f"{size_in_words(size)} are held by deleted files that {who} still has open"
+                yield f"{size_in_words(size)} are used by deleted files that {who} still has open"
 
     def _comm(self, pid: int) -> str:
         with suppress(OSError):
@@ -86,12 +86,12 @@ class Disks:
 
 
 def usage_of(folder: str) -> Usage:
-    """Of the filesystem that the folder lies on, or would lie on."""
+    """Of the filesystem that contains the directory, or would contain it."""
     return usage(nearest(os.path.realpath(folder)))
 
 
 def disk_of(folder: str) -> Disk | None:
-    """None: not known, so that it is never taken for too full."""
+    """None: unknown, so it never counts as too full."""
     try:
         return translate.disk(usage_of(folder))
     except OSError:

@@ -1,20 +1,20 @@
-"""What went wrong on this machine, as a sentence. Values, since one unreadable folder must not end a look."""
+"""Errors on this machine, as sentences. Values, since one unreadable directory must not end a pass."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Refused, Unseen
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.resolve import ForeignLink
 
-LOOKS_ONLY = Refused("gpukeeper only looks at the GPUs, processes and disks of the machine itself; nothing was done")
-NOT_MEASURED = Refused("it could not be measured whole, so it was left where it is")
-NO_COPY = Refused("nothing was saved of it, so there is nothing to bring back")
-NEVER_FROM_HERE = "so it is never removed from here, however old it is; no policy of this version changes that"
-SAID = 3  # of what could not be removed
+LOOKS_ONLY = Refused("gpukeeper only reports GPUs, processes and disks of the machine itself; nothing was done")
+NOT_MEASURED = Refused("it could not be measured completely, so it was not removed")
+NO_COPY = Refused("nothing was saved of it, so it cannot be restored")
+NEVER_FROM_HERE = "so it is never removed from here, however old it is; no policy setting changes that"
+SAID = 3  # of entries that could not be removed
 
 
 def unreadable(what: str, error: OSError) -> Unseen:
@@ -27,12 +27,10 @@ def too_slow(what: str, deadline: timedelta) -> Unseen:
     return Unseen(what, f"did not answer within {in_words(deadline)}")
 
 
-def not_all(removal: Removal, trash: str) -> Refused:
-    """Part of it is left. Trying again at once would leave the same."""
+def not_all(removal: TreeRemoval, trash: str) -> Refused:
+    """A part of it is left. An immediate retry would leave the same."""
     more = f"; and {len(removal.left) - SAID} more" if len(removal.left) > SAID else ""
     back = removal.bytes_back
     gone = f"{removal.entries:,} entries" + ("" if isinstance(back, Unknown) else f" ({size_in_words(back)})")
     why = f"{'; '.join(removal.left[:SAID])}{more}"
-    return Refused(
-        f"{gone} of it were removed and not all: {why}. What is left is in {trash}; a later pass tries again"
-    )
+    return Refused(f"{gone} of it were removed, but not all: {why}. The rest is in {trash}; a later pass retries")

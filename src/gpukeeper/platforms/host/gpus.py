@@ -1,6 +1,6 @@
-"""The GPUs of this machine, and the processes outside containers that hold them. Looks only.
+"""The GPUs of this machine, and the processes outside containers that hold them. Reads only.
 
-What is not here: whether a GPU is idle (a meter tells that), and containers (their own platform shows them).
+Not here: whether a GPU is idle (see the meter), and containers (their own platform reports them).
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Timeouts, user_name
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]
-# Processes to show, what has each device open, and what could not be seen.
+# Processes to show, what has each device open, and what could not be read.
 Scanned: TypeAlias = tuple[tuple[Subject, ...], occupancy.Occupied | Unknown, tuple[Unseen, ...]]
 BETWEEN_SCANS = 0.5  # seconds
 HOLDERS = "processes that hold GPUs"
-HIDEPID = "this machine hides other people's processes (hidepid); run as root to see them"
+HIDEPID = "this machine hides the processes of other users (hidepid); run as root to see them"
 
 
 class Gpus:
-    def __init__(self, at: Callable[[], translate.At], inventory: Inventory, proc: str, patience: Patience) -> None:
-        self._at, self._inventory, self._proc, self._patience = at, inventory, proc, patience
+    def __init__(
+        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
+    ) -> None:
+        self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
         gpus = await self._ask()
         devices, unseen = translate.gpu_subjects(() if isinstance(gpus, Unknown) else gpus, self._at())
         if isinstance(gpus, Unknown):
             unseen = (Unseen("GPUs", gpus.why),)
-        # Without a driver nobody can hold a GPU, and what we may not read does not matter.
+        # Without a driver no process can hold a GPU, and what we may not read does not matter.
         if gpus != ():
             processes, opened, unread = await self._holders(gpus)
             devices = tuple(_with_holders(one, opened) for one in devices)
@@ -63,7 +65,7 @@ class Gpus:
 
     async def look_at_holder(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._ask()
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._find(ref, gpus), deadline)
         except TimeoutError:
@@ -72,14 +74,14 @@ class Gpus:
             return Unknown(errors.unreadable(ref.name, error).why)
 
     async def _ask(self) -> Facts:
-        deadline = self._patience.gpus
+        deadline = self._timeouts.gpus
         try:
             return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)
         except TimeoutError:
             return Unknown(errors.too_slow("GPUs", deadline).why)
 
     async def _holders(self, gpus: Facts) -> Scanned:
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._scan(gpus), deadline)
         except TimeoutError:
@@ -89,7 +91,7 @@ class Gpus:
         return (), Unknown(unseen.why), (unseen,)
 
     def _scan(self, gpus: Facts) -> Scanned:
-        """Every process counts for what has a GPU open; only a person's that lasts is shown as work."""
+        """Every process counts as a holder; only a user's process that lasts is shown as a workload."""
         found = holders.scan(self._proc)
         boot, now = holders.boot_time(self._proc), self._at().now
         bare = [one for one in found.found if translate.is_bare(one, holders.started(one.starttime, boot), now)]
@@ -101,7 +103,7 @@ class Gpus:
         return tuple(self._subject(holder, gpus) for holder in lasting), opened, self._unread(found.hidden)
 
     def _still(self, holder: holders.Holder) -> holders.Holder | None:
-        """Seen twice: what was only ending, or closing the device, is nobody's claim on a GPU."""
+        """Seen twice: a process that was only ending, or closing the device, is no claim on a GPU."""
         try:
             again = holders.look_up(holder.pid, self._proc)
         except PermissionError:
@@ -110,14 +112,14 @@ class Gpus:
 
     def _unread(self, hidden: tuple[int, ...]) -> tuple[Unseen, ...]:
         if hidden:
-            why = f"the open files of {len(hidden)} other processes could not be read, of pid {hidden[0]} for one"
+            why = f"the open files of {len(hidden)} other processes could not be read, for example of pid {hidden[0]}"
             return (Unseen(HOLDERS, f"{why}; that needs root (CAP_SYS_PTRACE)"),)
         return () if holders.shows_everyone(self._proc) else (Unseen(HOLDERS, HIDEPID),)
 
     def _find(self, ref: Ref, gpus: Facts) -> Subject | Gone | Unknown:
         wanted = translate.two_numbers(ref.uid, "@")
         if wanted is None:
-            return Unknown(f"{ref.uid!r} names no process")
+            return Unknown(f"{ref.uid!r} does not identify a process")
         holder = holders.look_up(wanted[0], self._proc)
         if holder is not None and holder.starttime == wanted[1]:
             return self._subject(holder, gpus)
@@ -133,5 +135,5 @@ class Gpus:
 
 
 def _with_holders(device: Subject, opened: occupancy.Occupied | Unknown) -> Subject:
-    busy = opened if isinstance(opened, Unknown) else opened.get(device.ref.uid, Unknown("it was not looked at"))
+    busy = opened if isinstance(opened, Unknown) else opened.get(device.ref.uid, Unknown("it was not read"))
     return msgspec.structs.replace(device, busy=busy)

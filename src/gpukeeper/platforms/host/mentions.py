@@ -1,8 +1,8 @@
-"""Trees that a live process names: in its command line, or as the folder for its temporary files. Looks only.
+"""Trees that a running process names: in its command line, or as its directory for temporary files. Reads only.
 
-A program with a temporary folder often has nothing of it open, for hours. By path, as it is called here: what a process
-in another mount namespace names may be something else, and then keeps a little more. Of what may not be read nothing
-is said; the list of open files says that already. A process with more words than are read of one may name anything.
+A program with a temporary directory often has no file of it open, for hours. By path, as seen here: the path of a
+process in another mount namespace may mean another file, and then a little more is kept. What may not be read is not
+reported here; the list of open files does that. A process with more text than is read may name anything.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gpukeeper.disk.measure import printable
 
 FOLDERS = (b"TMPDIR", b"TMP", b"TEMP", b"RAY_TMPDIR")
 NAME_MAX = 255  # bytes of one name
-WORDS_MAX = 256 * 1024  # bytes that are read of a command line, and of an environment
-NAMES_MAX = 2_000  # names that one process may mention: many texts can be read in many ways
-ENDS = frozenset(b" \t\n\"'`:;,=|&<>()[]{}$?*#!\\")  # where a name in the middle of a text may end; or it goes on
+WORDS_MAX = 256 * 1024  # bytes read of a command line, and of an environment
+NAMES_MAX = 2_000  # names that one process may mention: many texts are ambiguous
+ENDS = frozenset(b" \t\n\"'`:;,=|&<>()[]{}$?*#!\\")  # where a name in the middle of a text may end; or it continues
 
 
-class Text(msgspec.Struct, frozen=True, gc=False):
+class ProcessText(msgspec.Struct, frozen=True, gc=False):
     pid: int
     words: bytes
     variable: str | None = None  # None: its command line
-    cut: bool = False  # there is more
+    cut: bool = False  # there is more text
 
     def __str__(self) -> str:
         return "in its command line" if self.variable is None else f"as its {self.variable}"
@@ -42,12 +42,14 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mentions(dict[str, str]):
-    """By name: who names it, in words. `anything`: who may name every entry, since not all of it was read."""
+    """By name: the process that names it, as text. `anything`: a process that may name every entry, since it was not
+    read completely.
+    """
 
     anything: str | None = None
 
     def and_also(self, whys: Mapping[str, str]) -> Mentions:
-        """With what else is needed, each with a clause that says by whom."""
+        """With other paths that are needed, each with a clause that names the user of it."""
         both = Mentions({**whys, **self})
         both.anything = self.anything
         return both
@@ -60,12 +62,12 @@ Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
 
 
 def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:
-    """The entries of one folder that anybody names. `folders`: that folder, in each way it may be written."""
+    """The entries of one directory that a process names. `folders`: that directory, in each way it may be written."""
     prefixes = [os.fsencode(folder.rstrip("/") + "/") for folder in dict.fromkeys(folders)]
-    found: dict[bytes, Text] = {}
-    too_much: Text | None = None
+    found: dict[bytes, ProcessText] = {}
+    too_much: ProcessText | None = None
     for _, texts in groupby(_texts(proc), key=attrgetter("pid")):
-        named: dict[bytes, Text] = {}
+        named: dict[bytes, ProcessText] = {}
         for text in texts:
             names = chain.from_iterable(names_after(prefix, text.words) for prefix in prefixes)
             named |= dict.fromkeys(islice(names, NAMES_MAX + 1 - len(named)), text)
@@ -78,12 +80,12 @@ def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:
     )
     if too_much is not None:
         who = f"pid {too_much.pid} ({_comm(too_much.pid, proc)})"
-        mentions.anything = f"{who} has more words {too_much.where} than are read of one process, and may name it there"
+        mentions.anything = f"{who} has more text {too_much.where} than is read of one process, and may name it there"
     return mentions
 
 
 def names_after(prefix: bytes, words: bytes) -> Iterator[bytes]:
-    """Each name that may stand after the prefix. A name may hold blanks and signs itself, so it may be several."""
+    """Each name that may follow the prefix. A name may contain blanks and punctuation, so there may be several."""
     at = words.find(prefix)
     while at >= 0:
         start = at + len(prefix)
@@ -91,10 +93,10 @@ def names_after(prefix: bytes, words: bytes) -> Iterator[bytes]:
         yield from (rest[:end] for end, sign in enumerate(rest) if sign in ENDS and end)
         if rest:
             yield rest
-        at = words.find(prefix, start - 1)  # the sign between two names may begin the next one
+        at = words.find(prefix, start - 1)  # the character between two names may begin the next one
 
 
-def _texts(proc: str) -> Iterator[Text]:
+def _texts(proc: str) -> Iterator[ProcessText]:
     ours = _ours(proc)
     for home in Path(proc).iterdir():
         if not home.name.isdecimal():
@@ -104,18 +106,18 @@ def _texts(proc: str) -> Iterator[Text]:
             line, cut = b"", False
         else:
             line, cut = _read(home / "cmdline")
-        yield from (Text(pid, word) for word in line.split(b"\0") if b"/" in word)
+        yield from (ProcessText(pid, word) for word in line.split(b"\0") if b"/" in word)
         settings, more = _read(home / "environ")
         for setting in settings.split(b"\0"):
             name, _, value = setting.partition(b"=")
             if name in FOLDERS:
-                yield Text(pid, value, name.decode())
+                yield ProcessText(pid, value, name.decode())
         if cut or more:
-            yield Text(pid, b"", "" if more and not cut else None, cut=True)
+            yield ProcessText(pid, b"", "" if more and not cut else None, cut=True)
 
 
 def _ours(proc: str) -> set[int]:
-    """Ourselves and whoever called us, a shell or sudo: what we were told to look at is not in use by that."""
+    """This process and its callers, a shell or sudo: their arguments name the paths to read, and do not use them."""
     pid, found = os.getpid(), set[int]()
     while pid > 1 and pid not in found:
         found.add(pid)

@@ -1,7 +1,7 @@
-"""The way to a folder that the policy names: through links of root or of ourselves only. Looks only.
+"""The path to a directory that the policy names: only through links of root or of our own user. Reads only.
 
-Whoever may write in a folder above a root could put a link in its place, and have us remove what is somebody else's.
-That a folder itself is put in its place is a matter of who may write there, and no link makes it worse.
+A user who may write in a directory above a root could replace it by a link, and make us remove files of others.
+Replacing the directory itself requires write access as well; links do not make that worse.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ForeignLink(OSError):
-    """Such a root is not looked into, whatever is there."""
+    """Such a root is not read, whatever is there."""
 
     def __init__(self, path: str, link: str, user: str) -> None:
-        why = f"is reached through a link of {user} ({measure.printable(link)}); name its target in the policy"
+        why = f"is reached through a link of {user} ({measure.printable(link)}); use its target in the policy"
         super().__init__(errno.ELOOP, why, path)
 
 
 def resolve(path: str) -> str:
-    """As realpath does, each step looked at by descriptor. What is not there yet has no links. Raises ForeignLink."""
+    """Like realpath, each step by descriptor. A path that does not exist yet has no links. Raises ForeignLink."""
     at, links = "/", 0
     left = _steps(os.fspath(Path.cwd() / path))
     while left:
@@ -52,7 +52,7 @@ def resolve(path: str) -> str:
 
 @contextmanager
 def opened(folder: str) -> Iterator[int]:
-    """A folder by its resolved path: a link that was put anywhere on the way since is an error."""
+    """A directory by its resolved path: a link that was created anywhere on the path since then is an error."""
     fd = os.open("/", _STEP)
     try:
         for step in reversed(_steps(folder)):
@@ -71,7 +71,7 @@ def _steps(path: str) -> list[str]:
 
 
 def _target(path: str, here: str) -> str | None:
-    """Where it leads if it is a link. Owner and target of the same link, whatever has its name by then."""
+    """The target if it is a link. Owner and target of the same link, whatever has its name by then."""
     try:
         fd = os.open(here, _STEP)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""What the policy names on this machine: roots, and the entries directly below them. Looks only.
+"""What the policy names on this machine: roots, and the entries directly below them. Reads only.
 
-A root may itself be a link, since people link a short name to a big disk, but nobody else's (see `resolve`); below it
-none is followed. Whatever is removed was found here, by its identity, whatever it is called at that moment.
+A root may be a link, since users link a short name to a big disk, but not another user's (see `resolve`); below it no
+link is followed. Whatever is removed was found here, by its identity, whatever its name is at that moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, measure, mounts, naming, trash, unresponsive
-from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import translate
@@ -26,8 +26,8 @@ KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
 
 
-class Root(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder whose entries may go, by name."""
+class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory whose entries may be removed, by name."""
 
     path: str  # as the policy writes it
     kind: str
@@ -39,7 +39,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """With its own links resolved, anew each time: people move such links to another disk. Raises ForeignLink."""
+        """With its own links resolved, each time again: users point such links to another disk. Raises ForeignLink."""
         return resolve(self.path)
 
     def is_at(self, folder: str) -> bool:
@@ -49,18 +49,18 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TreeEntry(msgspec.Struct, frozen=True):
     """A name below a root. `taken`: an interrupted removal left it in the trash."""
 
     root: str
     folder: str
     name: str
     kind: str = translate.TREE
-    taken: Taken | None = None
+    taken: TrashedTree | None = None
 
     @property
     def inside(self) -> str:
-        """The folder it is in."""
+        """The directory that contains it."""
         return self.folder if self.taken is None else str(Path(self.folder, self.taken.trash))
 
     @property
@@ -75,22 +75,22 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link beside reports, such as latest or baseline, which tells that somebody wants one of them."""
+    """A link beside reports, such as latest or baseline, which shows that a report is still wanted."""
 
     name: str
-    ends: tuple[str, ...]  # where its first step leads, and its last: a link to a link is of use to somebody, too
+    ends: tuple[str, ...]  # its first target and its last: a link to a link counts, too
 
-    def leads_to(self, entry: Entry) -> bool:
+    def leads_to(self, entry: TreeEntry) -> bool:
         return any(mounts.is_at_or_below(end, entry.real_path) for end in self.ends)
 
 
-def roots_of(temporary: Iterable[Temporary], reports: Reports) -> tuple[Root, ...]:
-    """Reports first: where both name a folder, its entries are reports."""
+def roots_of(temporary: Iterable[Temporary], reports: Reports) -> tuple[TreeRoot, ...]:
+    """Reports first: if both name a directory, its entries are reports."""
     return (*(_of_reports(path, reports) for path in reports.roots), *map(_of_trees, temporary))
 
 
-def _of_reports(path: str, reports: Reports) -> Root:
-    return Root(
+def _of_reports(path: str, reports: Reports) -> TreeRoot:
+    return TreeRoot(
         path=path,
         kind=translate.REPORT,
         names=ANY,
@@ -101,8 +101,8 @@ def _of_reports(path: str, reports: Reports) -> Root:
     )
 
 
-def _of_trees(one: Temporary) -> Root:
-    return Root(
+def _of_trees(one: Temporary) -> TreeRoot:
+    return TreeRoot(
         path=one.root,
         kind=translate.TREE,
         names=one.names,
@@ -113,18 +113,18 @@ def _of_trees(one: Temporary) -> Root:
     )
 
 
-def entries_of(root: Root) -> tuple[Entry, ...]:
+def entries_of(root: TreeRoot) -> tuple[TreeEntry, ...]:
     folder = root.folder
     with opened(folder) as fd:
         with os.scandir(fd) as listing:
             names = sorted(entry.name for entry in listing if _is_one(entry, root))
         left = trash.leftovers(fd)
-    found = [Entry(root.path, folder, name, root.kind) for name in names]
-    return (*found, *(Entry(root.path, folder, one.name, translate.TREE, one) for one in left))
+    found = [TreeEntry(root.path, folder, name, root.kind) for name in names]
+    return (*found, *(TreeEntry(root.path, folder, one.name, translate.TREE, one) for one in left))
 
 
-def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | None:
-    """By identity, whatever it is called now. None only when its filesystem was looked at and it is not there."""
+def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unknown | None:
+    """By identity, whatever its name is now. None only if its filesystem was read and it is not there."""
     renamed: str | None = None
     disk_is_here = False
     foreign: ForeignLink | None = None
@@ -138,17 +138,17 @@ def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | No
             continue
         disk_is_here = True
         for name in names_of(folder, device, inode):
-            entry = Entry(root.path, folder, name, root.kind)
+            entry = TreeEntry(root.path, folder, name, root.kind)
             if naming.is_named(name, root.names):
                 return entry
             renamed = measure.printable(entry.path)
         if (left := _left_in_trash(root, folder, (device, inode))) is not None:
             return left
     if renamed is not None:
-        return Unknown(f"it is called {renamed} now, which the policy does not name")
+        return Unknown(f"its name is {renamed} now, which the policy does not match")
     if foreign is not None:
         return Unknown(f"{foreign.filename}, where it may be, {foreign.strerror}")
-    return None if disk_is_here else Unknown("no root that the policy names is on its filesystem now")
+    return None if disk_is_here else Unknown("no root of the policy is on its filesystem now")
 
 
 def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
@@ -162,19 +162,19 @@ def names_of(folder: str, device: int, inode: int) -> Iterator[str]:
 
 
 def is_still(folder: int, entry: os.DirEntry[str], device: int, inode: int) -> bool:
-    """A listing tells the inode below a mount point; only a stat tells what is there now."""
+    """A listing returns the inode below a mount point; only a stat returns what is there now."""
     try:
         found = kernel.stat_inside(folder, entry.name)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.EXDEV}:
             return False
         raise
-    ours = trash.is_trash(entry.name) or trash.holds_a_name(found)  # what removals under way make for themselves
+    ours = trash.is_trash(entry.name) or trash.holds_a_name(found)  # created by removals in progress
     return (found.st_dev, found.st_ino) == (device, inode) and not ours
 
 
 def nearest(folder: str) -> str:
-    """The folder itself, or what is still there of the way to it."""
+    """The directory itself, or the part of its path that still exists."""
     path = Path(folder)
     while not path.exists():
         path = path.parent
@@ -182,27 +182,29 @@ def nearest(folder: str) -> str:
 
 
 def nearest_device(folder: str) -> int:
-    """A root that is gone was on the filesystem of the nearest folder above it that is still there."""
+    """A root that is gone was on the filesystem of the nearest parent directory that still exists."""
     return os.stat(nearest(folder)).st_dev  # noqa: PTH116 - a string all the way
 
 
-def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links: Sequence[Link]) -> str | None:
-    """Why it stays however old it is; None: it may go. `folders`: what must not go with it, links resolved."""
+def why_kept(entry: TreeEntry, roots: Sequence[TreeRoot], folders: Sequence[str], links: Sequence[Link]) -> str | None:
+    """Why it is kept however old it is; None: it may be removed. `folders`: what must not be removed with it, links
+    resolved.
+    """
     if entry.taken is not None:
         return None
     if any(translate.fits(entry.name, root.keep) for root in roots if root.is_at(entry.folder)):
-        return "the policy keeps its name"
+        return "the policy keeps entries with its name"
     inside = next((folder for folder in folders if mounts.is_at_or_below(folder, entry.real_path)), None)
     if inside is not None:
-        return f"{measure.printable(inside)}, which gpukeeper needs or the policy names, is in it"
+        return f"it contains {measure.printable(inside)}, which gpukeeper needs or the policy names"
     if has_keep_file(entry):
-        return f"a file called {KEEP} in it asks for that"
+        return f"it contains a file named {KEEP}"
     link = next((link for link in links if link.leads_to(entry)), None) if entry.kind == translate.REPORT else None
-    return None if link is None else f"the link {measure.printable(link.name)} leads to it"
+    return None if link is None else f"the link {measure.printable(link.name)} points to it"
 
 
-def has_keep_file(entry: Entry) -> bool:
-    """Of what cannot be opened it is not known, and need not be: that cannot be measured either, and so stays."""
+def has_keep_file(entry: TreeEntry) -> bool:
+    """If it cannot be opened this is unknown, and need not be known: it cannot be measured either, so it is kept."""
     with opened(entry.folder) as folder, suppress(OSError):
         tree = kernel.open_inside(folder, entry.name)
         try:
@@ -227,22 +229,22 @@ def _read_link(path: Path) -> Link | None:
     return Link(path.name, (first, unresponsive.real_path(str(path), mounts.own_mounts())))
 
 
-def _is_one(entry: os.DirEntry[str], root: Root) -> bool:
-    """A link is no report; it tells which of them somebody wants."""
+def _is_one(entry: os.DirEntry[str], root: TreeRoot) -> bool:
+    """A link is no report; it shows which of them are wanted."""
     is_link = root.kind == translate.REPORT and entry.is_symlink()
     return not is_link and naming.is_named(entry.name, root.names)
 
 
-def _left_in_trash(root: Root, folder: str, identity: tuple[int, int]) -> Entry | None:
+def _left_in_trash(root: TreeRoot, folder: str, identity: tuple[int, int]) -> TreeEntry | None:
     with suppress(FileNotFoundError), opened(folder) as fd:
         for one in trash.leftovers(fd):
             if one.identity == identity:
-                return Entry(root.path, folder, one.name, translate.TREE, one)
+                return TreeEntry(root.path, folder, one.name, translate.TREE, one)
     return None
 
 
-def top_of(entry: Entry) -> os.stat_result | None:
-    """Of the entry itself. None: it went away. What is mounted on it is not asked where it may hang."""
+def top_of(entry: TreeEntry) -> os.stat_result | None:
+    """Of the entry itself. None: it is gone. What is mounted on it is not read if it may hang."""
     try:
         with opened(entry.inside) as folder:
             return kernel.stat_inside(folder, entry.name)
@@ -253,6 +255,6 @@ def top_of(entry: Entry) -> os.stat_result | None:
             raise
     mount = unresponsive.silent_mount(entry.real_path, mounts.own_mounts())
     if mount is not None:
-        why = f"a filesystem of the kind {mount.kind} is mounted on it, which may hang, so it is not asked"
+        why = f"a filesystem of type {mount.kind} is mounted on it, which may hang, so it is not read"
         raise OSError(errno.EXDEV, why)
     return os.lstat(entry.real_path)

@@ -1,9 +1,9 @@
-"""A private temporary folder for one command, removed after it: an exit hook for work that leaves files behind.
+"""A private temporary directory for one command, removed afterwards: for work that leaves files behind.
 
-The folder belongs to whoever runs the command, and nobody else may enter it. So, unlike for any other tree, it is
-enough to know that nothing of the command is left: whatever it started and left becomes our child (a subreaper's), and
-its open files can be looked at. What a survivor still uses stays, and so does what could not be looked at: a service of
-root may have started something for the command (docker, sudo, systemd), which is no child of ours.
+The directory belongs to the user of the command, and no other user may enter it. So, unlike for any other tree, it is
+enough to know that no process of the command is left: whatever it started and left becomes our child (subreaper), and
+its open files can be read. What a remaining process still uses is kept, and so is what could not be read: a service of
+root may have started something for the command (docker, sudo, systemd) that is no child of ours.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 
 from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Answer, Expected, Removal, remove
+from gpukeeper.disk.remove import Answer, ExpectedTree, TreeRemoval, remove
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown
 
-PREFIX = "tmp-gpukeeper-"  # so that the usual pattern of a policy finds it if we are killed ourselves
-INSIDE = "tmp"  # removed through a trash beside it, which must not be left in a folder of everybody
+PREFIX = "tmp-gpukeeper-"  # so that the usual pattern of a policy matches it if we are killed
+INSIDE = "tmp"  # removed through a trash beside it, which must not be left in a shared directory
 VARIABLES = ("TMPDIR", "TMP", "TEMP")
-MARK = "GPUKEEPER_TIDY"  # tells the command where its folder is, and that it has one
+MARK = "GPUKEEPER_TIDY"  # the path of the directory, for the command
 PATIENCE = 15 * 60  # seconds
 TRIES = 3
 FORWARDED = (
@@ -36,18 +36,18 @@ FORWARDED = (
     *(signal.SIGALRM, signal.SIGWINCH),
 )
 _PR_SET_CHILD_SUBREAPER = 36
-_BY_THE_KERNEL = 0x80  # as si_code: a terminal's signal, which the command got itself
+_BY_THE_KERNEL = 0x80  # si_code of a signal from a terminal, which the command got itself
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What is left of the folder, and why."""
+class Remainder(msgspec.Struct, frozen=True):
+    """What is left of the directory, and why."""
 
     path: str
     why: str
 
 
 def make_folder(root: str | None, environ: Mapping[str, str]) -> Path:
-    """Only its owner may enter it. Without a root: where temporary files belong by the environment."""
+    """Only its owner may enter it. Without a root: the temporary directory of the environment."""
     where = root or next((environ[name] for name in VARIABLES if environ.get(name)), "/tmp")  # noqa: S108
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     (path / INSIDE).mkdir(mode=0o700)
@@ -60,7 +60,7 @@ def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Its exit code, 128 and the number for a signal that ended it. Signals to us go on to the command."""
+    """Its exit code, or 128 + the number of the signal that ended it. Signals to us are forwarded to the command."""
     _adopt_what_it_leaves()
     waited = {signal.SIGCHLD, *FORWARDED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -73,45 +73,46 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     os.kill(pid, told.si_signo)
         return code
     finally:
-        # Whoever asked us to end may ask again: what we do now ends by itself.
+        # Further signals are ignored: what follows ends by itself.
         for one in FORWARDED:
             signal.signal(one, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def moment() -> int:
-    """Now, as the kernel tells when a process began: in ticks since the machine started."""
+    """Now, in the kernel's unit for the start of a process: ticks since boot."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Kept:
-    """Bytes that came back, or why it stays. With the checks of every other removal. `since`: the moment before the
-    command began."""
+def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Remainder:
+    """Bytes returned, or why it is kept. With the checks of every other removal. `since`: the moment before the command
+    began.
+    """
     try:
         with measure.open_directory(str(folder)) as parent:
             answer = _removed(parent, since, proc)
-        if not isinstance(answer, Removal):
-            return Kept(str(folder), answer.why)
+        if not isinstance(answer, TreeRemoval):
+            return Remainder(str(folder), answer.why)
         if answer.left:
-            return Kept(str(folder), "; ".join(answer.left))
+            return Remainder(str(folder), "; ".join(answer.left))
         folder.rmdir()
     except OSError as error:
-        return Kept(str(folder), error.strerror or str(error))
+        return Remainder(str(folder), error.strerror or str(error))
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 
 def _removed(parent: int, since: int, proc: str) -> Answer:
-    """Tried again a few times when it changes meanwhile: whatever the command left may only be about to end."""
+    """Retried a few times if it changes: the remaining processes of the command may be about to end."""
     until = time.monotonic() + PATIENCE
-    answer: Answer = Removal(entries=0, bytes_back=0)
+    answer: Answer = TreeRemoval(entries=0, bytes_back=0)
     for _ in range(TRIES):
         found = measure.measure(INSIDE, parent)
         if found is None:
-            return Removal(entries=0, bytes_back=0)  # the command removed it itself
+            return TreeRemoval(entries=0, bytes_back=0)  # the command removed it itself
         if isinstance(found.ctime_ns, Unknown):
             return found.ctime_ns
-        expected = Expected((found.device, found.inode), found.ctime_ns)
-        dead = not _survivors(proc)  # then so are its sockets
+        expected = ExpectedTree((found.device, found.inode), found.ctime_ns)
+        dead = not _survivors(proc)  # then its sockets are unused, too
         answer = remove(parent, INSIDE, expected, scan=lambda: _scan(since, proc), until=until, sockets=dead)
         if not isinstance(answer, Changed):
             break
@@ -123,7 +124,7 @@ def _adopt_what_it_leaves() -> None:
 
 
 def _reaped(pid: int) -> int | None:
-    """Waits for everything that ended, adopted children too. The command's exit code once it is among them."""
+    """Reaps everything that ended, adopted children too. Returns the command's exit code once it is among them."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -134,8 +135,9 @@ def _reaped(pid: int) -> int | None:
 
 
 def _scan(since: int, proc: str) -> OpenFiles:
-    """As an ordinary user, too: of all that may not be looked into, only what the command left, or had started for it,
-    could have an open file in a folder that nobody else may enter."""
+    """Works for ordinary users, too: of all processes that may not be read, only those that the command left, or had
+    started for it, could have an open file in a directory that no other user may enter.
+    """
     found = open_files.scan(proc)
     return msgspec.structs.replace(found, hidden=_why_hidden(since, proc))
 
@@ -143,13 +145,13 @@ def _scan(since: int, proc: str) -> OpenFiles:
 def _why_hidden(since: int, proc: str) -> str | None:
     unread = [pid for pid in _survivors(proc) if not _is_readable(Path(proc, str(pid)))]
     if unread:
-        return f"the open files of pid {unread[0]}, which the command left, could not be read"
+        return f"the open files of pid {unread[0]}, which the command left running, could not be read"
     if not _is_shown(proc):
-        return "this machine hides other people's processes (hidepid), and one may work for the command"
+        return "this machine hides the processes of other users (hidepid), and one may work for the command"
     later = [pid for pid in _pids(proc) if _may_work_for_us(Path(proc, str(pid)), since)]
     if later:
         return (
-            f"pid {later[0]} began after the command did, perhaps for it, and its open files could not be read; "
+            f"pid {later[0]} started after the command, perhaps for it, and its open files could not be read; "
             "that needs root"
         )
     return None
@@ -162,10 +164,10 @@ def _is_shown(proc: str) -> bool:
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """What everybody may read of a process."""
+    """What every user may read of a process."""
 
     parent: int
-    started: int  # as `moment` tells it
+    started: int  # in the unit of `moment`
     has_files: bool
 
 
@@ -180,7 +182,9 @@ def _may_work_for_us(home: Path, since: int) -> bool:
 
 
 def _status(home: Path) -> _Status | None:
-    """None: it may not be read. A thread of the kernel has no files, nor has what ended, unless threads of it go on."""
+    """None: it may not be read. A kernel thread has no files, nor has a process that ended, unless threads of it
+    continue.
+    """
     try:
         fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
     except PermissionError:
@@ -191,7 +195,7 @@ def _status(home: Path) -> _Status | None:
 
 
 def _survivors(proc: str) -> list[int]:
-    """Every process below us: children of ours by birth or by adoption, and theirs."""
+    """Every process below us: our children by birth or adoption, and theirs."""
     parents = dict(_parents(proc))
     found: list[int] = []
     pending = [os.getpid()]
@@ -220,7 +224,7 @@ def _is_readable(home: Path) -> bool:
         for link in (home / "fd").iterdir():
             link.readlink()
     except (FileNotFoundError, ProcessLookupError):
-        return True  # it ended, or closed one meanwhile
+        return True  # it ended, or closed one in the meantime
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""From what this machine says to subjects. Pure: no reading, no clock."""
+"""From the facts of this machine to subjects. Pure: no reads, no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk import naming
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.usage import Usage
 from gpukeeper.model.condition import OF_A_SESSION
 from gpukeeper.model.decision import Unseen
@@ -22,8 +22,8 @@ from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "host"
 GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
-FIRST_PERSON_UID = 1000  # below are the system's own users, the driver's services among them
-SETTLED = timedelta(seconds=60)  # what is younger may end by itself before anybody reads about it
+FIRST_PERSON_UID = 1000  # lower uids are system users, among them the driver's services
+SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
 NOT_MEASURED = "not measured"
 is_named = naming.is_named
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
@@ -31,8 +31,8 @@ FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
 
 
-class At(msgspec.Struct, frozen=True):
-    """Where and when it was seen."""
+class PlaceAndTime(msgspec.Struct, frozen=True):
+    """Where and when it was read."""
 
     place: str
     now: datetime
@@ -44,7 +44,7 @@ class At(msgspec.Struct, frozen=True):
 # GPUs
 
 
-def gpu_subjects(gpus: Iterable[GpuFacts], at: At) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+def gpu_subjects(gpus: Iterable[GpuFacts], at: PlaceAndTime) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
     """Each GPU and each of its slices."""
     subjects, unseen = [], []
     for gpu in gpus:
@@ -60,12 +60,12 @@ def gpu_subjects(gpus: Iterable[GpuFacts], at: At) -> tuple[tuple[Subject, ...],
     return tuple(subjects), tuple(unseen)
 
 
-def _gpu_subject(gpu: GpuFacts, uuid: str, at: At) -> Subject:
+def _gpu_subject(gpu: GpuFacts, uuid: str, at: PlaceAndTime) -> Subject:
     labels = {"index": gpu.index, "model": gpu.name, "minor": gpu.minor, "utilisation_percent": gpu.utilisation}
     return _device(at.seen(GPU, f"gpu-{gpu.index}", uuid, uuid, ""), None, labels | _memory(gpu))
 
 
-def _slice_subject(part: SliceFacts, gpu: GpuFacts, root: Ref, at: At) -> Subject:
+def _slice_subject(part: SliceFacts, gpu: GpuFacts, root: Ref, at: PlaceAndTime) -> Subject:
     labels = {"index": part.index, "model": part.name, "gpu": gpu.index}
     seen = at.seen(SLICE, f"gpu-{gpu.index}-slice-{part.index}", part.uuid, part.uuid, "")
     return _device(seen, root.path, labels | _memory(part))
@@ -93,9 +93,8 @@ def _memory(device: GpuFacts | SliceFacts) -> dict[str, int | float | str | Unkn
 
 
 def is_bare(holder: Holder, started: datetime, now: datetime) -> bool:
-    """A person's, outside any container, and not just begun. Whether it is in a container may be Unknown: shown.
-
-    What draws somebody's desktop is no work.
+    """A user's process, outside any container, and not just started. If whether it is in a container is Unknown, it is
+    shown. A desktop's display server is no workload.
     """
     in_container = isinstance(holder.container, str)
     persons = holder.uid >= FIRST_PERSON_UID and holder.comm not in OF_A_SESSION
@@ -107,7 +106,7 @@ def process_uid(holder: Holder) -> str:
 
 
 def process_subject(
-    holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: At
+    holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: PlaceAndTime
 ) -> Subject:
     state = State.PAUSED if holder.stopped else State.RUNNING
     name = f"{printable(holder.comm)}-{holder.pid}"
@@ -127,16 +126,20 @@ def process_subject(
 def devices_of(
     holder: Holder, gpus: Sequence[GpuFacts] | Unknown, mig_minors: Mapping[int, tuple[int, int, int]]
 ) -> tuple[str, ...] | Unknown:
-    """The uuids of what it has open: slices where it opened slices, else the whole GPU."""
+    """The uuids of what it has open: slices where it opened slices, otherwise the whole GPU."""
     if isinstance(gpus, Unknown):
-        return Unknown(f"it holds {_nodes(holder)}, but which GPU that is: {gpus.why}") if holder.minors else ()
+        return (
+            Unknown(f"it has {_nodes(holder)} open, but the GPU could not be identified: {gpus.why}")
+            if holder.minors
+            else ()
+        )
     by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
     opened = [mig_minors[number] for number in holder.capabilities if number in mig_minors]
     found: list[str] = []
     for minor in holder.minors:
         gpu = by_minor.get(minor)
         if gpu is None:
-            return Unknown(f"it holds {_nodes(holder)}, and the driver names no GPU for /dev/nvidia{minor}")
+            return Unknown(f"it has {_nodes(holder)} open, but the driver reports no GPU for /dev/nvidia{minor}")
         found += _opened_slices(gpu, opened) or (str(gpu.uuid),)
     return tuple(found)
 
@@ -163,8 +166,8 @@ def tree_uid(device: int, inode: int) -> str:
     return f"{device}:{inode}"
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a tree besides its files."""
+class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a tree besides its files."""
 
     path: str
     root: str
@@ -179,7 +182,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     last_use: LastUse
 
 
-def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
+def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
     newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     incarnation = f"{measured.inode}:{newest_change}"
     uid = tree_uid(measured.device, measured.inode)
@@ -190,7 +193,7 @@ def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
         state=State.ENDED,
         owner=tree.owner,
         class_=tree.kind,
-        created=Unknown("when a tree was made is not recorded everywhere", by_design=True),
+        created=Unknown("the creation time of a tree is not recorded everywhere", by_design=True),
         size=measured.size,
         last_used=tree.last_use.at,
         use_evidence=tree.last_use.how,
@@ -205,14 +208,15 @@ def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
 
 
 def change_of(subject: Subject) -> int | None:
-    """The newest change that this look saw, in nanoseconds. None: it was not measured."""
+    """The newest change that this walk saw, in nanoseconds. None: it was not measured."""
     numbers = two_numbers(subject.seen.incarnation, ":")
     return None if numbers is None else numbers[1]
 
 
 def all_together(trees: Sequence[Subject]) -> int:
-    """At least this much: a tree that could not be measured adds nothing, nor does one that stays anyway, so the sum
-    never argues for acting."""
+    """A lower bound: a tree that could not be measured adds nothing, nor does one that is kept anyway, so the sum is
+    never a reason to act.
+    """
     return sum(tree.size for tree in trees if is_known(tree.size) and tree.kept is None)
 
 
@@ -223,7 +227,7 @@ def disk(usage: Usage) -> Disk:
     return Disk(usage.mount_point, usage.used, usage.inodes_used)
 
 
-def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ...], at: At) -> Subject:
+def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ...], at: PlaceAndTime) -> Subject:
     labels: dict[str, object] = {
         "disk_size": usage.size,
         "disk_free": usage.free,

@@ -1,1 +1,1 @@
-"""A seeded fleet that ships with gpukeeper: it feeds the demo, the contract suite and the simulation tests."""
+"""A seeded fleet that ships with gpukeeper: used by the demo, the contract suite and the simulation tests."""

@@ -1,4 +1,6 @@
-"""The port over the simulated world, with its faults: late, partial, silent, lost, garbled, changed under our hands."""
+"""The port over the simulated world, with its faults: late, partial, missing, lost and garbled answers, concurrent
+changes.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,21 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
-from gpukeeper.platforms.simulated.world import Crashed, Place, World
+from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 
 PAGE = 200
 HINTS_EVERY = 120.0  # seconds
 BUSY_CPU = 40.0
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
-RAN_MEANWHILE = "ran once more, unseen"
+RAN_MEANWHILE = "ran again, unseen"
 
 
-class Tripped(Exception):
-    """A bug in the adapter: nothing that the port allows."""
+class AdapterBug(Exception):
+    """A bug in the adapter: an exception that the port does not allow."""
 
 
 class SimulatedPlatform:
-    """One place of the world. It calls itself by the platform it plays."""
+    """One place of the world. It uses the name of the platform that it simulates."""
 
     guards: Mapping[Action, Guard] = {
         Action.STOP: Guard.LOOKED,
@@ -55,7 +57,7 @@ class SimulatedPlatform:
         Action.REMOVE: Guard.ATOMIC,
     }
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: SimulatedPlace) -> None:
         self._world = world
         self._place = place
         if place.platform == "docker" and self.guards.get(Action.REMOVE) is Guard.ATOMIC:
@@ -71,7 +73,7 @@ class SimulatedPlatform:
 
     @property
     def precise(self) -> bool:
-        """A cluster says what changed; the others only that something did."""
+        """A cluster reports what changed; the others only that something did."""
         return self._place.platform == "kubernetes"
 
     def at_once(self, kind: str) -> int:
@@ -107,7 +109,7 @@ class SimulatedPlatform:
             yield Snapshot(self.name, self.place, now, subjects, unseen)
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """A hint whenever people do something."""
+        """A hint whenever a user does something."""
         world = self._world
         seen = 0
         while True:
@@ -123,7 +125,7 @@ class SimulatedPlatform:
                         yield ref
 
     def _ref(self, uid: str) -> Ref | None:
-        """None: it is gone, and who knows what else changed."""
+        """None: it is gone, and other things may have changed."""
         thing = next((one for one in self._world.things[self._place.key].values() if one.ref.uid == uid), None)
         return None if thing is None else thing.ref
 
@@ -173,14 +175,14 @@ class SimulatedPlatform:
             return Changed("it is gone")
         if faults.refused and world.rng.random() < faults.refused:
             world.note("act", thing, step=step.id, action=action.value, effect="refused")
-            return Refused("the platform said no")
+            return Refused("the platform refused")
         if self.guards[action] is not Guard.LOOKED and not self.unchanged(thing, fresh):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
-            return Changed("it is not the version that was looked at")
+            return Changed("it is not the version that was read")
         missed = self._run_once_more(thing) if self.guards[action] is Guard.NOT_RUNNING else ""
         if not self.is_free(thing):
             world.note("act", thing, step=step.id, action=action.value, effect="changed")
-            return Changed("somebody opened it, or work began beside it")
+            return Changed("it was opened, or work began beside it")
         if faults.lost and world.rng.random() < faults.lost:
             world.note("act", thing, step=step.id, action=action.value, effect="nothing")
             return Accepted()
@@ -196,7 +198,7 @@ class SimulatedPlatform:
         return Unknown("the answer was lost") if garbled else Accepted(bytes_back=fresh.size, missed=missed)
 
     def _run_once_more(self, thing: Thing) -> str:
-        """Between the adapter's last look and the engine's act somebody starts it, and it ends at once."""
+        """Between the adapter's last read and the engine's act a user starts it, and it ends at once."""
         world = self._world
         if not (world.faults.snatch and world.rng.random() < world.faults.snatch):
             return ""
@@ -204,7 +206,7 @@ class SimulatedPlatform:
         thing.start(now, timedelta())
         thing.end(now, Outcome.FAILED)
         world.note("person", thing, effect=RAN_MEANWHILE)
-        return "somebody started it at that very moment; that run is lost"
+        return "it was started at the same time; that run is lost"
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -213,7 +215,7 @@ class SimulatedPlatform:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
+        """Nothing to do: the hold is in the ledger."""
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         return None
@@ -222,11 +224,11 @@ class SimulatedPlatform:
         return ()
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """It is what it is made of; the rules say the rest."""
+        """Its components; the rules add the rest."""
         return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one command: nothing is changed on the way."""
+        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         await self._call()
@@ -235,7 +237,7 @@ class SimulatedPlatform:
             thing.start(world.clock.true_now(), busy_for=timedelta())
             return Accepted()
         if evidence is None:
-            return Refused("it is gone and nothing was captured of it")
+            return Refused("it is gone and no evidence of it was captured")
         subject = msgspec.json.decode(evidence.files["manifest.json"], type=_Manifest).subject
         again = Thing(msgspec.structs.replace(ref, uid=world.new_uid()), world.clock.true_now())
         again.owner = subject.owner if isinstance(subject.owner, str) else None
@@ -244,12 +246,12 @@ class SimulatedPlatform:
 
     @staticmethod
     def unchanged(thing: Thing, fresh: Subject) -> bool:
-        """What a real platform checks for us: uid and version."""
+        """What a real platform checks: uid and version."""
         return str(thing.version) == fresh.seen.version and thing.incarnation == fresh.seen.incarnation
 
     @staticmethod
     def is_free(thing: Thing) -> bool:
-        """Opening a file changes no time and no version: it is looked for once more after a tree was moved away."""
+        """Opening a file changes no time and no version: it is checked again after a tree was moved away."""
         return thing.shape is not Shape.TREE or not (thing.in_use or thing.busy is not None)
 
     def _leave_half(self, thing: Thing) -> Unknown:
@@ -261,7 +263,7 @@ class SimulatedPlatform:
         if world.rng.random() < 0.5:
             world.note("crash")
             raise Crashed
-        return Unknown("the removal did not end in its time")
+        return Unknown("the removal did not end in time")
 
     def _do(self, thing: Thing, action: Action) -> None:
         world = self._world
@@ -291,7 +293,7 @@ class SimulatedPlatform:
         world = self._world
         if world.faults.bug and world.bugs.random() < world.faults.bug:
             world.note("bug", place=self.place)
-            raise Tripped("planted by the simulation")
+            raise AdapterBug("planted by the simulation")
 
     async def _call(self) -> None:
         world = self._world
@@ -308,7 +310,7 @@ class SimulatedMeter:
     def __init__(self, world: World, signals: Sequence[Signal] = tuple(Signal)) -> None:
         self._world = world
         self._signals = signals
-        self._before: dict[str, datetime] = {}  # by uid: when it was last read; gone with this life of gpukeeper
+        self._before: dict[str, datetime] = {}  # by uid: when it was last read; lost when gpukeeper ends
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
         world = self._world

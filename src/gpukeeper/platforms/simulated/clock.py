@@ -55,7 +55,7 @@ def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
     try:
         return loop.run_until_complete(main)
     except KeyboardInterrupt:
-        # Each task that it broke off would be reported with a traceback when it is collected.
+        # Each task that it cancelled would be reported with a traceback when it is collected.
         loop.set_exception_handler(lambda loop, about: None)
         raise
     finally:

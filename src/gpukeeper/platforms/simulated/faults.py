@@ -1,4 +1,4 @@
-"""What can go wrong in the simulated world, as chances per call. All zero is a calm world."""
+"""Faults of the simulated world, as probabilities per call. All zero is a world without faults."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import msgspec
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    stir: float = 0.0  # somebody changes something just before a call
-    snatch: float = 0.0  # somebody changes the very thing, between our last look and our act
-    silent: float = 0.0  # the platform does not answer a listing at all
-    partial: float = 0.0  # a listing lacks a part and says so
-    blind: float = 0.0  # a look answers unknown
+    stir: float = 0.0  # something changes just before a call
+    snatch: float = 0.0  # the object itself changes between our last read and our act
+    silent: float = 0.0  # a listing is not answered at all
+    partial: float = 0.0  # a listing is incomplete and reports that
+    blind: float = 0.0  # a read returns unknown
     vague: float = 0.0  # one fact of a subject is unknown
-    lost: float = 0.0  # a command is accepted and nothing happens
-    halfway: float = 0.0  # the removal of a tree ends in the middle, often with us
-    garbled: float = 0.0  # a command's answer is lost; it happened or it did not
+    lost: float = 0.0  # a command is accepted and has no effect
+    halfway: float = 0.0  # the removal of a tree stops halfway, often together with gpukeeper
+    garbled: float = 0.0  # a command's answer is lost; it was executed or not
     refused: float = 0.0
     late: float = 0.0  # an answer takes up to a minute
-    uncaptured: float = 0.0  # evidence cannot be had
+    uncaptured: float = 0.0  # evidence cannot be captured
     unmeasured: float = 0.0  # a meter reading fails
-    undelivered: float = 0.0  # a warning reaches nobody
-    bug: float = 0.0  # the adapter raises what no adapter may raise
+    undelivered: float = 0.0  # a warning is not delivered
+    bug: float = 0.0  # the adapter raises an exception that the port does not allow
     crash: float = 0.0  # gpukeeper dies at this call
     jump: float = 0.0  # the clock is wrong for some minutes
 

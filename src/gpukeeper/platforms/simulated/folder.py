@@ -1,8 +1,8 @@
-"""A fleet in a folder: every file is a workload. It outlives the process, so it shows what a crash leaves behind.
+"""A fleet in a directory: every file is a workload. It outlives the process, so it shows the state after a crash.
 
-One JSON file a workload (owner, class_, state, ended, outcome, …); stopping rewrites it, removing takes it away. The
-file's inode is the uid and its modification time the version. A removal first renames what it found, looks whether
-that is the inode and version it meant, and otherwise puts it back: so the guard is real.
+One JSON file per workload (owner, class_, state, ended, outcome, …); a stop rewrites it, a removal deletes it. The
+file's inode is the uid and its modification time the version. A removal first renames the file, checks that it is the
+inode and version it expected, and otherwise renames it back: so the guard is real.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUFFIX, TAKEN = ".json", ".taken"
 
 
 class Workload(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What such a file says."""
+    """The content of such a file."""
 
     state: State
     created: datetime
@@ -91,7 +91,7 @@ class FolderPlatform:
         yield None
 
     async def look(self, ref: Ref) -> Subject | Gone | Unknown:
-        """By inode, whatever its name is now: something that was only renamed is not gone."""
+        """By inode, whatever its name is now: a renamed file is not gone."""
         now = datetime.now(UTC)
         for path in sorted(self._folder.iterdir()):
             if path.suffix in (SUFFIX, TAKEN) and _inode(path) == ref.uid:
@@ -129,7 +129,7 @@ class FolderPlatform:
         return False
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
+        """Nothing to do: the hold is in the ledger."""
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         return None
@@ -138,22 +138,22 @@ class FolderPlatform:
         return ()
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
-        """It is what it is made of; the rules say the rest."""
+        """Its components; the rules add the rest."""
         return Diagnosis()
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """A stop here is one command: nothing is changed on the way."""
+        """A stop here is one call: nothing has to be undone."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         if evidence is None:
-            return Refused("nothing was captured of it")
+            return Refused("no evidence of it was captured")
         if _inode(self._path(ref)) == ref.uid:
             return self._start(self._path(ref))
         try:
             with self._path(ref).open("xb") as file:
                 file.write(evidence.files["workload.json"])
         except FileExistsError:
-            return Refused("something of that name exists")
+            return Refused("that name is already in use")
         return Accepted()
 
     def _remove(self, path: Path, fresh: Subject) -> Accepted | Changed:
@@ -161,23 +161,23 @@ class FolderPlatform:
         path.rename(taken)
         facts = taken.stat()
         if (_uid(facts), _version(facts)) != (fresh.ref.uid, fresh.seen.version):
-            path.hardlink_to(taken)  # back, but never over something that came meanwhile
+            path.hardlink_to(taken)  # back, but never over an entry that was created in the meantime
             taken.unlink()
-            return Changed("its file is not the one that was looked at")
+            return Changed("its file is not the one that was read")
         taken.unlink()
         return Accepted(bytes_back=facts.st_blocks * 512)
 
     def _stop(self, path: Path, fresh: Subject) -> Accepted | Changed:
         with path.open("r+b") as file:
             if _uid(os.fstat(file.fileno())) != fresh.ref.uid:
-                return Changed("its file is not the one that was looked at")
+                return Changed("its file is not the one that was read")
             workload = msgspec.json.decode(file.read(), type=Workload)
             workload.state, workload.ended, workload.outcome = State.ENDED, datetime.now(UTC), Outcome.STOPPED
             _write(file, workload)
         return Accepted()
 
     def _start(self, path: Path) -> Accepted | Refused:
-        """What was stopped runs again: a new run of the same workload."""
+        """A stopped workload runs again: a new run of the same workload."""
         with path.open("r+b") as file:
             workload = msgspec.json.decode(file.read(), type=Workload)
             if workload.state is not State.ENDED:
@@ -205,14 +205,14 @@ class FolderPlatform:
 
 
 def _write(file: BufferedRandom, workload: Workload) -> None:
-    """Over what is there: the inode is the uid."""
+    """In place: the inode is the uid."""
     file.seek(0)
     file.truncate()
     file.write(msgspec.json.encode(workload))
 
 
 def _name(path: Path) -> str:
-    """File names may hold any bytes; names are text."""
+    """File names may contain any bytes; names are text."""
     return os.fsencode(path.stem).decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""The fleet of the demo, watched while time passes: each snapshot is some minutes after the one before."""
+"""The fleet of the demo, watched while time passes: each snapshot is some minutes after the previous one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpukeeper.platforms.simulated.clock import VirtualLoop
 from gpukeeper.platforms.simulated.fleet import demo_world
 from gpukeeper.platforms.simulated.week import simulated_keeper
 
-BEFORE = timedelta(hours=8)  # so that something is there at the first snapshot
+BEFORE = timedelta(hours=8)  # so that the first snapshot is not empty
 PACE = timedelta(minutes=10)
 MEMORY_MIB, USED_MIB = 81_920, 61_440
 
@@ -66,7 +66,7 @@ def live_fleet(seed: int, policy: Policy) -> Iterator[LiveFleet]:
 
 
 def _with_memory(view: View, held: set[tuple[str, str]]) -> View:
-    """Simulated work has no memory: a device in use shows some, so that the column is not empty."""
+    """Simulated workloads use no memory: a device in use shows some, so that the column is not empty."""
     subject = view.subject
     if subject.shape is not Shape.DEVICE:
         return view

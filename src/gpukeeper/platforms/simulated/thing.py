@@ -1,4 +1,4 @@
-"""A thing of the simulated world as it truly is, and (pure) as the adapter tells it."""
+"""A thing of the simulated world as it really is, and (pure) as the adapter reports it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DAY = timedelta(hours=24)
 
 @dataclass
 class Node:
-    """What trees lie on: a disk, and work beside them."""
+    """What trees are on: a disk, and work beside them."""
 
     name: str
     capacity: int
-    others: int = 0  # bytes of what is not for us
+    others: int = 0  # bytes of files that are not ours to manage
     busy: str | None = None
     trees: list[Thing] = field(default_factory=list)
 
@@ -48,16 +48,16 @@ class Thing:
     ends_for_good: bool = False
     size: int = 0
     last_used: datetime | None = None  # of a tree, the truth
-    changed: datetime | None = None  # of a tree: its last change on record
+    changed: datetime | None = None  # of a tree: its last recorded change
     moved: datetime | None = None  # below its root, as its top records it
-    read: datetime | None = None  # the last read on record; others within a day of it leave no trace
+    read: datetime | None = None  # the last recorded read; others within a day of it are not recorded
     in_use: bool = False
     category: Category = Category.TEMPORARY
     node: Node | None = None  # of a tree
     proof: str | None = None
     marks: Marks = field(default_factory=Marks)
     labels: dict[str, str] = field(default_factory=dict)
-    busy_until: datetime | None = None  # GPUs work until then, when it runs
+    busy_until: datetime | None = None  # GPUs are busy until then, while it runs
     removing: bool = False
     gone: bool = False
     run: int = 0  # counts starts
@@ -67,7 +67,7 @@ class Thing:
         self.version += 1
 
     def change(self, now: datetime) -> None:
-        """Of a tree: somebody wrote to it."""
+        """Of a tree: it was written to."""
         self.last_used, self.changed, self.read = now, now, None
         self.touch()
 
@@ -89,7 +89,7 @@ class Thing:
 
     @property
     def busy(self) -> str | None:
-        """Of what people may still need. What is proven to be over is nobody's."""
+        """Of what users may still need. What has provably ended is needed by none."""
         return self.node.busy if self.node is not None and self.category is Category.TEMPORARY else None
 
     @property
@@ -116,7 +116,7 @@ UNKNOWABLE = (
 
 
 def told_last_use(thing: Thing) -> datetime | None:
-    """Until when a tree may have been used, by what its disk records (relatime)."""
+    """Until when a tree may have been used, according to its disk (relatime)."""
     if thing.changed is None or thing.category is not Category.TEMPORARY:
         return thing.last_used
     hidden = None if thing.read is None else thing.read + DAY
@@ -124,7 +124,7 @@ def told_last_use(thing: Thing) -> datetime | None:
 
 
 def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
-    """As the adapter sees it. `vague` names the one fact that could not be learned."""
+    """As the adapter sees it. `vague` names the one fact that could not be read."""
     facts: dict[str, object] = {
         "state": State.REMOVING if thing.removing else thing.state,
         "owner": thing.owner,
@@ -146,7 +146,7 @@ def tell(thing: Thing, now: datetime, vague: str | None = None) -> Subject:
         "proof": thing.proof,
     }
     if vague is not None:
-        facts[vague] = Unknown("the platform did not say")
+        facts[vague] = Unknown("the platform did not report it")
     return Subject(
         seen=Seen(thing.ref, thing.incarnation, str(thing.version), now),
         shape=thing.shape,

@@ -1,4 +1,4 @@
-"""A compressed week on the simulated fleet: the real engine in virtual time, and what came of it, as values."""
+"""A compressed week on the simulated fleet: the real engine in virtual time, and the results, as values."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def play(
 
 
 async def _owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asyncio.Event) -> None:
-    """Some of those who are warned hold their work."""
+    """Some of the owners who are warned hold their work."""
     warned: list[tuple[str, str]] = []
     world.on_warning = lambda owner, message: warned.append((owner, message.partition(": ")[0]))
     while not stop.is_set():
@@ -109,7 +109,7 @@ def _week(seed: int, length: timedelta, places: int, lines: list[Event]) -> Week
         changed=sum(x.result is Result.CHANGED for x in closed),
         kept_by_hold=len({x.ref.uid for x in held if x.ref}),
         by_rule=_sums(reclaimed, lambda x: x.rule),
-        by_owner=_sums(reclaimed, lambda x: x.owner or "nobody known"),
+        by_owner=_sums(reclaimed, lambda x: x.owner or "unknown"),
         last=reclaimed[-LAST:],
     )
 

@@ -1,7 +1,7 @@
-"""The simulated world: what truly is, an agenda of what people will do, and a log of everything that happened.
+"""The simulated world: its true state, an agenda of what users will do, and a log of everything that happened.
 
-It changes whenever anybody calls: every port call first lets time and people move on. The log is in order over
-looks, acts and ledger lines, so that a checker can ask "what was true when".
+It changes at every call: every port call first lets time and users move on. The log is in order over reads, acts and
+ledger lines, so that a checker can ask "what was true when".
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpukeeper.platforms.simulated.thing import Node, Thing
 DISK = 200 * 1024**3  # bytes
 
 
-class Crashed(BaseException):  # a crash is not an error anybody may catch
+class Crashed(BaseException):  # a crash is no error that may be caught
     """gpukeeper died here. Only the ledger survives."""
 
 
 @dataclass(slots=True)
-class Happened:
-    """One entry of the log. `thing` is a copy of the truth in the facts that checkers ask for."""
+class LogEntry:
+    """One entry of the log. `thing` is a copy of the true state, with the facts that checkers need."""
 
     kind: str  # look, listing, capture, act, line, heard, person, crash
     at: datetime
@@ -53,17 +53,17 @@ class Happened:
     answer: str = ""  # of an act: lost
     running: int = 0  # of a listing: running roots at that place
     line: Event | None = None
-    message: str = ""  # that an owner heard
+    message: str = ""  # that an owner received
 
 
 @dataclass
-class Place:
+class SimulatedPlace:
     platform: str
     place: str
     gpus: tuple[str, ...]
     people: tuple[str, ...]
     namespaces: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()  # what trees lie on; "" is the place itself
+    nodes: tuple[str, ...] = ()  # what trees are on; "" is the place itself
 
     @property
     def key(self) -> tuple[str, str]:
@@ -74,9 +74,9 @@ class Place:
 class World:
     seed: int
     clock: VirtualClock
-    places: tuple[Place, ...] = ()
+    places: tuple[SimulatedPlace, ...] = ()
     faults: Faults = CALM
-    log: list[Happened] = field(default_factory=list)
+    log: list[LogEntry] = field(default_factory=list)
     things: dict[tuple[str, str], dict[str, Thing]] = field(default_factory=dict)
     nodes: dict[tuple[str, str], list[Node]] = field(default_factory=dict)
     samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
@@ -98,7 +98,7 @@ class World:
         heapq.heappush(self._agenda, (self.clock.true_now() + span, next(self._numbers), do))
 
     def pulse(self, *, may_crash: bool = True) -> None:
-        """Let the world move on; called before every answer it gives."""
+        """Lets the world move on; called before every answer it gives."""
         now = self.clock.true_now()
         while self._agenda and self._agenda[0][0] <= now:
             heapq.heappop(self._agenda)[2]()
@@ -117,7 +117,7 @@ class World:
         return self._agenda[0][0] if self._agenda else None
 
     def stir(self) -> None:
-        """Somebody does something to something, right now."""
+        """A user does something to something, right now."""
         present = [t for things in self.things.values() for t in things.values() if t.shape is not Shape.DEVICE]
         if present and self.stirrers:
             thing, do = self.rng.choice(present), self.rng.choice(self.stirrers)
@@ -163,7 +163,7 @@ class World:
     # The log.
 
     def note(self, kind: str, thing: Thing | None = None, **facts: object) -> None:
-        entry = Happened(kind, self.clock.true_now())
+        entry = LogEntry(kind, self.clock.true_now())
         if thing is not None:
             entry.place = thing.ref.place
             entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version

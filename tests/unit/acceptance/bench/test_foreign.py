@@ -42,10 +42,10 @@ def test_whom_only_the_driver_lists_counts_while_it_lives(tmp_path: Path) -> Non
 
 
 def test_without_the_rights_to_look_the_drivers_list_counts_and_its_silence_is_said() -> None:
-    found = neighbours(blind="3 processes of others could not be looked into: run it as root").on(GPU, "GPU-0", (), 4)
+    found = neighbours(blind="3 processes of other users could not be inspected: run as root").on(GPU, "GPU-0", (), 4)
     assert isinstance(found, Unknown)
     assert found.by_design
-    assert "run it as root; the driver itself lists nobody else" in found.why
+    assert "run as root; the driver lists no other process" in found.why
     neither = neighbours(blind="3 hidden").on(GPU, "GPU-0", Unknown("no permission"), 4)
     assert isinstance(neither, Unknown)
     assert not neither.by_design
@@ -138,7 +138,7 @@ def test_a_process_is_described_by_owner_and_command(tmp_path: Path) -> None:
     assert foreign.describe(1, str(tmp_path)) == "pid 1"
     folder.joinpath("status").write_text("Uid:\t4000111\t0\t0\t0\n")
     folder.joinpath("cmdline").write_bytes(b"")
-    assert foreign.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command not readable)"
+    assert foreign.describe(4242, str(tmp_path)) == "pid 4242 (uid 4000111: command unknown)"
 
 
 @pytest.mark.parametrize(("busy", "hint"), [(95.0, True), (3.0, False), (None, False), (Unknown("slices"), False)])
@@ -149,7 +149,7 @@ def test_use_before_we_began_is_a_hint_where_others_cannot_be_seen(
     found = neighbours(**hidden).on(GPU, "GPU-0", (), 4, 4, busy)
     assert isinstance(found, Unknown)
     assert found.by_design is not hint
-    assert ("95 % busy before the run began" in found.why) is hint
+    assert ("95 % busy before the run started" in found.why) is hint
 
 
 def test_use_before_we_began_means_nothing_where_everybody_can_be_seen() -> None:

@@ -41,7 +41,7 @@ def test_it_is_found_from_where_we_are_and_meant_from_anywhere(tmp_path: Path, m
 def test_another_one_than_asked_for_is_never_taken(tmp_path: Path) -> None:
     program(tmp_path / "python3", "exit 0")
     named = program(tmp_path / "mine", "exit 9")
-    for wanted, why in ((str(named), "No module named 'torch'"), ("/nowhere/python", "no such program")):
+    for wanted, why in ((str(named), "No module named 'torch'"), ("/nowhere/python", "program not found")):
         found = find_python(wanted, {"PATH": str(tmp_path)})
         assert isinstance(found, Unknown)
         assert why in found.why
@@ -69,7 +69,7 @@ def test_none_at_all_says_where_to_get_one(tmp_path: Path) -> None:
 
 def test_what_is_no_python_says_so(tmp_path: Path) -> None:
     assert "broken" in str(interpreter.why_not(str(program(tmp_path / "p", "echo broken >&2; exit 1"))))
-    assert "cannot be started" in str(interpreter.why_not(str(tmp_path / "nothing")))
+    assert "could not be started" in str(interpreter.why_not(str(tmp_path / "nothing")))
 
 
 def test_a_real_interpreter_is_asked_without_importing_anything(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_rank_that_differs_is_named_by_majority() -> None:
     more = {"hashes_equal": False, "differing": [5], "first_step": 12}
     odd, _ = ddp.read(trial(results.ddp(**more)), results.node())
     assert (odd.verdict, odd.gpu, odd.code, odd.confirm) == (Grade.FAIL, "GPU-5", "ddp-rank-differs", False)
-    assert "From step 12 on, rank 5 (GPU 5) held other parameters than the 7 ranks that agree" in odd.message
+    assert "From step 12 on, rank 5 (GPU 5) had different parameters from the 7 ranks that agree" in odd.message
 
 
 def test_one_rank_that_saw_a_difference_is_enough() -> None:
@@ -44,7 +44,7 @@ def test_of_two_that_differ_nobody_is_blamed_and_nothing_passes() -> None:
     more = {"hashes_equal": False, "differing": [0, 1], "first_step": 3, "majority": False}
     odd, _ = ddp.read(trial(results.ddp(2, **more)), results.node(2))
     assert (odd.verdict, odd.gpu, odd.code) == (Grade.FAIL, None, "ddp-ranks-differ")
-    assert "rank 0 (GPU 0) and rank 1 (GPU 1) held different parameters" in odd.message
+    assert "rank 0 (GPU 0) and rank 1 (GPU 1) had different parameters" in odd.message
 
 
 @pytest.mark.parametrize("fall", [0.1, -1.0, "nan"])
@@ -57,10 +57,10 @@ def test_a_loss_that_does_not_fall_by_a_fifth_fails(fall: float | str) -> None:
     ("params", "words"),
     [
         ({"epochs": 1}, "epochs 1 cannot show that the loss falls"),
-        ({"min_fall": 1.0}, "min_fall 1.0 is no share"),
+        ({"min_fall": 1.0}, "min_fall 1.0 is not between 0 and 1"),
         ({"classes": 1}, "one class cannot be learned"),
-        ({"batch": 9000}, "batch 9000 of 4000 samples makes no step"),
-        ({"rate": 0}, "rate 0 learns nothing"),
+        ({"batch": 9000}, "batch 9000 of 4000 samples gives no step"),
+        ({"rate": 0}, "rate 0 cannot learn"),
     ],
 )
 def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: dict[str, float], words: str) -> None:

@@ -23,7 +23,7 @@ def said(mismatches: int = 0, digest: str = "00ff", **more: Any) -> dict[str, An
 def test_right_results_pass_and_say_how_many_they_were() -> None:
     (finding,) = read(CHECK, setting(gpus(1), wish=BF16), said())
     assert (finding.verdict, finding.code, finding.metric) == (Grade.PASS, "exact-ok", "bf16")
-    assert "671,088,640 elements" in finding.message
+    assert "0 wrong elements of 671,088,640" in finding.message
 
 
 def test_one_wrong_element_fails_at_once_and_names_its_place() -> None:
@@ -31,7 +31,7 @@ def test_one_wrong_element_fails_at_once_and_names_its_place() -> None:
     (finding,) = read(CHECK, setting(gpus(1), wish=BF16), said(1))
     assert (finding.verdict, finding.code, finding.confirm) == (Grade.FAIL, "exact-mismatch", False)
     assert finding.action is Remedy.REPLACE_GPU
-    assert "row 5, column 7: 17.125 instead of 17" in finding.message
+    assert "row 5, column 7: 17.125, expected 17" in finding.message
     assert finding.evidence["where"][0]["round"] == 2
 
 

@@ -29,7 +29,7 @@ def test_one_slow_link_is_named_and_neither_gpu_is_blamed() -> None:
     assert of(found) == [("pair 2 to 5", None, Grade.FAIL)]
     slow = next(one for one in found if one.metric == "pair 2 to 5")
     assert (slow.code, slow.confirm) == ("links-slow-pair", True)
-    assert "GPU 2 to GPU 5: 190.0 GB/s, 51.3 % under the middle of 56 such pairs" in slow.message
+    assert "GPU 2 to GPU 5: 190.0 GB/s, 51.3 % below the median of 56 such pairs" in slow.message
 
 
 def test_a_slow_gpu_is_named_and_the_others_stay_good() -> None:
@@ -55,7 +55,7 @@ def test_a_wrong_word_fails_at_once_with_its_pair_and_place() -> None:
     pair |= {"wrong": 1, "where": [{"index": 9, "got": 5, "want": 4}]}
     found = next(one for one in links.read(trial(said), results.node(4)) if one.code == "links-wrong-data")
     assert (found.verdict, found.gpu, found.confirm) == (Grade.FAIL, "GPU-2", False)
-    assert "1 of the words that GPU 1 sent arrived wrong at GPU 2. Word 9 is 5 and should be 4." in found.message
+    assert "1 of the words that GPU 1 sent arrived wrong at GPU 2. Word 9 is 5, expected 4." in found.message
 
 
 def test_pairs_that_were_not_measured_are_missing() -> None:

@@ -86,7 +86,7 @@ def test_one_word_that_was_lost_fails_and_is_located() -> None:
 
 
 def test_memory_that_others_hold_is_no_excuse() -> None:
-    """A tenth could be tested where nearly all was asked for: told, not passed over."""
+    """A tenth could be tested where nearly all was requested: told, not passed over."""
     (finding,) = read(memory_pattern.CHECK, setting(gpus(1)), kept(tested=14))
     assert (finding.verdict, finding.code) == (Grade.WARN, "memory-pattern-partly")
 

@@ -26,7 +26,7 @@ def test_a_missing_program_is_not_run_and_no_pass() -> None:
     """C1.6: nccl-tests were missing from the image that every manifest called."""
     (found,) = read([{"not_run": "nccl-tests are not installed here"}, *({"by": 0} for _ in range(7))])
     assert (found.verdict, found.code) == (Grade.SKIPPED, "nccl-tests-not-run")
-    assert "That is no pass" in found.message
+    assert "This is not a pass" in found.message
 
 
 def test_right_results_pass_and_the_plateau_is_told() -> None:

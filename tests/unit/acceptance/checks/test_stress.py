@@ -121,7 +121,7 @@ def test_a_gpu_that_was_not_busy_was_not_stressed(use: float, verdict: Grade) ->
     """C2.4: use > 90 %."""
     found = finding("use", sampled(use=use))
     assert found.verdict is verdict
-    assert f"busy for {use} % of the time (more than 90 % asked for)" in found.message
+    assert f"busy for {use} % of the time (required: more than 90 %)" in found.message
 
 
 def test_a_gpu_that_draws_too_little_power_is_held_back() -> None:

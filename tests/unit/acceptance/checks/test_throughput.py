@@ -24,7 +24,7 @@ def test_the_speed_is_taken_from_one_rank_and_never_added_up() -> None:
     whole = found["samples", None]
     assert whole.value == pytest.approx(8 * 32e3 / 25)
     assert (whole.verdict, whole.code) == (Grade.SKIPPED, "throughput-noted")
-    assert "later runs are held against it" in whole.message
+    assert "Later runs are compared with it" in whole.message
 
 
 def test_it_is_held_against_earlier_runs() -> None:
@@ -89,11 +89,11 @@ def test_the_speed_of_nonsense_is_no_speed() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"model": "vgg"}, "there is no model 'vgg', only resnet50, resnet18, transformer"),
-        ({"data": "mnist"}, "there is no data set 'mnist'"),
+        ({"model": "vgg"}, "unknown model 'vgg'; valid values: resnet50, resnet18, transformer"),
+        ({"data": "mnist"}, "unknown data set 'mnist'"),
         ({"data": "cifar10"}, "cifar10 needs data_dir"),
         ({"data": "imagenet", "data_dir": "d", "model": "transformer"}, "the transformer reads tokens"),
-        ({"warmup": 0}, "warmup 0 is too few"),
+        ({"warmup": 0}, "warmup 0 is too small"),
     ],
 )
 def test_what_cannot_run_is_refused_before(params: dict[str, object], words: str) -> None:
@@ -107,7 +107,7 @@ def test_missing_data_is_inconclusive_and_teaches() -> None:
     words = "DataMissing: The data set cifar10 is not in data: there is no data/cifar-10-batches-py/data_batch_1."
     (found,) = throughput.read(trial({0: results.broken("no_data", words)}), results.node(1))
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "no-data")
-    assert "made-up data was not used instead" in found.message
+    assert "synthetic data was not used instead" in found.message
 
 
 def test_the_defaults_are_the_old_kits() -> None:

@@ -34,12 +34,12 @@ def test_the_defaults_are_those_of_the_old_kit() -> None:
     ("params", "words"),
     [
         ({"epochs": 1}, "epochs 1 cannot show that the loss falls"),
-        ({"min_fall": 0}, "min_fall 0 is no share"),
+        ({"min_fall": 0}, "min_fall 0 is not between 0 and 1"),
         ({"classes": 1}, "one class cannot be learned"),
-        ({"rate": -1}, "rate -1 learns nothing"),
-        ({"batch": 0}, "batch 0 proves nothing"),
-        ({"samples": 1}, "samples 1 proves nothing, give 100 or more"),
-        ({"steps": 0}, "steps 0 proves nothing"),
+        ({"rate": -1}, "rate -1 cannot learn"),
+        ({"batch": 0}, "batch 0 is too small to prove anything"),
+        ({"samples": 1}, "samples 1 is too small to prove anything; use 100 or more"),
+        ({"steps": 0}, "steps 0 is too small to prove anything"),
     ],
 )
 def test_settings_that_can_never_pass_are_refused_before_anything_runs(params: dict[str, Any], words: str) -> None:
@@ -71,7 +71,7 @@ def test_two_runs_that_differ_fail_and_the_step_is_named() -> None:
     result = said(run(), run(hash_="bb", bits="1 9 3"), equal=False)
     finding = the(read(CHECK, setting(gpus(1)), result), "repeat")
     assert (finding.verdict, finding.code, finding.confirm) == (Grade.FAIL, "training-not-deterministic", False)
-    assert "the classifier's losses part at step 1" in finding.message
+    assert "the classifier's losses differ from step 1" in finding.message
 
 
 def test_a_transformer_that_differs_is_enough() -> None:
@@ -93,7 +93,7 @@ def test_a_transformer_without_a_loss_fails_though_it_was_so_twice(loss: str) ->
 
 def test_gradients_alone_may_differ() -> None:
     finding = the(read(CHECK, setting(gpus(1)), said(equal=False)), "repeat")
-    assert "their gradients differ" in finding.message
+    assert "the gradients differ" in finding.message
 
 
 def test_without_a_second_run_or_a_promise_nothing_was_compared() -> None:

@@ -61,5 +61,5 @@ def test_only_equals_vote() -> None:
         "GPU-0": ("like", 2),
         "GPU-1": ("like", 2),
     }
-    nameless = gpus(3, name=Unknown("the driver was not asked"))
+    nameless = gpus(3, name=Unknown("not read from the driver"))
     assert answers.against_majority({"GPU-0": "a", "GPU-1": "a", "GPU-2": "b"}, setting(nameless)) == {}

@@ -66,7 +66,7 @@ def test_only_what_ran_meanwhile_is_excused() -> None:
     assert verdicts["memory_bandwidth"] is Grade.INCONCLUSIVE
 
 
-HIDDEN = Unknown("40000 MiB of its memory are in use by somebody who cannot be seen from here")
+HIDDEN = Unknown("40000 MiB of its memory are in use by a process that is not visible from here")
 NO_RIGHTS = Unknown("3 processes could not be looked into: run it as root", by_design=True)
 
 
@@ -96,17 +96,17 @@ def test_many_processes_are_counted() -> None:
         (
             {"power_limit_w": 300.0},
             {},
-            "Its power limit is set to 300 W, the default is 700 W. Undo it with: nvidia-smi -i 0 -pl 700",
+            "Its power limit is set to 300 W, the default is 700 W. To reset it: nvidia-smi -i 0 -pl 700",
         ),
         (
             {},
             {"reasons": 0x2, "sm_mhz": 600.0},
-            "Its clocks are fixed by a setting. Undo it with: nvidia-smi -i 0 -rgc",
+            "Its clocks are locked by a setting. To reset it: nvidia-smi -i 0 -rgc",
         ),
         (
             {},
             {"reasons": 0x0, "sm_mhz": 600.0, "power_w": 220.0},
-            "Its clock stays at 600 MHz of 1980 MHz with power to spare",
+            "Its clock stays at 600 MHz of 1980 MHz below its power limit",
         ),
         ({}, {"reasons": 0x0, "memory_mhz": 1593.0}, "Its memory runs at 1593 MHz of 3201 MHz under load"),
     ],

@@ -94,7 +94,7 @@ def test_a_gpu_slower_than_its_peers_fails_although_it_is_above_the_floor() -> N
     assert verdicts(found)[:-1] == [("PASS", "gemm-ok")] * 7
     assert found[-1].peer_n == 8
     assert found[-1].peer_median == 800
-    assert "6.2 % worse than the median of 8 equal GPUs (800.0 TFLOP/s)" in found[-1].message
+    assert "6.2 % worse than the median of 8 identical GPUs (800.0 TFLOP/s)" in found[-1].message
     assert "102.6 % of the reference" in found[0].layers[1], "the median is always told against the reference"
 
 

@@ -43,7 +43,7 @@ def test_ranks_that_met_in_smaller_groups_tested_no_machine() -> None:
     halves = [one | {"world": 2} for one in results.ddp(4)]
     (found,) = ddp.read(trial(halves), results.node(4))
     assert (found.verdict, found.code) == (Grade.INCONCLUSIVE, "ddp-missing")
-    assert "rank 0 says that 2 ranks ran, not 4" in found.message
+    assert "rank 0 reported 2 ranks instead of 4" in found.message
 
 
 def test_a_lost_gpu_fails_it() -> None:

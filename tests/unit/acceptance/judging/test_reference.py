@@ -57,23 +57,23 @@ def test_a_good_row_is_left_alone() -> None:
         # DCGM: 2,333 where 2,333,000 MB/s was meant. It cannot fail.
         (changed(**BAND, floor=2.333, warn=None, reference=None, ceiling=4896), "0.048 % of the ceiling"),
         # DCGM's L40, a tenth of what was meant.
-        (changed(**BAND, gpu="NVIDIA L40", floor=49.05, warn=None, reference=None, ceiling=881), "finds nothing"),
+        (changed(**BAND, gpu="NVIDIA L40", floor=49.05, warn=None, reference=None, ceiling=881), "detects nothing"),
         # DCGM's A100: from a "measured" 1,830 GB/s, above the card's 1,555.
         (changed(**BAND, floor=1372, warn=None, reference=1830, ceiling=1586), "reference 1830 is better than ceiling"),
         # The AWS suite asks for 800 GB/s of a machine whose wires carry 700.
-        (changed(metric="all_reduce", unit="GB/s", floor=800, warn=None, reference=None, ceiling=700), "mixed up"),
+        (changed(metric="all_reduce", unit="GB/s", floor=800, warn=None, reference=None, ceiling=700), "check units"),
         # AzNHC's MI300X: a floor above a published healthy result.
-        (changed(metric="all_reduce", unit="GB/s", floor=314, warn=None, reference=313, ceiling=448), "mixed up"),
-        (changed(unit="MB/s"), "unit 'MB/s' is not known"),
+        (changed(metric="all_reduce", unit="GB/s", floor=314, warn=None, reference=313, ceiling=448), "check units"),
+        (changed(unit="MB/s"), "unit 'MB/s' is unknown"),
         (changed(source=" "), "has no source"),
         (changed(warn=650), "floor 690 is better than warn 650"),
-        (changed(floor=None, warn=None, reference=None, ceiling=None), "no figure at all"),
-        (changed(floor=-1), "floor is -1, which is no figure"),
-        (changed(ceiling=float("nan")), "which is no figure"),
+        (changed(floor=None, warn=None, reference=None, ceiling=None), "it has no value"),
+        (changed(floor=-1), "floor is -1, which is not a number"),
+        (changed(ceiling=float("nan")), "which is not a number"),
         (changed(ceiling=None), "floor without a ceiling"),
         (changed(origin=Origin.ESTIMATE), "may only warn"),
         (changed(origin=Origin.LEGACY), "may only warn"),
-        (changed(unit="us", lower_is_better=True, floor=10, warn=30, reference=None, ceiling=None), "mixed up"),
+        (changed(unit="us", lower_is_better=True, floor=10, warn=30, reference=None, ceiling=None), "check units"),
     ],
 )  # fmt: skip
 def test_the_linter_finds(row: Row, complaint: str) -> None:
@@ -89,7 +89,7 @@ def test_a_waiver_lets_a_low_floor_pass() -> None:
 def test_two_rows_about_one_gpu_are_one_too_many() -> None:
     found = lint([GOOD, changed(gpu="NVIDIA H.*")], NAMES)
     assert len(found) == 1
-    assert "another row is about NVIDIA H200" in found[0]
+    assert "duplicate of another row for NVIDIA H200" in found[0]
 
 
 def test_a_pattern_is_matched_against_the_whole_name() -> None:
@@ -115,7 +115,7 @@ def test_ones_own_rows_come_first() -> None:
 def test_a_name_that_is_no_pattern_is_told() -> None:
     """Else the run ends with a traceback when the first figure is judged."""
     for gpu_name in ("NVIDIA (", "a{99999999999}"):
-        assert "is no regular expression" in reference.lint([changed(gpu=gpu_name)])[0]
+        assert "is not a valid regular expression" in reference.lint([changed(gpu=gpu_name)])[0]
 
 
 @pytest.mark.parametrize(("name", "may"), [("Tesla T4", False), ("NVIDIA L4", False), ("NVIDIA H200", True)])

@@ -47,7 +47,7 @@ def test_a_fail_that_is_seen_twice_is_a_fail() -> None:
     for tries in ((SLOW, SLOW), (SLOW, GOOD, SLOW)):
         found = settled(*tries)
         assert (found.verdict, found.code) == (Grade.FAIL, "gemm-below-floor")
-        assert f"2 of {len(tries)} tries" in found.message
+        assert f"2 of {len(tries)} attempts" in found.message
         assert len(found.evidence["attempts"]) == len(tries)
 
 
@@ -55,7 +55,7 @@ def test_a_fail_that_is_seen_once_is_a_warning_and_a_retest() -> None:
     found = settled(SLOW, GOOD, GOOD)
     assert (found.verdict, found.code) == (Grade.WARN, "gemm-below-floor-not-confirmed")
     assert found.action is Remedy.RETEST
-    assert "2 of 3 tries did not show it" in found.message
+    assert "2 of 3 attempts did not show it" in found.message
 
 
 def test_a_fail_whose_repetition_could_not_be_measured_is_not_a_warning() -> None:
@@ -84,7 +84,7 @@ def test_a_fail_after_noise_has_to_be_seen_twice_as_well() -> None:
     assert settled(NOISY, SLOW, GOOD) == NOISY
     found = settled(NOISY, SLOW, SLOW)
     assert (found.verdict, found.code) == (Grade.FAIL, "gemm-below-floor")
-    assert "2 of 3 tries" in found.message
+    assert "2 of 3 attempts" in found.message
 
 
 def test_two_findings_about_one_thing_both_stay() -> None:
@@ -209,7 +209,7 @@ def test_a_gpu_without_a_single_measurement_is_not_accepted() -> None:
 
 def test_what_ran_by_name_only_is_said() -> None:
     grade, reason = verdict(Wish(only=("gemm", "health")), [GOOD])
-    assert (grade, reason.startswith("Only gemm ran beside environment and health, as asked for.")) == (
+    assert (grade, reason.startswith("Only gemm ran besides environment and health, as requested.")) == (
         Grade.PASS,
         True,
     )
@@ -218,24 +218,27 @@ def test_what_ran_by_name_only_is_said() -> None:
 def test_what_only_looks_measures_no_gpu_also_when_asked_for_by_name() -> None:
     looked = Finding(check="topology", gpu="GPU-a", verdict=Grade.PASS, code="topology-ok", message="It is whole.")
     grade, reason = verdict(Wish(only=("topology",)), [looked])
-    assert (grade, reason.startswith("No GPU was measured")) == (Grade.INCONCLUSIVE, True)
+    assert (grade, reason.startswith("None of the selected checks (--check) measured a GPU.")) == (
+        Grade.INCONCLUSIVE,
+        True,
+    )
 
 
 def test_what_was_left_out_or_set_otherwise_is_said() -> None:
     wish = Wish(skip=("stress", "exact"), params={"gemm": {"n": 512, "dtypes": ["bf16"]}})
     grade, reason = verdict(wish, [GOOD])
     assert grade is Grade.PASS
-    assert "Without stress, exact, as asked for." in reason
+    assert "Without stress, exact, as requested." in reason
     assert "--set gemm.n=512 gemm.dtypes=['bf16']" in reason
 
 
 def test_a_part_of_the_gpus_is_said() -> None:
     grade, reason = verdict(Wish(gpus=("0",)), [GOOD])
-    assert (grade, reason.startswith("Only GPU 0 of this machine, as asked for.")) == (Grade.PASS, True)
+    assert (grade, reason.startswith("Only GPU 0 of this machine, as requested.")) == (Grade.PASS, True)
 
 
 def test_the_reason_is_the_first_of_the_worst_and_how_many_more() -> None:
     grade, reason = verdict(Wish(), [GOOD, SLOW, SLOW])
     assert (grade, reason) == (Grade.FAIL, "It says gemm-below-floor. (1 more like it)")
-    assert verdict(Wish(), [GOOD]) == (Grade.PASS, "All 1 findings are good.")
+    assert verdict(Wish(), [GOOD]) == (Grade.PASS, "All 1 findings passed.")
     assert verdict(Wish(), []) == (Grade.INCONCLUSIVE, "Nothing was tested.")

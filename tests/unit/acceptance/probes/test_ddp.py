@@ -29,8 +29,8 @@ def test_without_a_majority_all_are_named(last: list[str]) -> None:
         ({"epochs": 1}, "epochs=1"),
         ({"min_fall": 0}, "min_fall=0"),
         ({"min_fall": 1}, "min_fall=1"),
-        ({"batch": 5000}, "makes no step"),
-        ({"classes": 1}, "at least 2 classes"),
+        ({"batch": 5000}, "gives no step"),
+        ({"classes": 1}, "At least 2 classes"),
     ],
 )
 def test_settings_that_prove_nothing_are_refused(params: dict[str, float], words: str) -> None:

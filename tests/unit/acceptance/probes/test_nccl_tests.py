@@ -65,7 +65,7 @@ def test_a_program_is_run_over_all_gpus_with_checking_on(tmp_path: Path) -> None
 
 def test_a_program_without_a_table_is_an_error_with_its_words(tmp_path: Path) -> None:
     program = _program(tmp_path, "echo 'Test NCCL failure common.cu:1844 unhandled system error' >&2; exit 3")
-    with pytest.raises(RuntimeError, match=r"ended with 3 and without a table: Test NCCL failure"):
+    with pytest.raises(RuntimeError, match=r"exited with code 3 and printed no table: Test NCCL failure"):
         nccl_tests.run(_Device(), {"program": program, "gpus": 2})
 
 

@@ -68,19 +68,19 @@ def test_a_cpu_run_may_be_told_gloo_and_a_gpu_run_may_use_it() -> None:
 @pytest.mark.parametrize(
     ("told", "kind", "words"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "cpu", "RANK=2 with WORLD_SIZE=2: ranks go from 0 to 1"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "cpu", "RANK=2 with WORLD_SIZE=2: ranks are 0 to 1"),
         ({"WORLD_SIZE": "4", "MASTER_ADDR": "a"}, "cpu", "WORLD_SIZE=4 without RANK"),
         ({"RANK": "3"}, "cpu", "RANK=3 without WORLD_SIZE"),
-        ({"WORLD_SIZE": "0"}, "cpu", "there is at least one rank"),
-        ({"RANK": "x", "WORLD_SIZE": "1"}, "cpu", "RANK='x' is no number"),
+        ({"WORLD_SIZE": "0"}, "cpu", "must be 1 or more"),
+        ({"RANK": "x", "WORLD_SIZE": "1"}, "cpu", "RANK='x' is not a number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "cpu", "without MASTER_ADDR"),
-        ({"MASTER_PORT": "99999"}, "cpu", "ports go up to 65535"),
-        ({"MASTER_PORT": "0"}, "cpu", "MASTER_PORT='0' is no number from 1 on"),
-        ({"BACKEND": "mpi"}, "cuda", "BACKEND=mpi is not known"),
+        ({"MASTER_PORT": "99999"}, "cpu", "the maximum is 65535"),
+        ({"MASTER_PORT": "0"}, "cpu", "MASTER_PORT='0' is not a number of 1 or more"),
+        ({"BACKEND": "mpi"}, "cuda", "BACKEND=mpi is unknown"),
         ({"BACKEND": "nccl"}, "cpu", "BACKEND=nccl needs GPUs"),
-        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "8", "RANK": "0"}, "cuda", "makes 16"),
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "8", "RANK": "0"}, "cuda", "gives 16"),
         ({"MASTER_ADDR": "a", "K8S_MASTER_ADDR": "b"}, "cuda", "MASTER_ADDR=a and K8S_MASTER_ADDR=b name different"),
-        ({}, "tpu", "'tpu' is no device"),
+        ({}, "tpu", "'tpu' is not a valid device"),
     ],
 )
 def test_contradictions_are_sentences(told: dict[str, str], kind: str, words: str) -> None:
@@ -93,7 +93,7 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(BadSetting) as error:
         read_place({"RANK": "9", "WORLD_SIZE": "2", "BACKEND": "mpi"}, "cuda")
     said = str(error.value)
-    assert ("ranks go from 0 to 1" in said, "without MASTER_ADDR" in said, "BACKEND=mpi" in said) == (True, True, True)
+    assert ("ranks are 0 to 1" in said, "without MASTER_ADDR" in said, "BACKEND=mpi" in said) == (True, True, True)
 
 
 def test_a_group_waits_for_ten_minutes_unless_said() -> None:

@@ -149,7 +149,7 @@ def one_good_gpu(**more: Any) -> Report:
         NotTested(check="stress", what="60 s hot", why="no time was left", within="5m"),
     )
     known: dict[str, Any] = {
-        "reason": "All 10 findings are good.",
+        "reason": "All 10 findings passed.",
         "coverage": coverage,
         "power": _power(),
         "timeline": tuple(readings(only.uuid)),
@@ -198,7 +198,7 @@ def interrupted() -> Report:
         [only],
         measured(only)[:2],
         verdict=Grade.INCONCLUSIVE,
-        reason="The run was interrupted; what was seen until then: All 2 findings are good.",
+        reason="The run was interrupted; result until then: All 2 findings passed.",
         interrupted=True,
         coverage=(NotTested(check="exact", why="the run was interrupted"),),
         run="20260314-100000-int0",
@@ -229,7 +229,7 @@ def on_the_cpu() -> Report:
         findings,
         device="cpu",
         verdict=Grade.INCONCLUSIVE,
-        reason="This ran on the CPU, so no GPU was tested. The checks themselves: INCONCLUSIVE.",
+        reason="This ran on the CPU, so no GPU was tested. Result of the checks: INCONCLUSIVE.",
         run="20260314-101500-c0c0",
         expected=None,
     )
@@ -240,7 +240,7 @@ def empty() -> Report:
         [],
         [],
         reason="Nothing was tested.",
-        machine=Machine(node="node-07", gpus=Unknown("the driver did not answer within 10 s")),
+        machine=Machine(node="node-07", gpus=Unknown("the driver did not respond within 10 s")),
         run="20260314-103000-0000",
         expected=8,
     )

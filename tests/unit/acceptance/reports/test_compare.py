@@ -59,7 +59,7 @@ def test_a_change_too_small_to_matter_is_said_to_be_so() -> None:
 def test_two_samples_are_too_few_to_say() -> None:
     found = compare.compare(figures(100, 101), figures(50, 51))
     assert not found.changes[0].sure
-    assert "too few samples to say" in found.changes[0].sentence
+    assert "too few samples to tell it from noise" in found.changes[0].sentence
     assert "1 have too few samples" in found.sentence
 
 

@@ -55,7 +55,7 @@ def test_a_figure_that_is_no_number_becomes_words_and_no_figure() -> None:
         (b"", "not an acceptance report"),
         (b"not json", "not an acceptance report"),
         (b"[1, 2]", "not an acceptance report"),
-        (b'{"a": 1}', "names no schema"),
+        (b'{"a": 1}', "it has no schema"),
         (b'{"schema": "somebody/else"}', "somebody/else"),
         (b'{"schema": "gpukeeper/acceptance/v9"}', "the version that wrote it"),
         (b'{"schema": "gpukeeper/acceptance/v1", "run": 7}', "damaged"),

@@ -22,7 +22,7 @@ def node(number: int, share: float = 1.0, **more: object) -> Report:
     gpus = [examples.gpu(index, uuid=f"GPU-{number}-{index}", serial=f"{number}-{index}") for index in range(8)]
     found = [f for gpu in gpus for f in examples.measured(gpu, share if gpu.index == 0 else 1.0, seed=number)]
     good = [msgspec.structs.replace(f, verdict=Grade.PASS) for f in found]
-    known = {"node": f"node-{number}", "run": f"run-{number}", "reason": "All findings are good."}
+    known = {"node": f"node-{number}", "run": f"run-{number}", "reason": "All findings passed."}
     return examples.report(gpus, good, **{**known, **more})  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_the_newest_report_of_a_node_counts_and_that_is_said() -> None:
     for given in ([old, new], [new, old]):
         fleet = merge.merge(given)
         assert fleet.verdict is Grade.PASS
-        assert fleet.replaced == ("node-1: run old (FAIL) gave way to the newer new.",)
+        assert fleet.replaced == ("node-1: run old (FAIL) is superseded by the newer run new.",)
 
 
 PARTS: tuple[dict[str, object], ...] = (
@@ -84,12 +84,12 @@ def test_only_a_whole_run_on_gpus_can_accept_a_node(more: dict[str, object]) -> 
 
 @pytest.mark.parametrize("more", PARTS)
 def test_a_newer_run_of_a_part_does_not_hide_a_failure_of_the_whole(more: dict[str, object]) -> None:
-    """A11: a check that was asked for alone says nothing about those that failed."""
+    """A11: a check that was requested alone says nothing about those that failed."""
     failed = node(1, run="whole", verdict=Grade.FAIL)
     fleet = merge.merge([node(1, run="part", ended=failed.ended + timedelta(hours=1), **more), failed])
     assert [(one.run, one.verdict) for one in fleet.nodes] == [("whole", Grade.FAIL)]
     (said,) = fleet.replaced
-    assert said.startswith("node-1: run part (PASS) does not take the place of whole: it ")
+    assert said.startswith("node-1: run part (PASS) does not supersede run whole: it ")
 
 
 @pytest.mark.parametrize("more", PARTS[3:])
@@ -110,7 +110,7 @@ def test_two_machines_of_one_name_are_two_nodes() -> None:
     fleet = merge.merge([failed, node(2, node="node-1", ended=later)], expected=["node-1"])
     assert [(one.node, one.verdict) for one in fleet.nodes] == [("node-1", Grade.FAIL), ("node-1", Grade.PASS)]
     assert fleet.doubles == (
-        "node-1 is the name of 2 machines: the runs run-1, run-2 have no GPU in common. Each counts.",
+        "2 machines have the name node-1: the runs run-1, run-2 have no GPU in common. Each counts.",
     )
     mended = examples.replace(failed.machine, gpus=(examples.gpu(0, uuid="new"), *gpus_of(failed.machine)[1:]))
     fleet = merge.merge([failed, node(1, run="mended", ended=later, machine=mended)])
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_slow_in_the_fleet_is_found_though_its_node_passed() -> No
     fleet = merge.merge([node(number, 0.9 if number == 3 else 1.0) for number in range(1, 5)])
     assert fleet.verdict is Grade.FAIL
     assert {(out.node, out.index) for one in fleet.figures for out in one.outliers} == {("node-3", 0)}
-    assert "1 GPU stands out" in fleet.reason
+    assert "1 GPU is an outlier" in fleet.reason
 
 
 def test_a_figure_of_another_method_or_model_is_no_peer() -> None:
@@ -149,7 +149,7 @@ def test_the_fleet_is_json_csv_and_a_page() -> None:
     written = fleet_page.page(fleet)
     text = Page(written).text
     assert "<script" not in written
-    assert "No report of: gone." in text
+    assert "Missing reports: gone." in text
     assert "FAIL: not accepted" in text
 
 

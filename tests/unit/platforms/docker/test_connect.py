@@ -43,7 +43,7 @@ def test_the_newest_version_both_know_is_spoken(spoken: str, expected: tuple[int
 
 @pytest.mark.parametrize("spoken", ["", "x.y", "1"])
 def test_what_is_no_engine_is_told(spoken: str) -> None:
-    with pytest.raises(EngineSilent, match="no container engine"):
+    with pytest.raises(EngineSilent, match="not a container engine"):
         ask(FakeEngine(version=spoken), lambda engine: engine.get("/info", Info))
 
 

@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.owners import Owned, People, candidates, folders_of, owned
+from gpukeeper.platforms.docker.owners import KnownUsers, Ownership, candidates, folders_of, owned
 from tests.unit.platforms.docker.examples import container
 
 HOME = {"/home/ann/x": 1001, "/home/bob/y": 1002, "/srv/data": None}
 
 
-def whose(*, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any) -> Owned:
+def whose(
+    *, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any
+) -> Ownership:
     processes, image_labels = parts.pop("processes", ()), parts.pop("image_labels", {})
-    people = People({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
+    people = KnownUsers({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
     return owned(container(**parts), people, trusted, image_labels)
 
 
@@ -26,7 +28,7 @@ def bind(*paths: str) -> list[dict[str, str]]:
 
 
 def test_nobody_is_an_answer() -> None:
-    assert whose() == Owned(None, False, (), ())
+    assert whose() == Ownership(None, False, (), ())
 
 
 @pytest.mark.parametrize("label", ["ds01.user", "aime.mlc.USER", "aime.mlc"])
@@ -51,7 +53,7 @@ def test_a_trusted_label_that_came_with_the_image_is_only_a_claim(label: str) ->
 
 
 def test_without_a_look_at_the_image_a_trusted_label_is_not_verified_and_nothing_gets_stricter() -> None:
-    silent = Unknown("its image cannot be looked at")
+    silent = Unknown("its image cannot be inspected")
     running = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": True})
     assert (running.owner, running.verified) == (silent, False)
     ended = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",), image_labels=silent, state={"Running": False})
@@ -63,7 +65,7 @@ def test_a_folder_that_is_only_read_makes_nobody_the_verified_owner() -> None:
     read = [{**mount, "RW": False} for mount in bind("/home/ann/x")]
     found = whose(mounts=read)
     assert (found.owner, found.verified) == ("ann", False)
-    assert found.evidence == ("/home/ann/x belongs to ann, and it may only be read",)
+    assert found.evidence == ("/home/ann/x belongs to ann, mounted read-only",)
     both = whose(mounts=[*read, *bind("/home/bob/y")])
     assert (both.owner, both.verified) == ("bob", True)
 
@@ -103,7 +105,7 @@ def test_a_folder_that_only_a_label_names_tells_the_owner_and_wins_no_time(label
 def test_somebody_elses_name_on_ones_own_folder_is_a_conflict() -> None:
     found = whose(labels={"ds01.user": "bob"}, mounts=bind("/home/ann/x"))
     assert found.owner == "ann"
-    assert "not clear" in found.findings[0]
+    assert "ambiguous" in found.findings[0]
 
 
 def test_folders_of_two_people_verify_neither() -> None:

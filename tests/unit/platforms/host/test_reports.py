@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
@@ -109,7 +109,7 @@ def test_what_a_link_leads_to_stays(tmp_path: Path, to: str) -> None:
     before = on.observe()
     (tmp_path / "latest").symlink_to(to.format(root=tmp_path))
     seen = on.observe()
-    assert str(seen["run-0"].kept).endswith("leads to it")
+    assert str(seen["run-0"].kept).endswith("points to it")
     assert seen["run-1"].kept is None
     assert isinstance(on.remove(before["run-0"]), Changed), "the link came after the look"
 
@@ -118,8 +118,8 @@ def test_a_name_to_be_kept_and_a_keep_file_keep_a_report(tmp_path: Path) -> None
     report(tmp_path, "baseline-3"), report(tmp_path, "run-1")
     (tmp_path / "run-1" / ".keep").touch()
     seen = machine(tmp_path, keep=("baseline*",)).observe()
-    assert seen["baseline-3"].kept == "the policy keeps its name"
-    assert seen["run-1"].kept == "a file called .keep in it asks for that"
+    assert seen["baseline-3"].kept == "the policy keeps entries with its name"
+    assert seen["run-1"].kept == "it contains a file named .keep"
     assert isinstance(seen["run-1"].size, int), "reports are shown with their size, whether they stay or not"
 
 
@@ -152,7 +152,7 @@ def test_a_report_that_was_taken_and_put_back_is_no_newer_for_it(tmp_path: Path)
 def test_what_other_machines_may_use_is_never_known_to_be_free(tmp_path: Path, kind: str) -> None:
     def scan() -> OpenFiles:
         found = everything_seen()
-        there = Mount("0:99", "/", str(tmp_path), kind)
+        there = MountEntry("0:99", "/", str(tmp_path), kind)
         return msgspec.structs.replace(found, own_mounts=(*found.own_mounts, there))
 
     report(tmp_path, "tmp-1")
@@ -161,7 +161,7 @@ def test_what_other_machines_may_use_is_never_known_to_be_free(tmp_path: Path, k
         one = on.observe()["tmp-1"]
         assert isinstance(one.in_use, Unknown)
         assert one.in_use.why.startswith("it is on a")
-        assert any("no policy of this version changes that" in words for words in one.findings) is says
+        assert any("no policy setting changes that" in words for words in one.findings) is says
         assert isinstance(on.remove(one), Refused)
     assert on.names() == ["tmp-1"]
 

@@ -49,7 +49,7 @@ def test_nothing_is_found_or_removed_behind_somebody_elses_link(tmp_path: Path, 
     for one in (seen, bobs_seen):
         looked = on.look(one)
         assert isinstance(looked, Unknown), "what cannot be looked for is not gone"
-        assert "name its target in the policy" in looked.why
+        assert "use its target in the policy" in looked.why
         assert isinstance(on.remove(one), Changed | Refused)
     assert theirs.is_dir()
 

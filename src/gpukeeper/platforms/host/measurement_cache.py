@@ -1,7 +1,8 @@
-"""What need not be walked again. Times only move forward, so a tree that was used lately stays young for as long as
-the policy's age; and where all trees of a folder are far below the threshold, none of them is due.
+"""What need not be walked again.
 
-Pure but for the stat of one entry. Never a reason to act: a look before an act measures anew.
+Times only move forward, so a tree that was used recently stays young for as long as the policy's age; and if all trees
+of a directory are far below the threshold, none of them is due. Pure except for the stat of one entry. Never a reason
+to act: the re-check before a step measures again.
 """
 
 from __future__ import annotations
@@ -14,57 +15,59 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, instant
-from gpukeeper.disk.open_files import Below
+from gpukeeper.disk.measure import TreeMeasurement, instant
+from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.host.folders import Folder
-from gpukeeper.platforms.host.roots import Entry
+from gpukeeper.platforms.host.directories import RootDirectory
+from gpukeeper.platforms.host.roots import TreeEntry
 from gpukeeper.platforms.host.translate import tree_uid
 
 LASTS = timedelta(minutes=30)
 FAR_BELOW = 0.5  # of the threshold
 
 
-class Known(msgspec.Struct, frozen=True):
-    measured: Measured
+class CachedMeasurement(msgspec.Struct, frozen=True):
+    measured: TreeMeasurement
     at: datetime
 
 
-class Remembered:
+class MeasurementCache:
     def __init__(self) -> None:
-        self._trees: dict[str, Known] = {}  # by uid
+        self._trees: dict[str, CachedMeasurement] = {}  # by uid
         self._totals: dict[str, tuple[int, datetime]] = {}  # by folder: bytes of all trees together
 
-    def learn(self, measured: Measured, now: datetime) -> None:
+    def learn(self, measured: TreeMeasurement, now: datetime) -> None:
         if is_known(measured.size):
-            self._trees[tree_uid(measured.device, measured.inode)] = Known(measured, now)
+            self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
 
-    def learn_total(self, folder: Folder, total: int, now: datetime) -> None:
+    def learn_total(self, folder: RootDirectory, total: int, now: datetime) -> None:
         self._totals[folder.path] = (total, now)
 
-    def total(self, folder: Folder) -> int:
+    def total(self, folder: RootDirectory) -> int:
         return self._totals.get(folder.path, (0, None))[0]
 
     def forget_all_but(self, uids: set[str], folders: Collection[str]) -> None:
         self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
         self._totals = {path: total for path, total in self._totals.items() if path in folders}
 
-    def is_far_below(self, folder: Folder, now: datetime) -> bool:
-        """All of its trees together, by a look that is not too long ago, and its disk is not too full."""
+    def is_far_below(self, folder: RootDirectory, now: datetime) -> bool:
+        """All of its trees together, according to a recent observe, and its disk is not too full."""
         total, at = self._totals.get(folder.path, (0, None))
         fresh = at is not None and timedelta() <= now - at < LASTS
         return fresh and not folder.may_be_too_full and total < folder.above * FAR_BELOW
 
     def recall(
         self,
-        entry: Entry,
+        entry: TreeEntry,
         top: os.stat_result,
-        folder: Folder,
-        in_use: Below | Unknown,
+        folder: RootDirectory,
+        in_use: DirectoryUse | Unknown,
         now: datetime,
-        last_use: Callable[[Measured], LastUse],
-    ) -> Measured | None:
-        """The last measurement if it will do. None: measure it anew. `last_use`: what follows from a measurement."""
+        last_use: Callable[[TreeMeasurement], LastUse],
+    ) -> TreeMeasurement | None:
+        """The last measurement if it is still valid. None: measure it again. `last_use`: what follows from a
+        measurement.
+        """
         known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
         if known is None or entry.taken is not None or not timedelta() <= now - known.at < LASTS:
             return None
@@ -78,6 +81,6 @@ class Remembered:
 
 
 def _times(top: os.stat_result) -> tuple[int, ...]:
-    """As a walk counts them: that a folder was listed is no use of it."""
+    """As a walk counts them: listing a directory is no use of it."""
     changed = (top.st_mtime_ns, top.st_ctime_ns)
     return changed if stat.S_ISDIR(top.st_mode) else (*changed, top.st_atime_ns)

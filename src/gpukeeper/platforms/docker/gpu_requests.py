@@ -1,6 +1,6 @@
-"""Which GPUs a container asks for, in all the forms there are. Pure.
+"""Which GPUs a container requests, in every form that exists. Pure.
 
-What it asks for is a claim on a device. What its processes have open is decisive where a request says nothing.
+A request is a claim on a device. The devices that its processes have open are decisive where a request is silent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpukeeper.platforms.docker.wire import DeviceRequest, Inspected
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE = frozenset({"", "none", "void"})
-MOST_GPUS = 256  # of one request; anybody may write any number, and a longer list than any machine has says no more
+MOST_GPUS = 256  # of one request; users may write any number, and no machine has more
 LONGEST = 200  # characters of a name
 _NODE = re.compile(r"/dev/nvidia([0-9]{1,6})")
 _CDI = re.compile(r"(?:runtime\.)?nvidia\.com/(?:gpu|mig)=.+")
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """`names` as the user wrote them; `minors` of device nodes; `how` in words."""
+class GpuRequest(msgspec.Struct, frozen=True):
+    """`names` as the user wrote them; `minors` of device nodes; `how`: the requests, as text."""
 
     names: tuple[str, ...] = ()
     minors: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Asked(msgspec.Struct, frozen=True):
         return bool(self.names or self.minors)
 
 
-def asked(container: Inspected, default_runtime: str = "") -> Asked:
+def asked(container: Inspected, default_runtime: str = "") -> GpuRequest:
     host = container.host_config
     names: list[str] = []
     how: list[str] = []
@@ -53,24 +53,24 @@ def asked(container: Inspected, default_runtime: str = "") -> Asked:
     if not names and "nvidia" in runtime:
         names += _visible(container.config.env or ())
         how += [f"{VISIBLE}={','.join(names)}"] if names else []
-    return Asked(tuple(names), minors, tuple(how))
+    return GpuRequest(tuple(names), minors, tuple(how))
 
 
 def devices_of(
-    container: Inspected, asks: Asked, held: Iterable[str], inventory: Sequence[GpuFacts] | Unknown
+    container: Inspected, asks: GpuRequest, held: Iterable[str], inventory: Sequence[GpuFacts] | Unknown
 ) -> tuple[str, ...] | Unknown:
-    """By uuid: what it asked for and what it has open. () only when it surely has nothing to do with a GPU."""
+    """Uuids of what it requested and what it has open. () only if it certainly uses no GPU."""
     open_ = tuple(held)
     if not asks:
         return _sorted(open_)
     if isinstance(inventory, Unknown):
-        return Unknown(f"it asks for GPUs ({', '.join(asks.how)}), and which those are: {inventory.why}")
+        return Unknown(f"it requests GPUs ({', '.join(asks.how)}), but they could not be resolved: {inventory.why}")
     if not inventory:
-        return Unknown(f"it asks for GPUs ({', '.join(asks.how)}), and this machine shows none")
+        return Unknown(f"it requests GPUs ({', '.join(asks.how)}), but this machine has none")
     found = list(open_)
     for name in dict.fromkeys(asks.names):
         if len(name) > LONGEST:
-            return Unknown(f"{name[:40]!r}... is no name of a GPU")
+            return Unknown(f"{name[:40]!r}... is not the name of a GPU")
         uuids = resolve(name, inventory)
         if isinstance(uuids, Unknown):
             return uuids
@@ -79,15 +79,15 @@ def devices_of(
     for minor in asks.minors:
         gpu = by_minor.get(minor)
         if gpu is None or isinstance(gpu.uuid, Unknown):
-            return Unknown(f"it was given /dev/nvidia{minor}, and the driver names no GPU for that")
+            return Unknown(f"it was given /dev/nvidia{minor}, but the driver reports no GPU with that number")
         if isinstance(gpu.slices, Unknown):
-            return Unknown(f"it was given /dev/nvidia{minor}, and the slices of that: {gpu.slices.why}")
+            return Unknown(f"it was given /dev/nvidia{minor}, but its slices could not be read: {gpu.slices.why}")
         found += [part.uuid for part in gpu.slices] or [gpu.uuid]
     return _sorted(found)
 
 
 def _requested(request: DeviceRequest) -> list[str]:
-    """A count means the first so many, not any so many; -1 means all."""
+    """A count means the first n GPUs, not any n; -1 means all."""
     if request.driver == "cdi":
         return [one for one in request.device_ids or () if _CDI.fullmatch(one)]
     wants_gpu = any("gpu" in group for group in request.capabilities or ()) or request.driver == "nvidia"
@@ -99,8 +99,9 @@ def _requested(request: DeviceRequest) -> list[str]:
 
 
 def _visible(env: Iterable[str]) -> list[str]:
-    """The last one counts, as in any environment; "void" anywhere in it means none. An old CUDA image says nothing
-    and gets all."""
+    """The last value counts, as in any environment; "void" anywhere in it means none. An old CUDA image sets no
+    variable and gets all.
+    """
     given = dict(one.partition("=")[::2] for one in env)
     if VISIBLE not in given:
         return ["all"] if "CUDA_VERSION" in given and "NVIDIA_REQUIRE_CUDA" not in given else []

@@ -1,6 +1,6 @@
-"""What the machine says about containers that the engine does not: GPUs, who holds them, owners, the keep-alive file.
+"""What the machine shows about containers and the engine does not: GPUs, their holders, owners, the keep-alive file.
 
-Only where the engine runs on this very machine. Elsewhere these facts are not known, and what is not known keeps.
+Only if the engine runs on this machine. Otherwise these facts are unknown, and unknown means keep.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.asks import asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import asked, devices_of
 from gpukeeper.platforms.docker.owners import owned
-from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import TTL, Facts, slices_among
+from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
+from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import Inspected, when
 
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[], Awaitable[Gpus]]
 SCAN, PEEK = timedelta(seconds=30), timedelta(seconds=3)
-RETRY = 600.0  # seconds before a dead filesystem is tried again
-ELSEWHERE = Unknown("the engine runs on another machine, and what happens there is not seen from here")
+RETRY = 600.0  # seconds before a hanging filesystem is tried again
+ELSEWHERE = Unknown("the engine runs on another machine, whose processes and GPUs cannot be read from here")
 
 
-class Around(msgspec.Struct, frozen=True):
-    """One look at the machine. `holders`: who has a GPU open, by the outermost container id of its cgroup."""
+class HostSnapshot(msgspec.Struct, frozen=True):
+    """One snapshot of the machine. `holders`: processes with a GPU open, by the outermost container id of their
+    cgroup.
+    """
 
     gpus: Gpus
     holders: Mapping[str, tuple[Holder, ...]]
     mig_minors: Mapping[int, tuple[int, int, int]] = {}
-    blind: str | None = None  # why nobody could look who holds a GPU
+    blind: str | None = None  # why the holders of GPUs could not be read
 
     def held(self, container: str) -> tuple[str, ...]:
-        """Uuids its processes have open. A node the driver has no name for is left out: it may be a control node."""
+        """Uuids that its processes have open. A node that the driver does not report is skipped: it may be a control
+        node.
+        """
         if isinstance(self.gpus, Unknown) or container not in self.holders:
             return ()
         by_minor = {gpu.minor: gpu for gpu in self.gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
@@ -62,14 +66,14 @@ class Around(msgspec.Struct, frozen=True):
         return tuple({holder.pid: holder for found in self.holders.values() for holder in found}.values())
 
 
-class Surroundings:
+class HostInspector:
     def __init__(
         self,
         records: Records,
         inventory: Inventory,
         *,
         local: bool,
-        directory: Directory,
+        directory: UserDirectory,
         trusted_labels: Sequence[str] = (),
         proc: str = "/proc",
         keep_alive: str = keepalive.FILE,
@@ -78,37 +82,37 @@ class Surroundings:
         self._local, self._proc = local, proc
         self.follow(trusted_labels, keep_alive)
         self._peeked: dict[str, bool] = {}
-        self._dead: dict[str, float] = {}  # by container: when its filesystem last did not answer
+        self._dead: dict[str, float] = {}  # by container: when its filesystem last timed out
 
     def follow(self, trusted_labels: Sequence[str], keep_alive: str) -> None:
         self._trusted, self._keep_alive = tuple(trusted_labels), keep_alive
 
-    async def look(self) -> Around:
+    async def look(self) -> HostSnapshot:
         if not self._local:
-            return Around(ELSEWHERE, {})
+            return HostSnapshot(ELSEWHERE, {})
         gpus = await self._inventory()
         found: dict[str, tuple[Holder, ...]] = {}
         blind = None
-        if gpus != ():  # without a driver nobody can hold a GPU
+        if gpus != ():  # without a driver no process can hold a GPU
             scanned = await self._scan()
             blind = scanned.why if isinstance(scanned, Unknown) else None
             for holder in () if isinstance(scanned, Unknown) else scanned:
-                # Under every id: where one engine runs inside another, either may be the one that is asked.
+                # Under every id: if one engine runs inside another, either may be the one that is queried.
                 for id_ in container_ids(holder, self._proc):
                     found[id_] = (*found.get(id_, ()), holder)
-        return Around(gpus, found, holders.mig_minors(self._proc), blind)
+        return HostSnapshot(gpus, found, holders.mig_minors(self._proc), blind)
 
-    async def facts(self, container: Inspected, around: Around) -> Facts:
+    async def facts(self, container: Inspected, around: HostSnapshot) -> ContainerFacts:
         asks = asked(container, self._records.info.default_runtime)
         mine = holders_of(container, around, self._proc)
-        held = Around(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
+        held = HostSnapshot(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
         devices = devices_of(container, asks, held, around.gpus)
         nothing = devices == () and not asks
         uids = tuple(sorted({holder.uid for holder in mine}))
         wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
         inherited = await self._inherited(container) if wanted else {}
         people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
-        return Facts(
+        return ContainerFacts(
             asks=asks,
             devices=devices,
             slices=slices_among(devices, around.gpus),
@@ -118,8 +122,8 @@ class Surroundings:
             keep_alive=None if nothing else await self._kept_alive(container),
         )
 
-    async def peek(self, containers: Sequence[Inspected], around: Around) -> None:
-        """Looks for many keep-alive files in one thread; those behind one that hangs are looked for one by one."""
+    async def peek(self, containers: Sequence[Inspected], around: HostSnapshot) -> None:
+        """Checks many keep-alive files in one thread; those behind one that hangs are checked one by one."""
         runtime = self._records.info.default_runtime
         wanted = []
         for one in containers if self._local else ():
@@ -147,13 +151,15 @@ class Surroundings:
         return await self._records.image_labels(container.image) if container.labels else {}
 
     async def _scan(self) -> tuple[Holder, ...] | Unknown:
-        """Without it what a container asked for still counts; but nobody is stopped whose jobs would get no word."""
+        """Without it the requests of a container still count; but no container is stopped whose processes would not get
+        SIGTERM.
+        """
         try:
             return (await in_thread(lambda: holders.scan(self._proc), SCAN)).found
         except TimeoutError:
-            return Unknown("the machine's processes could not be looked through in time")
+            return Unknown("the processes of this machine could not be listed in time")
         except OSError as error:
-            return Unknown(f"the machine's processes could not be looked through: {error.strerror}")
+            return Unknown(f"the processes of this machine could not be listed: {error.strerror}")
 
     async def _kept_alive(self, container: Inspected) -> bool | Unknown | None:
         if not self._local:
@@ -166,57 +172,59 @@ class Surroundings:
             return self._peeked.pop(container.id)
         root, path = place
         if self._is_dead(container.id):
-            return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
+            return Unknown(f"whether {self._keep_alive} exists is unknown: the filesystem did not answer")
         try:
             return await in_thread(lambda: keepalive.is_there(root, path, created), PEEK)
         except TimeoutError:
             self._lay_aside([container.id])
-            return Unknown(f"whether {self._keep_alive} is there: the filesystem did not answer")
+            return Unknown(f"whether {self._keep_alive} exists is unknown: the filesystem did not answer")
         except (FileNotFoundError, ProcessLookupError):
-            return None  # it ended, or its folder is gone
+            return None  # it ended, or its directory is gone
         except OSError as error:
-            return Unknown(f"whether {self._keep_alive} is there: {error.strerror}")
+            return Unknown(f"whether {self._keep_alive} exists is unknown: {error.strerror}")
 
     def _is_dead(self, id_: str) -> bool:
         return id_ in self._dead and time.monotonic() - self._dead[id_] < RETRY
 
     def _lay_aside(self, ids: Sequence[str]) -> None:
-        """Not tried again for a while: each try costs a thread that never ends."""
+        """Not tried again for a while: each attempt costs a thread that never ends."""
         steady = time.monotonic()
         recent = {id_: at for id_, at in self._dead.items() if steady - at < RETRY}
         self._dead = recent | dict.fromkeys(ids, steady)
 
     def _where(self, container: Inspected) -> tuple[str, str] | Unknown | None:
-        """A folder of this machine and the file's path below it."""
+        """A directory of this machine and the file's path below it."""
         pid = container.state.pid
         if pid and belongs(pid, container.id, self._proc):
             return f"{self._proc}/{pid}/root", self._keep_alive
         if pid:
-            return Unknown(f"whether {self._keep_alive} is there: its first process is not seen from here")
+            return Unknown(f"whether {self._keep_alive} exists is unknown: its first process cannot be read from here")
         wanted = Path(self._keep_alive)
         binds = [one for one in container.mounts or () if one.type == "bind" and wanted.is_relative_to(one.destination)]
         if not binds:
             return None
         nearest = max(binds, key=lambda one: len(one.destination))
-        if Path(nearest.destination) == wanted:  # the file itself is mounted, not a folder
+        if Path(nearest.destination) == wanted:  # the file itself is mounted, not a directory
             return str(Path(nearest.source).parent), f"/{Path(nearest.source).name}"
         return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
 
 
-def holders_of(container: Inspected, around: Around, proc: str = "/proc") -> tuple[Holder, ...]:
-    """Those in the very control group of its first process. Whoever may make groups of their own can give one the id
-    of somebody else's container, and would pass for its owner, or bring it a GPU. What does not run holds none."""
+def holders_of(container: Inspected, around: HostSnapshot, proc: str = "/proc") -> tuple[Holder, ...]:
+    """Those in exactly the control group of its first process. A user who may create groups can give one the id of
+    another user's container, and would pass for its owner, or add a GPU to it. A container that is not running holds
+    none.
+    """
     found, said = around.holders.get(container.id, ()), container.state
     if not found or not (said.running or said.paused or said.restarting):
         return ()
     groups = _groups_of(said.pid, container.id, proc) if said.pid else frozenset()
     if not groups:
-        return found  # its first process is not seen from here: nothing to compare with
+        return found  # its first process cannot be read from here: nothing to compare with
     return tuple(one for one in found if frozenset() < _groups_of(one.pid, container.id, proc) <= groups)
 
 
 def _groups_of(pid: int, container: str, proc: str) -> frozenset[str]:
-    """The paths of its control groups down to the id, one for each tree that names it."""
+    """The paths of its control groups down to the id, one for each hierarchy that contains it."""
     try:
         cgroup = text_of(Path(proc, str(pid), "cgroup"))
     except OSError:
@@ -237,8 +245,9 @@ def container_ids(holder: Holder, proc: str = "/proc") -> tuple[str, ...]:
 
 
 def belongs(pid: int, container: str, proc: str = "/proc") -> bool:
-    """A pid that the engine names is this container's only if its cgroup says so, too: the engine may run in a
-    virtual machine, and a pid may have been reused."""
+    """A pid from the engine belongs to this container only if its cgroup confirms it: the engine may run in a virtual
+    machine, and a pid may have been reused.
+    """
     try:
         with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as cgroup:  # noqa: PTH123  (asked often)
             return container in holders.parse_containers(cgroup.read())

@@ -1,4 +1,6 @@
-"""What this machine knows of users and folders. Reads only; a dead filesystem or directory is not waited for."""
+"""What this machine knows about users and directories. Reads only; a hanging filesystem or directory service is not
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ from typing import TypeVar
 from gpukeeper.blocking import in_thread
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.owners import People, candidates, folders_of
+from gpukeeper.platforms.docker.owners import KnownUsers, candidates, folders_of
 from gpukeeper.platforms.docker.wire import Inspected
 
 T = TypeVar("T")
 DEADLINE = timedelta(seconds=5)
 REMEMBERED = timedelta(minutes=10)
-NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})  # the path leads nowhere
-MOST_SILENT = 3  # questions without an answer; the next are not asked for a while: each costs time and a thread
+NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})  # the path does not exist
+MOST_SILENT = 3  # lookups without a response; the next ones are skipped for a while: each costs time and a thread
 
 
-class Directory:
-    """Users and folders, remembered for a while: both change seldom, and asking may be slow."""
+class UserDirectory:
+    """Users and directories, cached for a while: both change rarely, and a lookup may be slow."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,19 +34,19 @@ class Directory:
         self._homes: dict[str, int | Unknown | None] = {}
         self._uids: dict[str, int | Unknown | None] = {}
         self._names: dict[int, str | Unknown | None] = {}
-        self._silent: dict[str, int] = {}  # by what was asked: how often there was no answer
+        self._silent: dict[str, int] = {}  # by lookup: how often there was no response
 
     async def people(
         self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
-    ) -> People:
-        """Of those whom a container mentions."""
+    ) -> KnownUsers:
+        """About those that a container mentions."""
         self._forget_in_time()
-        # Those of this moment: while we wait, another look may find that it is time to forget.
+        # The caches of this moment: while we wait, another read may expire them.
         homes, uids_of, names_of = self._homes, self._uids, self._names
         paths = folders_of(container) if folders else ()
         for path in paths:
             if path not in homes:
-                # By the tree it lies in: where one folder of a dead disk does not answer, the others will not.
+                # By the tree it is in: if one directory of a hanging disk does not answer, the others will not.
                 tree = "/".join(path.split("/")[:3])
                 homes[path] = await self._asked(lambda p=path: _home_owner(p), path[:80], tree)  # type: ignore[misc]
         names, uids = candidates(container, trusted_labels)
@@ -54,10 +56,10 @@ class Directory:
         for uid in uids - names_of.keys():
             names_of[uid] = await self._asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
         answers = [*(uids_of[name] for name in names), *(names_of[uid] for uid in uids)]
-        return People(
+        return KnownUsers(
             by_uid={uid: known for uid in uids if isinstance(known := names_of[uid], str)},
             names=frozenset(name for name in names if isinstance(uids_of[name], int)),
-            # Nobody and no answer are two things: a directory that is down must not make everybody a stranger.
+            # Not the same as an unknown user: a directory service that is down must not make every user unknown.
             silent=next((one for one in answers if isinstance(one, Unknown)), None),
             folders={path: homes[path] for path in paths},
             processes=processes,
@@ -65,14 +67,14 @@ class Directory:
 
     async def _asked(self, work: Callable[[], T], what: str, of: str = "users") -> T | Unknown:
         if self._silent.get(of, 0) >= (MOST_SILENT if of == "users" else 1):
-            return Unknown(f"{what} was not looked up: others there got no answer")
+            return Unknown(f"{what} was not looked up: earlier lookups there timed out")
         try:
             return await in_thread(work, DEADLINE)
         except TimeoutError:
             self._silent[of] = self._silent.get(of, 0) + 1
-            return Unknown(f"{what} could not be looked up: no answer")
+            return Unknown(f"{what} could not be looked up: timeout")
         except OSError as error:
-            return Unknown(f"{what} could not be looked at: {error.strerror}")
+            return Unknown(f"{what} could not be read: {error.strerror}")
 
     def _forget_in_time(self) -> None:
         now = self._clock.now()
@@ -82,8 +84,9 @@ class Directory:
 
 
 def _home_owner(path: str) -> int | None:
-    """The uid that owns it, if it really lies in that user's home. Links are resolved first, so that one which leads
-    out of a home proves nothing."""
+    """The uid that owns it, if it is really in that user's home. Links are resolved first, so that a link that leads
+    out of a home proves nothing.
+    """
     real = Path(os.path.realpath(path))
     try:
         uid = real.stat().st_uid
@@ -106,7 +109,7 @@ def _uid_of(name: str) -> int | None:
 
 
 def _name_of(uid: int) -> str | None:
-    """A name that is this uid's alone: a second uid with the same name is somebody else."""
+    """A name that only this uid has: a second uid with the same name is another user."""
     try:
         name = pwd.getpwuid(uid).pw_name
         return name if pwd.getpwnam(name).pw_uid == uid else None
