@@ -12,7 +12,7 @@ import pytest
 from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.ledger.database import open_for_writing
 from gpukeeper.ledger.signals import open_signals
-from gpukeeper.lifecycle.activity import Judged, Use, judge
+from gpukeeper.lifecycle.activity import Use, UseAssessment, assess_use
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
@@ -148,17 +148,17 @@ def read(one: ClusterMeter, subject: Subject) -> list[Sample]:
     return list(asyncio.run(one.read([subject])))
 
 
-def judged(tmp_path: Path, samples: Sequence[Sample], subject: Subject, now: datetime = NOW) -> Judged:
+def judged(tmp_path: Path, samples: Sequence[Sample], subject: Subject, now: datetime = NOW) -> UseAssessment:
     """Through the ledger's buckets, as a pass does it."""
     path = tmp_path / "ledger.sqlite"
     open_for_writing(path, "NORMAL").close()
     signals = open_signals(path, write=True)
 
-    async def fold() -> Judged:
+    async def fold() -> UseAssessment:
         await signals.add(samples)
         found = await signals.series([subject.ref.key], now - 2 * WINDOW, now)
         assert not isinstance(subject.devices, Unknown)
-        return judge(found.get(subject.ref.key, ()), subject.devices, Activity(), WINDOW, now)
+        return assess_use(found.get(subject.ref.key, ()), subject.devices, Activity(), WINDOW, now)
 
     try:
         return asyncio.run(fold())
