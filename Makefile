@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME ?=
 HOURS ?= 1
+# More than there are cores: these tests mostly wait for engines. Each worker starts engines of its own (2 to 3 GB).
+ENGINE_WORKERS ?= 3
+# Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run install demo test check format bench simulate kube ray torch clean help
 
@@ -20,8 +24,10 @@ demo: $(VENV)/.installed ## a compressed week on a simulated fleet
 install: $(VENV)/.installed ## gpukeeper and its pinned dependencies in .venv
 
 test: $(VENV)/.installed-dev ## everything; what needs a real engine skips and says how to get it
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
-	@$(BIN)/python -m tests.docs.checklist
+	@failed=; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/real || failed=yes; \
+	$(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist worksteal tests/real || failed=yes; \
+	$(BIN)/python -m tests.docs.checklist && [ -z "$$failed" ]
 
 check: $(VENV)/.installed-dev ## format, lint, types, imports, spelling
 	$(BIN)/ruff format --check .
@@ -37,8 +43,8 @@ format: $(VENV)/.installed-dev ## format and fix what can be fixed
 bench: $(VENV)/.installed-dev ## make bench NAME=decisions; without NAME: the list
 	@$(BIN)/python -m benchmarks $(NAME)
 
-simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SEED=n repeats one
-	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEED),--seed $(SEED))
+simulate: $(VENV)/.installed-dev ## make simulate HOURS=8: seeds without end; SEEDS=2000: the first ones; SEED=n repeats one
+	@$(BIN)/python -m tests.simulation.long --hours $(HOURS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
 
 kube: ## the Kubernetes that tests run, built once outside the repository (Go, 20 minutes)
 	@tests/real/kube/build.sh
