@@ -14,10 +14,10 @@ import msgspec
 
 from benchmarks.disk_bed import DiskBed, disk_bed
 from benchmarks.report import Figure, met, print_figure, print_table, timed
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles, scan
-from gpukeeper.disk.remove import Expected, Removal, remove
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 
 ROUNDS = {200_000: 4, 1_000_000: 1}
 TARGET, LEAST = 1.0, 1 / 1.5  # times as fast as rm; in no case slower than that
@@ -60,17 +60,17 @@ def _remove(path: Path) -> float:
         found = measure(path.name, parent)
         assert found is not None
         assert isinstance(found.ctime_ns, int), found.problems
-        wanted = Expected((found.device, found.inode), found.ctime_ns)
+        wanted = ExpectedTree((found.device, found.inode), found.ctime_ns)
         until = time.monotonic() + 600
         seconds, answer = timed(lambda: remove(parent, path.name, wanted, scan=_everything_seen, until=until))
-    assert isinstance(answer, Removal), answer
+    assert isinstance(answer, TreeRemoval), answer
     assert not answer.left, answer.left
     return seconds
 
 
 def _erase(path: Path) -> float:
     with open_directory(str(path.parent)) as parent:
-        return timed(lambda: Eraser(time.monotonic() + 600).remove(parent, path.name.encode()))[0]
+        return timed(lambda: TreeDeleter(time.monotonic() + 600).remove(parent, path.name.encode()))[0]
 
 
 def _everything_seen() -> OpenFiles:

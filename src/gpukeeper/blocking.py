@@ -1,4 +1,4 @@
-"""Blocking work (a driver, a disk) in a thread of its own that can be left behind: nothing may stop the loop."""
+"""Blocking work (a driver, a disk) in a thread of its own that can be abandoned: nothing may block the event loop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from datetime import timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
-LEFT_BEHIND_MAX = 4  # threads of one kind of work that did not come back in time; with that many no more are begun
+LEFT_BEHIND_MAX = 4  # threads of one kind of work that timed out; with that many no more are started
 _left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(set)  # by the code that they run
 
 
 async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
-    """TimeoutError when it takes longer; the thread is then left behind. Also, at once, when too many of the same work
-    were: a disk that hangs must not keep other work from being begun.
+    """TimeoutError if it takes longer; the thread is then abandoned. Also, at once, if too many threads of the same
+    work are: a disk that hangs must not prevent other work.
 
     Not asyncio.to_thread: its threads are waited for when the program ends, and a thread inside a dead network
     filesystem never ends.
@@ -31,7 +31,7 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # it belongs to whoever awaits the answer
+        except BaseException as error:  # it belongs to the caller that awaits the result
             failure = error
             give: Callable[[], None] = lambda: answer.set_exception(failure)  # noqa: E731
         else:
@@ -39,12 +39,12 @@ async def in_thread(work: Callable[[], T], deadline: timedelta) -> T:
         try:
             loop.call_soon_threadsafe(tell, give)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed: there is no caller any more
 
     left = _left_behind[getattr(work, "__code__", type(work))]
     left.difference_update([one for one in left if not one.is_alive()])
     if len(left) >= LEFT_BEHIND_MAX:
-        raise TimeoutError(f"{LEFT_BEHIND_MAX} earlier calls have not come back; nothing more is begun until they do")
+        raise TimeoutError(f"{LEFT_BEHIND_MAX} earlier calls have not returned; no more are started until they do")
     thread = threading.Thread(target=run, name="gpukeeper-blocking", daemon=True)
     thread.start()
     try:

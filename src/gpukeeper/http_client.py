@@ -1,8 +1,8 @@
-"""An HTTP/1.1 client over TCP, TLS or a unix socket. Small on purpose: it does what our servers need, and no more.
+"""An HTTP/1.1 client over TCP, TLS or a unix socket. Small on purpose: only what our servers need.
 
-No redirects, no proxies, no cookies, no compression: what is sent goes to the address that was named and to no other.
-An answer is read as strictly as HTTP allows; whatever has two meanings ends the connection. Limits and deadlines are
-the caller's: TimeoutError is raised as it is, everything else as an HttpError. Why not a library: ADR 40.
+No redirects, no proxies, no cookies, no compression: a request goes to the address that was configured and to no other.
+A response is parsed as strictly as HTTP allows; an ambiguous one closes the connection. Limits and deadlines are the
+caller's: TimeoutError is raised as it is, everything else as an HttpError. Why not a library: ADR 40.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gpukeeper.blocking import in_thread
 
 CONNECT: Final = timedelta(seconds=10)
-IDLE: Final = 15.0  # seconds; a server may be closing what was unused for longer
-HEAD_MAX: Final = 64 * 1024  # bytes of the head of an answer, or of its trailers
+IDLE: Final = 15.0  # seconds; a server may be closing connections that were unused for longer
+HEAD_MAX: Final = 64 * 1024  # bytes of the head of a response, or of its trailers
 PIECE: Final = 64 * 1024  # bytes read at once
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?\r\n")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)\r\n")
@@ -35,7 +35,7 @@ _TARGET = re.compile(r"[!-~]+")
 
 
 class HttpError(Exception):
-    """The server did not give a whole answer; the sentence says why."""
+    """The server did not send a complete response; the message says why."""
 
 
 class CannotConnect(HttpError):
@@ -43,15 +43,15 @@ class CannotConnect(HttpError):
 
 
 class ConnectionBroken(HttpError):
-    """It ended too early. What was asked may have happened."""
+    """It ended too early. The request may have been executed."""
 
 
 class NotHttp(HttpError):
-    """What came is not an HTTP answer."""
+    """The response is not HTTP."""
 
 
 class TooLarge(HttpError):
-    """Nothing of it was kept."""
+    """The response is too large and was discarded."""
 
 
 class Head(NamedTuple):
@@ -60,7 +60,7 @@ class Head(NamedTuple):
     status: int
     reason: str
     fields: Mapping[str, str]
-    keeps: bool  # the connection may be used again
+    keeps: bool  # the connection may be reused
 
     @property
     def size(self) -> int | None:
@@ -75,8 +75,8 @@ class Head(NamedTuple):
         return "transfer-encoding" in self.fields
 
 
-class Response:
-    """An answer whose body is read while it arrives. Valid inside `Client.stream` only."""
+class StreamedResponse:
+    """A response whose body is read while it arrives. Valid inside `Client.stream` only."""
 
     def __init__(self, head: Head, reader: asyncio.StreamReader) -> None:
         self.status, self.reason, self.headers = head.status, head.reason, head.fields
@@ -101,25 +101,25 @@ class Response:
             self.complete = not piece
             return piece
         if not piece:
-            raise ConnectionBroken(f"its answer broke off after {self._size - self._left} of {self._size} bytes")
+            raise ConnectionBroken(f"its response was cut off after {self._size - self._left} of {self._size} bytes")
         self._left -= len(piece)
         if self._chunked and not self._left and await _line(self._reader) != b"\r\n":
-            raise NotHttp("a chunk of its answer is longer than it says")
+            raise NotHttp("a chunk of its response is longer than announced")
         return piece
 
     async def read(self, size_max: int, *, cut: bool = False) -> bytes:
-        """The whole body. Where it is larger: TooLarge, or with `cut` its beginning."""
+        """The whole body. If it is larger: TooLarge, or with `cut` its beginning."""
         body = bytearray()
         while piece := await self.piece():
             body += piece
             if len(body) > size_max:
                 if not cut:
-                    raise TooLarge(f"its answer is larger than {size_max // 1024 // 1024} MiB")
+                    raise TooLarge(f"its response is larger than {size_max // 1024 // 1024} MiB")
                 return bytes(body[:size_max])
         return bytes(body)
 
     async def lines(self, size_max: int) -> AsyncGenerator[bytes, None]:
-        """Of a stream, as they come, without their ends."""
+        """Of a stream, as they arrive, without line ends."""
         rest = bytearray()
         while piece := await self.piece():
             rest += piece
@@ -128,12 +128,12 @@ class Response:
                 for line in lines:
                     yield bytes(line)
             if len(rest) > size_max:
-                raise TooLarge(f"a line of its answer is longer than {size_max // 1024 // 1024} MiB")
+                raise TooLarge(f"a line of its response is longer than {size_max // 1024 // 1024} MiB")
         if rest:
             yield bytes(rest)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     reason: str
     headers: Mapping[str, str]
@@ -164,11 +164,13 @@ class Client:
         tls: ssl.SSLContext | None = None,
         enter: Callable[[], None] | None = None,
     ) -> None:
-        """`url` may have a path, which comes before every target, and user and password. ValueError: it is no URL.
-        `enter` is called in the thread that connects, before it does: to enter another network namespace."""
+        """`url` may have a path, which is prepended to every target, and user and password. ValueError: it is no URL.
+
+        `enter` is called in the thread that connects, before it does: to enter another network namespace.
+        """
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("it is no address that begins with http:// or https://")
+            raise ValueError("the address is not of the form http://HOST or https://HOST")
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._encrypted, self._tls, self._unix_socket = parts.scheme == "https", tls, unix_socket
         self._enter = enter
@@ -191,7 +193,7 @@ class Client:
         unused, self._unused = self._unused, []
         for connection in unused:
             connection.drop()
-        await asyncio.sleep(0)  # the transports close their sockets in the next round of the loop
+        await asyncio.sleep(0)  # the transports close their sockets in the next iteration of the loop
 
     async def request(
         self,
@@ -202,19 +204,19 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         cut: bool = False,
-    ) -> Answer:
+    ) -> Response:
         async with self.stream(method, target, headers=headers, body=body) as response:
             read = await response.read(size_max, cut=cut)
-            return Answer(response.status, response.reason, response.headers, read)
+            return Response(response.status, response.reason, response.headers, read)
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
-    ) -> AsyncIterator[Response]:
-        """Every status is an answer. The body is read inside; what is not read to its end costs the connection."""
+    ) -> AsyncIterator[StreamedResponse]:
+        """Every status is returned. The body is read inside; if it is not read to its end, the connection is closed."""
         sent = self._message(method, target, headers or {}, body)
         connection, head = await self._exchange(sent, again=method == "GET")
-        response = Response(head, connection.reader)
+        response = StreamedResponse(head, connection.reader)
         try:
             yield response
         finally:
@@ -224,7 +226,7 @@ class Client:
                 connection.drop()
 
     async def _exchange(self, sent: bytes, *, again: bool) -> tuple[_Connection, Head]:
-        """A server may close a kept connection at any time, also just now: then a read is asked for once more."""
+        """A server may close a kept connection at any time: then a read request is sent once more."""
         while self._unused and not self._unused[-1].is_fresh():
             self._unused.pop().drop()
         if self._unused:
@@ -242,14 +244,14 @@ class Client:
             async with asyncio.timeout(CONNECT.total_seconds()):
                 return _Connection(*await self._open(), time.monotonic())
         except TimeoutError as error:
-            raise CannotConnect(f"it cannot be reached within {CONNECT.total_seconds():.0f}s") from error
+            raise CannotConnect(f"it could not be reached within {CONNECT.total_seconds():.0f}s") from error
         except OSError as error:
             raise CannotConnect(words_of(error)) from error
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._unix_socket is not None:
             return await asyncio.open_unix_connection(self._unix_socket, limit=HEAD_MAX)
-        # In a thread that can be left behind: a name service may hang, and asyncio would wait for it at the end.
+        # In a thread that can be abandoned: a name service may hang, and asyncio would wait for it at the end.
         made = await in_thread(self._dial, CONNECT)
         if not self._encrypted:
             return await asyncio.open_connection(sock=made, limit=HEAD_MAX)
@@ -267,22 +269,22 @@ class Client:
     def _message(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         path = self._prefix + target
         if not _TARGET.fullmatch(path):
-            raise ValueError("a path of a request has no spaces and no control characters")
+            raise ValueError("a request path contains spaces or control characters")
         fields = {**self._fields, **headers}
         if body is not None or method in {"POST", "PUT", "PATCH"}:
             fields["Content-Length"] = str(len(body or b""))
         lines = [f"{method} {path} HTTP/1.1"]
         for name, value in fields.items():
             if not value.isprintable() or not value.isascii():
-                raise ValueError(f"the header {name} has letters that no header has")  # it may be a secret
+                raise ValueError(f"the header {name} contains invalid characters")  # it may be a secret
             lines.append(f"{name}: {value}")
         return "\r\n".join([*lines, "\r\n"]).encode("ascii") + (body or b"")
 
 
 async def get(
     url: str, *, size_max: int, headers: Mapping[str, str] | None = None, enter: Callable[[], None] | None = None
-) -> Answer:
-    """One question to a server that is not asked again soon."""
+) -> Response:
+    """One request to a server that is not used again soon."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     async with Client(f"{parts.scheme}://{parts.netloc}", enter=enter) as client:
@@ -290,22 +292,22 @@ async def get(
 
 
 def read_head(data: bytes) -> Head:
-    """Up to and with the empty line. NotHttp: it cannot be read, or says two things about the body."""
+    """Up to and including the empty line. NotHttp: it cannot be parsed, or is ambiguous about the body."""
     status = _STATUS.match(data)
     if status is None:
-        raise NotHttp("its answer is not HTTP")
+        raise NotHttp("its response is not HTTP")
     fields, position = _read_fields(data, status.end())
     if data[position:] != b"\r\n":
-        raise NotHttp("the head of its answer cannot be read")
+        raise NotHttp("the head of its response cannot be read")
     if "content-length" in fields:
         length = _LENGTH.fullmatch(fields["content-length"])
         if length is None or "transfer-encoding" in fields:
-            raise NotHttp("the length of its answer cannot be read")
+            raise NotHttp("the length of its response cannot be read")
         fields["content-length"] = length[1]
     if fields.get("transfer-encoding", "chunked").lower() != "chunked":
-        raise NotHttp("its answer is encoded in a way that was not asked for")
+        raise NotHttp("its response has an encoding that was not requested")
     if fields.get("content-encoding", "identity").lower() != "identity":
-        raise NotHttp("its answer is compressed, which was not asked for")
+        raise NotHttp("its response is compressed, which was not requested")
     keeps = status[1] == b"1" and "close" not in fields.get("connection", "").lower()
     framed = "content-length" in fields or "transfer-encoding" in fields or int(status[2]) in {204, 304}
     reason = (status[3] or b"").decode("latin-1")
@@ -313,7 +315,7 @@ def read_head(data: bytes) -> Head:
 
 
 def words_of(error: BaseException) -> str:
-    """The kernel's words where there are any: libraries write calls and tuples."""
+    """The kernel's message if there is one: libraries print calls and tuples."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, socket.gaierror | ssl.SSLError):
@@ -329,15 +331,15 @@ async def _ask(connection: _Connection, sent: bytes) -> Head:
         await connection.writer.drain()
         while (head := read_head(await connection.reader.readuntil(b"\r\n\r\n"))).status < 200:
             if head.status == HTTPStatus.SWITCHING_PROTOCOLS:
-                raise NotHttp("it changed to another protocol, which was not asked for")
+                raise NotHttp("it switched to another protocol, which was not requested")
     except BaseException as error:
         connection.drop()
         if isinstance(error, asyncio.LimitOverrunError):
-            raise NotHttp(f"the head of its answer is larger than {HEAD_MAX // 1024} KiB") from error
+            raise NotHttp(f"the head of its response is larger than {HEAD_MAX // 1024} KiB") from error
         if isinstance(error, asyncio.IncompleteReadError):
             if error.partial:
-                raise NotHttp("its answer is not HTTP, or broke off in its head") from error
-            raise ConnectionBroken("it closed the connection without an answer") from error
+                raise NotHttp("its response is not HTTP, or was cut off in its head") from error
+            raise ConnectionBroken("it closed the connection without a response") from error
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             raise ConnectionBroken(words_of(error)) from error
         raise
@@ -349,13 +351,13 @@ async def _skip_trailers(reader: asyncio.StreamReader) -> None:
     while (line := await _line(reader)) != b"\r\n":
         size += len(line)
         if size > HEAD_MAX:
-            raise NotHttp(f"the end of its answer is larger than {HEAD_MAX // 1024} KiB")
+            raise NotHttp(f"the trailer of its response is larger than {HEAD_MAX // 1024} KiB")
 
 
 def read_chunk_size(line: bytes) -> int:
     found = _SIZE.fullmatch(line)
     if found is None:
-        raise NotHttp("the size of a chunk of its answer cannot be read")
+        raise NotHttp("the size of a chunk of its response cannot be read")
     return int(found[1], 16)
 
 
@@ -363,9 +365,9 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
-        raise ConnectionBroken("its answer broke off between two chunks") from error
+        raise ConnectionBroken("its response was cut off between two chunks") from error
     except asyncio.LimitOverrunError as error:
-        raise NotHttp("the size of a chunk of its answer cannot be read") from error
+        raise NotHttp("the size of a chunk of its response cannot be read") from error
 
 
 def _read_fields(data: bytes, position: int) -> tuple[dict[str, str], int]:

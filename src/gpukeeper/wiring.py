@@ -493,11 +493,11 @@ def _wants_ray(loaded: Loaded, reaches: list[Reach]) -> bool:
     return True
 
 
-async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence[ray.Inside] | Unknown:
+async def _nodes_in(engine: DockerPlatform, patterns: Sequence[str]) -> Sequence[ray.NodeContainer] | Unknown:
     found = await engine.called(patterns)
     if isinstance(found, Unknown):
         return found
-    return [ray.Inside(one.plain_name, one.state.pid, one.id) for one in found]
+    return [ray.NodeContainer(one.plain_name, one.state.pid, one.id) for one in found]
 
 
 def _cluster(loaded: Loaded, environ: Mapping[str, str], reaches: list[Reach]) -> kubernetes.Cluster | None:

@@ -130,7 +130,7 @@ def _tracked_lines() -> list[tuple[Path, int, str]]:
 
 READERS = {"src/gpukeeper/model/reading.py"}
 # Programs of ours that import nothing.
-OWN_FOLDERS = ("src/gpukeeper/acceptance/probes/", "src/gpukeeper/platforms/simulated/", "src/gpukeeper/disk/crew")
+OWN_FOLDERS = ("src/gpukeeper/acceptance/probes/", "src/gpukeeper/platforms/simulated/", "src/gpukeeper/disk/worker")
 
 
 def test_foreign_json_and_times_are_read_in_one_place() -> None:

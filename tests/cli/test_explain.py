@@ -150,7 +150,7 @@ def test_a_trainjob_is_explained_from_files_without_asking_a_cluster(fleet: Flee
     ran = fleet.run("explain", "run-7", "--manifest", str(files[0]), "--manifest", str(files[1]))
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[:4] == [
-        "trainjob/run-7 on ClusterTrainingRuntime torch, by these files alone",
+        "trainjob/run-7 on ClusterTrainingRuntime torch, from these files only",
         "job node: 2 init containers",
         "  1. wait  busybox:1.36",
         "  2. fetch  registry.lab/fetch:2",
@@ -159,7 +159,7 @@ def test_a_trainjob_is_explained_from_files_without_asking_a_cluster(fleet: Flee
     assert "     CACHE=/cache  (runtime)" in ran.out
     assert not fleet.state.exists(), "not even a ledger"
     alone = fleet.run("explain", "run-7", "--manifest", str(files[1]))
-    assert "problem: ClusterTrainingRuntime torch is not in these files" in alone.out
+    assert "problem: ClusterTrainingRuntime torch not found in these files" in alone.out
     files[1].write_text(train.replace("run-7", "\x1b[2Jrun-7").replace("name: torch", "name: 'to\x07rch'"))
     for words in (("run-9", files[0]), ("run-7", tmp_path / "none.yaml"), ("run-7", files[1])):
         wrong = fleet.run("explain", words[0], "--manifest", str(words[1]))

@@ -49,8 +49,8 @@ def test_overdue_work_in_mode_plan_reaches_the_admins(fleet: Fleet, pager: Path)
     fleet.ended("old", days=2)
     with serving(fleet) as daemon:
         assert pager.read_text() == (
-            "overdue docker/node-1: 1 due, and mode plan changes nothing."
-            " Details: gpukeeper plan. Act once: gpukeeper apply.\n"
+            "overdue docker/node-1: 1 due, not applied because the mode is plan."
+            " Details: gpukeeper plan. To apply: gpukeeper apply.\n"
         )
         assert daemon.stderr is not None
         assert any("overdue: docker/node-1: 1 due" in line for line in daemon.stderr)

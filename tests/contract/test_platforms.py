@@ -49,7 +49,7 @@ from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import Place, World
+from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 from tests.engines import has_docker, has_kube, has_podman, require
 from tests.real.docker.bed import Bed, docker_bed, podman_bed
 from tests.real.kube import objects
@@ -73,7 +73,7 @@ class Now:
 
 def simulated(tmp_path: Path) -> Made:
     loop = VirtualLoop()
-    place = Place("docker", "node-1", ("GPU-0",), ("ann",))
+    place = SimulatedPlace("docker", "node-1", ("GPU-0",), ("ann",))
     world = World(1, VirtualClock(loop), (place,))
 
     def add(name: str) -> Thing:

@@ -40,10 +40,10 @@ _OPENING = """\
 
 Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
-A rule evaluates one object and returns one answer: silent (does not apply), wait, due, protect, unknown, or report.
-The rules are evaluated in the order below. An answer can suspend rules after it. The first rule that is due and not
-suspended decides. If there is none, the object is kept, and the decision shows the most relevant answer.
-`gpukeeper explain WORKLOAD` shows the answer of every rule.
+A rule evaluates one object and returns one verdict: silent (does not apply), wait, due, protect, unknown, or report.
+The rules are evaluated in the order below. A verdict can suspend rules after it. The first rule that is due and not
+suspended decides. If there is none, the object is kept, and the decision shows the most relevant verdict.
+`gpukeeper explain WORKLOAD` shows the verdict of every rule.
 
 A rule never acts on an unknown fact. The settings are in [the policy reference](policy.md); why precedence is data is
 explained in [ADR 11](../decisions/0011-precedence-as-data.md).

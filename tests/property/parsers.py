@@ -28,7 +28,7 @@ from gpukeeper.config.exemptions import read_exemptions
 from gpukeeper.devices import condition, counters, dcgm, health, holders, inventory, kernel_log, naming
 from gpukeeper.devices import prometheus as prometheus_api
 from gpukeeper.devices.busy import Judge
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.gpus import shares_of
 from gpukeeper.disk import mounts, open_files
 from gpukeeper.engine.requests import Request
@@ -45,8 +45,8 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.terminals import plain
 from gpukeeper.platforms.docker import archive as docker_archive
-from gpukeeper.platforms.docker import asks, owners
 from gpukeeper.platforms.docker import connect as docker_api
+from gpukeeper.platforms.docker import gpu_requests, owners
 from gpukeeper.platforms.docker import translate as docker
 from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.records import Records
@@ -125,12 +125,12 @@ def _told(subject: Subject) -> None:
 
 def _container(data: bytes) -> None:
     found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
-    asked = asks.asked(found)
+    asked = gpu_requests.asked(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
-    people = owners.People({1000: "ann"}, frozenset({"ann"}), {})
+    people = owners.KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
     facts = docker_examples.facts(
         asks=asked,
-        devices=asks.devices_of(found, asked, (), inventory),
+        devices=gpu_requests.devices_of(found, asked, (), inventory),
         owned=owners.owned(found, people),
     )
     docker.anonymous_volumes(found)
@@ -139,13 +139,13 @@ def _container(data: bytes) -> None:
 
 
 def _containers(data: bytes) -> None:
-    found, _unseen = docker_api.read_list(data, docker_wire.Listed, "container", "/containers/json")
+    found, _unseen = docker_api.read_list(data, docker_wire.ContainerSummary, "container", "/containers/json")
     for one in found:
         docker.is_called(one, ("eval*", "a=*"))
 
 
 def _images(data: bytes) -> None:
-    for one in docker_api.read_list(data, docker_wire.ImageListed, "image", "/images/json")[0]:
+    for one in docker_api.read_list(data, docker_wire.ImageSummary, "image", "/images/json")[0]:
         _told(docker.image_subject(one, 0, None, None, docker_examples.AT))
 
 
@@ -283,7 +283,7 @@ def _ray(kind: type[Any], name: str) -> Callable[[bytes], object]:
         rows = answer.data.result.result if answer.data.result is not None else ()
         nodes = (busy.RayNode("n", "10.0.0.1", "ALIVE", True),)
         said: dict[str, Any] = {"nodes": nodes, "workers": (), "actors": (), "tasks": (), "groups": (), "jobs": ()}
-        words = busy.busy("n", busy.Answers(**{**said, name: rows}))
+        words = busy.busy("n", busy.ClusterState(**{**said, name: rows}))
         msgspec.json.encode(words)
 
     return read
@@ -299,7 +299,7 @@ _RAY = {
     "workers": (busy.Worker, {"worker_id": "01000000ff", "worker_type": "DRIVER", "is_alive": True, "node_id": "n"}),
     "actors": (busy.Actor, {"actor_id": "a", "class_name": "Model", "state": "ALIVE", "node_id": "n"}),
     "tasks": (busy.Task, {"task_id": "t", "name": "train", "state": "RUNNING", "node_id": "n"}),
-    "groups": (busy.Group, {"state": "CREATED", "name": "pg", "bundles": [{"node_id": "n"}]}),
+    "groups": (busy.PlacementGroup, {"state": "CREATED", "name": "pg", "bundles": [{"node_id": "n"}]}),
     "jobs": (busy.Job, {"status": "RUNNING", "job_id": "01000000", "driver_info": {"node_ip_address": "10.0.0.1"}}),
 }
 
@@ -394,7 +394,7 @@ def _resolve(text: str) -> None:
 
 def _driver(data: bytes) -> None:
     """What inventory, condition, usage and health make of an answer."""
-    found = inventory.gpus_in(reading.decode(data, type=Answer), driver_loaded=True)
+    found = inventory.gpus_in(reading.decode(data, type=DriverReply), driver_loaded=True)
     if isinstance(found, Unknown):
         return
     Judge().judge(found, NOW, None)

@@ -39,11 +39,11 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.notify.workload import InsideWorkload
-from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal, Tripped
+from gpukeeper.platforms.simulated.adapter import AdapterBug, SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import BEGIN, VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import CALM, ROUGH, Faults
-from gpukeeper.platforms.simulated.people import People
-from gpukeeper.platforms.simulated.world import Crashed, Happened, Place, World
+from gpukeeper.platforms.simulated.users import SimulatedUsers
+from gpukeeper.platforms.simulated.world import Crashed, LogEntry, SimulatedPlace, World
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ROUGH_HOURS, CALM_HOURS = 2, 1.25
@@ -108,10 +108,10 @@ POLICY = Policy(
 )
 
 PLACES = (
-    Place("docker", "node-1", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), PEOPLE),
-    Place("kubernetes", "prod", tuple(f"GPU-{n}" for n in range(8)), PEOPLE, ("research", "private")),
-    Place("ray", "ray-1", ("GPU-0", "GPU-1"), PEOPLE, nodes=("head", "worker-1")),
-    Place("host", "node-2", ("GPU-0",), PEOPLE, nodes=("",)),
+    SimulatedPlace("docker", "node-1", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), PEOPLE),
+    SimulatedPlace("kubernetes", "prod", tuple(f"GPU-{n}" for n in range(8)), PEOPLE, ("research", "private")),
+    SimulatedPlace("ray", "ray-1", ("GPU-0", "GPU-1"), PEOPLE, nodes=("head", "worker-1")),
+    SimulatedPlace("host", "node-2", ("GPU-0",), PEOPLE, nodes=("",)),
 )
 
 
@@ -127,7 +127,7 @@ class LoggedLedger(InMemoryLedger):
         await super().append(lines)
         now = self._world.clock.true_now()
         self._world.log += (
-            Happened("line", now, line.ref.uid if line.ref else "", step=getattr(line, "step", ""), line=line)
+            LogEntry("line", now, line.ref.uid if line.ref else "", step=getattr(line, "step", ""), line=line)
             for line in lines
         )
         self._world.pulse()
@@ -144,13 +144,13 @@ class Run:
     crashes: int = 0
     end: datetime = BEGIN
 
-    def acts(self) -> list[tuple[int, Happened]]:
+    def acts(self) -> list[tuple[int, LogEntry]]:
         return [(i, h) for i, h in enumerate(self.world.log) if h.kind == "act"]
 
     def intent(self, step: str) -> Intended | None:
         return next((x for x in self.lines if isinstance(x, Intended) and x.step == step), None)
 
-    def last_look(self, uid: str, before: int) -> tuple[int, Happened] | None:
+    def last_look(self, uid: str, before: int) -> tuple[int, LogEntry] | None:
         for i in range(before - 1, -1, -1):
             entry = self.world.log[i]
             if entry.kind == "look" and entry.uid == uid:
@@ -166,7 +166,7 @@ def simulate(seed: int, faults: Faults | None = None, policy: Policy = POLICY) -
     pair = PLACES[:2] if seed % 8 == 3 else PLACES[2:]
     places = pair if seed % 4 == 3 else (PLACES[seed % 3],)
     world = World(seed, clock, places, faults or (BUGGY if seed % 10 == 9 else ROUGH))
-    People(world, pace=18 * MINUTE, hurry=3).settle_in()
+    SimulatedUsers(world, pace=18 * MINUTE, hurry=3).settle_in()
     run = Run(seed, world, policy)
     run_virtually(_live(run, loop), loop)
     run.end = clock.true_now()
@@ -234,7 +234,7 @@ async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asynci
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), rng.uniform(300, 1500))
         running = [t for here in world.things.values() for t in here.values() if t.state is State.RUNNING and t.owner]
-        with suppress(KeeperError, Tripped):  # one request fails, and is answered so
+        with suppress(KeeperError, AdapterBug):  # one request fails, and is answered so
             dice = rng.random()
             if dice < 0.5 and running:
                 thing = rng.choice(running)

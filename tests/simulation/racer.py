@@ -20,7 +20,7 @@ from pathlib import Path
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Expected, Removal, remove
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 from gpukeeper.disk.trash import leftovers
 from tests.real.disk.bed import REPOSITORY, picture
 from tests.real.disk.test_hostile import Ground
@@ -73,7 +73,7 @@ def _against_holders(folder: Path, removals: int) -> tuple[Counter[str], list[st
                 ending = _attempt(root, None)
                 endings[ending] += 1
                 _progress(number)
-                if ending == Removal.__name__:
+                if ending == TreeRemoval.__name__:
                     broken.append(f"a tree with an open file was deleted ({how}, removal {number})")
                     break
         broken += [f"{one} stayed after removals against {how!r}" for one in _left_in_trash(root)]
@@ -83,7 +83,7 @@ def _against_holders(folder: Path, removals: int) -> tuple[Counter[str], list[st
 def _left_in_trash(root: Path) -> list[str]:
     """What is whole and not under a name that its owner can reach. A neighbour's folder of such a name is not ours."""
     with open_directory(str(root)) as parent:
-        return [f"{one.trash}/{one.name}" for one in leftovers(parent) if not one.doomed]
+        return [f"{one.trash}/{one.name}" for one in leftovers(parent) if not one.deleting]
 
 
 def _attempt(root: Path, used: OpenFiles | None) -> str:
@@ -91,7 +91,7 @@ def _attempt(root: Path, used: OpenFiles | None) -> str:
         found = measure("tree", parent)
         if found is None or not isinstance(found.ctime_ns, int):
             return "not measured"
-        wanted = Expected((found.device, found.inode), found.ctime_ns)
+        wanted = ExpectedTree((found.device, found.inode), found.ctime_ns)
         scan = open_files.scan if used is None else lambda: used
         return type(remove(parent, "tree", wanted, scan=scan, until=time.monotonic() + 60)).__name__
 

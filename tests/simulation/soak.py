@@ -43,7 +43,7 @@ from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.faults import ROUGH
-from gpukeeper.platforms.simulated.people import People
+from gpukeeper.platforms.simulated.users import SimulatedUsers
 from gpukeeper.platforms.simulated.world import Crashed, World
 from tests.simulation.harness import PLACES, POLICY
 
@@ -144,7 +144,7 @@ def soak(folder: Path, days: int, seed: int = 1, every: timedelta = 4 * HOUR) ->
     loop = VirtualLoop()
     loop.set_default_executor(Inline())
     world = World(seed, VirtualClock(loop), PLACES, FAULTS)
-    People(world, pace=every).settle_in()
+    SimulatedUsers(world, pace=every).settle_in()
     policy = msgspec.structs.replace(
         POLICY,
         schedule=msgspec.structs.replace(POLICY.schedule, every=every),

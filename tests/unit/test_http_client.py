@@ -18,12 +18,12 @@ import pytest
 
 from gpukeeper import http_client
 from gpukeeper.http_client import (
-    Answer,
     CannotConnect,
     Client,
     ConnectionBroken,
     HttpError,
     NotHttp,
+    Response,
     TooLarge,
     get,
     read_chunk_size,
@@ -89,7 +89,7 @@ def ask(server: Server, folder: Path, what: Callable[[Client], Awaitable[T]]) ->
     return asyncio.run(run())
 
 
-async def read(client: Client) -> Answer:
+async def read(client: Client) -> Response:
     return await client.request("GET", "/x", size_max=MIB)
 
 
@@ -115,14 +115,14 @@ def test_a_body_ends_where_http_ends_it(sent: bytes, body: bytes, tmp_path: Path
 @pytest.mark.parametrize(
     ("sent", "error", "words"),
     [
-        (OK + b"Content-Length: 9\r\n\r\nhello", ConnectionBroken, "broke off after 5 of 9 bytes"),
-        (CHUNKED + b"9\r\nhello", ConnectionBroken, "broke off after 5 of 9 bytes"),
-        (CHUNKED + b"5\r\nhello\r\n", ConnectionBroken, "broke off between two chunks"),
-        (CHUNKED + b"5\r\nhello\r\n0\r\n", ConnectionBroken, "broke off"),
-        (CHUNKED + b"4\r\nhello\r\n0\r\n\r\n", NotHttp, "longer than it says"),
+        (OK + b"Content-Length: 9\r\n\r\nhello", ConnectionBroken, "was cut off after 5 of 9 bytes"),
+        (CHUNKED + b"9\r\nhello", ConnectionBroken, "was cut off after 5 of 9 bytes"),
+        (CHUNKED + b"5\r\nhello\r\n", ConnectionBroken, "was cut off between two chunks"),
+        (CHUNKED + b"5\r\nhello\r\n0\r\n", ConnectionBroken, "was cut off"),
+        (CHUNKED + b"4\r\nhello\r\n0\r\n\r\n", NotHttp, "longer than announced"),
         (CHUNKED + b"-5\r\nhello\r\n0\r\n\r\n", NotHttp, "size of a chunk"),
         (CHUNKED + b"1" * 70_000, NotHttp, "size of a chunk"),
-        (CHUNKED + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", NotHttp, "end of its answer"),
+        (CHUNKED + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", NotHttp, "trailer of its response"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", NotHttp, "not HTTP"),
         (b"HTTP/2 200\r\n\r\n", NotHttp, "not HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", NotHttp, "another protocol"),
@@ -132,9 +132,9 @@ def test_a_body_ends_where_http_ends_it(sent: bytes, body: bytes, tmp_path: Path
         (OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", NotHttp, "length"),
         (OK + b"Content-Length: +5\r\n\r\nhello", NotHttp, "length"),
         (OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", NotHttp, "length"),
-        (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", NotHttp, "not asked for"),
+        (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", NotHttp, "not requested"),
         (OK + b"Content-Encoding: gzip\r\nContent-Length: 0\r\n\r\n", NotHttp, "compressed"),
-        (b"", ConnectionBroken, "without an answer"),
+        (b"", ConnectionBroken, "without a response"),
     ],
 )
 def test_what_is_no_whole_answer_is_none(sent: bytes, error: type[HttpError], words: str, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_write_is_not_asked_again(method: str, tmp_path: Path) -> None:
 def test_requests_at_the_same_time_have_connections_of_their_own(tmp_path: Path) -> None:
     server = Server(*[HELLO] * 8)
 
-    async def many(client: Client) -> list[Answer]:
+    async def many(client: Client) -> list[Response]:
         return await asyncio.gather(*(read(client) for _ in range(8)))
 
     assert [one.body for one in ask(server, tmp_path, many)] == [b"hello"] * 8
@@ -315,7 +315,7 @@ def test_a_network_that_cannot_be_entered_is_told() -> None:
 
 @pytest.mark.parametrize("url", ["engine:2375", "file:///etc/passwd", "http://", "http://[", "http://a:99999"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"no address|IPv6|Port"):
+    with pytest.raises(ValueError, match=r"of the form|IPv6|Port"):
         Client(url)
 
 
@@ -332,7 +332,7 @@ async def over_tcp(script: bytes, ask: Callable[[int], Awaitable[T]], tls: ssl.S
 def test_one_question_over_tcp_with_a_login_in_its_address() -> None:
     server = Server(HELLO)
 
-    async def run() -> Answer:
+    async def run() -> Response:
         listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -369,7 +369,7 @@ def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 def test_both_sides_show_their_certificates(certificates: Path) -> None:
     theirs, ours = contexts(certificates)
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         async with Client(f"https://127.0.0.1:{port}", tls=ours) as client:
             return await read(client)
 
@@ -385,7 +385,7 @@ def test_a_certificate_of_nobody_we_trust_is_refused(certificates: Path) -> None
 def test_a_certificate_for_another_name_is_refused(certificates: Path) -> None:
     theirs, ours = contexts(certificates)
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         async with Client(f"https://localhost:{port}", tls=ours) as client:
             return await read(client)
 
@@ -396,14 +396,14 @@ def test_a_certificate_for_another_name_is_refused(certificates: Path) -> None:
 def test_a_server_that_does_not_connect_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "CONNECT", timedelta(milliseconds=50))
 
-    async def ask(port: int) -> Answer:
+    async def ask(port: int) -> Response:
         return await get(f"https://127.0.0.1:{port}/", size_max=MIB)
 
     async def silent() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and begins no handshake
             await ask(server.getsockname()[1])
 
-    with pytest.raises(CannotConnect, match="cannot be reached within"):
+    with pytest.raises(CannotConnect, match="could not be reached within"):
         asyncio.run(silent())
 
 

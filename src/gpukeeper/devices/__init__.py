@@ -1,1 +1,1 @@
-"""GPUs: what the driver says, and who has them open."""
+"""GPUs: what the driver reports, and which processes have them open."""

@@ -1,7 +1,8 @@
-"""How busy a GPU was, judged from what several sources say. Pure: the same readings and times give the same answers.
+"""How busy a GPU was, judged from several sources. Pure: the same readings and times give the same results.
 
-One source may lie: it stops and repeats itself, says 0 for all, or says 100 % after a crash. So a whole GPU needs two,
-and the energy counter, which grows even at rest, must show that the driver is alive. What is doubted is Unknown.
+One source may be wrong: it stops and repeats itself, reports 0 for all, or 100 % after a crash. So a whole GPU needs
+two, and the energy counter, which grows even at idle, must show that the driver is alive. Doubtful values are
+Unknown.
 """
 
 from __future__ import annotations
@@ -13,41 +14,41 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.condition import NOT_ASKED
 from gpukeeper.model.unknown import Unknown
 
-Export: TypeAlias = Mapping[tuple[str, int | None], Exported]
+Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
 
 BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
-LATCHED_FROM = 50.0  # percent without anybody there
-EMPTY_MIB_MAX, SLACK_MIB = 1024, 64  # what the driver itself may take, and how much that may vary
-COVERED_MIN, SAMPLE_S_MAX = 0.8, 1.0  # of the window, by utilisation samples; the newest may be a second old
-EXPORTED_S = 45.0  # what an exporter said holds for its own interval, which is 30 s
+LATCHED_FROM = 50.0  # percent with no process on it
+EMPTY_MIB_MAX, SLACK_MIB = 1024, 64  # what the driver itself may use, and how much that may vary
+COVERED_MIN, SAMPLE_S_MAX = 0.8, 1.0  # of the window, covered by utilisation samples; the newest may be a second old
+EXPORTED_S = 45.0  # a value of an exporter is valid for its own interval, which is 30 s
 STALE_AFTER = timedelta(minutes=2)
 DOUBT_FOR = timedelta(minutes=5)
 SETTLES_IN = timedelta(minutes=1)  # memory is scrubbed when the driver loads, and that reads as use
 
 NOT_CONFIGURED = Unknown("no DCGM exporter is configured", by_design=True)
-CUT = Unknown("the GPU is cut into slices; each is measured by itself")
+CUT = Unknown("the GPU is split into slices; each is measured separately")
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """How a GPU or slice was used since the reading before."""
+class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How a GPU or slice was used since the previous reading."""
 
     uuid: str
     slice: bool
     busy: float | Unknown  # percent of the time
     memory_used_mib: int | Unknown
-    pids: tuple[int, ...] | Unknown  # as the driver lists them: may be dead or reused, never to be signalled
+    pids: tuple[int, ...] | Unknown  # as the driver lists them: may be dead or reused, never signalled
     parent: str | None = None  # of a slice
     covered_s: float = 0.0  # `busy` is the mean of so many seconds up to the reading
-    latched: bool = False  # says it is busy and nobody is there: neither activity nor dirt
+    latched: bool = False  # reported as busy without a process: neither activity nor dirt
 
 
 class Judge:
-    """Remembers what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
+    """Keeps what one reading must be compared with. `layout_changed`: when the slices of a GPU last changed."""
 
     def __init__(self) -> None:
         self.layout_changed: dict[str, datetime] = {}
@@ -55,28 +56,28 @@ class Judge:
         self._energy: dict[str, Heartbeat] = {}
         self._exported_energy: dict[tuple[str, int | None], Heartbeat] = {}
         self._last: dict[str, float] = {}  # the last known value of each
-        self._alone: dict[str, bool] = {}  # nobody was there at the last reading
-        self._floor: dict[str, int] = {}  # least memory used with nobody there
+        self._alone: dict[str, bool] = {}  # no process was there at the last reading
+        self._floor: dict[str, int] = {}  # least memory used without a process
         self._doubted_until: datetime | None = None
 
     def judge(
         self, gpus: Sequence[GpuFacts], now: datetime, exported: Export | Unknown | None = None
-    ) -> dict[str, Use]:
-        """By uuid. A GPU that does not even tell its uuid is not in it."""
+    ) -> dict[str, GpuUse]:
+        """By uuid. A GPU that does not even report its uuid is not included."""
         self._feel_exporter(exported, now)
-        uses: list[Use] = []
+        uses: list[GpuUse] = []
         for gpu in gpus:
             if isinstance(gpu.uuid, str):
                 uses += self._uses(gpu, gpu.uuid, now, exported)
         judged = [self._without_latch(use) for use in uses]
         return {use.uuid: use for use in self._doubted(judged, now)}
 
-    def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[Use]:
+    def _uses(self, gpu: GpuFacts, uuid: str, now: datetime, exported: Export | Unknown | None) -> list[GpuUse]:
         energy, window_s = self._energy.setdefault(uuid, Heartbeat()), gpu.activity.window_s
         energy.feel(gpu.energy_mj, now, gpu.activity.energy_before_mj)
         trouble = self._trouble(gpu, uuid, energy, now)
         busy = trouble if trouble is not None else self._whole(gpu, uuid, energy, now, exported)
-        whole = Use(
+        whole = GpuUse(
             uuid=uuid,
             slice=False,
             busy=busy,
@@ -88,7 +89,7 @@ class Judge:
         return [
             whole,
             *(
-                Use(
+                GpuUse(
                     uuid=part.uuid,
                     slice=True,
                     busy=trouble if trouble is not None else self._part(part, uuid, energy, now, exported),
@@ -104,15 +105,15 @@ class Judge:
     def _trouble(self, gpu: GpuFacts, uuid: str, energy: Heartbeat, now: datetime) -> Unknown | None:
         """What makes every value of this GPU doubtful."""
         if isinstance(gpu.sliced, Unknown):
-            return Unknown(f"whether it is cut into slices is not known: {gpu.sliced.why}")
+            return Unknown(f"whether it is split into slices is unknown: {gpu.sliced.why}")
         if isinstance(gpu.slices, Unknown):
             return Unknown(f"its slices could not be listed: {gpu.slices.why}")
         if self._layout_changed(uuid, gpu.sliced, gpu.slices, now):
-            return Unknown("its slices changed since the reading before")
+            return Unknown("its slices changed since the previous reading")
         if energy.settles(now):
             return Unknown("the driver was loaded less than a minute ago")
         if energy.is_stale(now):
-            return Unknown("its energy counter stands still, so what the driver says is old")
+            return Unknown("its energy counter does not grow, so the driver's values are stale")
         return None
 
     def _layout_changed(self, uuid: str, sliced: bool, parts: Sequence[SliceFacts], now: datetime) -> bool:
@@ -146,7 +147,7 @@ class Judge:
     def _part(
         self, part: SliceFacts, parent: str, energy: Heartbeat, now: datetime, exported: Export | Unknown | None
     ) -> float | Unknown:
-        """A slice has no utilisation: its activity counters, and the energy of the whole GPU as a sign of life."""
+        """A slice has no utilisation: its activity counters, and the energy of the whole GPU as a heartbeat."""
         instance = part.gpu_instance
         export = instance if isinstance(instance, Unknown) else self._export(exported, (parent, instance), now)
         engine = export if isinstance(export, Unknown) else export.engine
@@ -154,7 +155,7 @@ class Judge:
         known = [value for value in sources.values() if not isinstance(value, Unknown)]
         if not known:
             return none_answered(sources)
-        return max(known) if energy.is_alive(now) else Unknown("the GPU's energy counter was not seen to grow")
+        return max(known) if energy.is_alive(now) else Unknown("the GPU's energy counter does not grow")
 
     # The exporter: it may answer and repeat old values for weeks, so its own energy counter must grow too.
 
@@ -164,40 +165,40 @@ class Judge:
 
     def _export(
         self, exported: Export | Unknown | None, key: tuple[str, int | None], now: datetime
-    ) -> Exported | Unknown:
+    ) -> ExportedGpu | Unknown:
         if exported is None:
             return NOT_CONFIGURED
         if isinstance(exported, Unknown):
             return exported
         if key not in exported:
-            return Unknown("the DCGM exporter does not show it")
+            return Unknown("the DCGM exporter does not report it")
         hearts = (self._exported_energy.get(key), self._exported_energy.get((key[0], None)))
         if any(heart is not None and heart.is_alive(now) for heart in hearts):
             return exported[key]
-        return Unknown("the DCGM exporter's energy counter was not seen to grow, so its values may be old")
+        return Unknown("the DCGM exporter's energy counter does not grow, so its values may be stale")
 
     # Readings that cannot be true although every source answered.
 
-    def _without_latch(self, use: Use) -> Use:
-        """A process that died in mid-kernel can leave a GPU at 100 % for days."""
+    def _without_latch(self, use: GpuUse) -> GpuUse:
+        """A process that died inside a kernel can leave a GPU at 100 % for days."""
         alone = use.pids == ()
         if alone and not isinstance(use.memory_used_mib, Unknown):
             self._floor[use.uuid] = min(use.memory_used_mib, self._floor.get(use.uuid, EMPTY_MIB_MAX))
-        # Somebody may have come and gone between two readings; so nobody must be there at both.
+        # A process may have come and gone between two readings; so there must be none at both.
         was_alone, self._alone[use.uuid] = self._alone.get(use.uuid, True), alone
         if not (alone and was_alone and self._is_empty(use)) or isinstance(use.busy, Unknown):
             return use
         if use.busy < LATCHED_FROM:
             return use
-        why = f"it says {use.busy:.0f} % and nobody is there: no process and no memory taken"
+        why = f"it reports {use.busy:.0f} % without a process and without memory in use"
         return msgspec.structs.replace(use, busy=Unknown(why), latched=True)
 
-    def _is_empty(self, use: Use) -> bool:
+    def _is_empty(self, use: GpuUse) -> bool:
         used = use.memory_used_mib
         return not isinstance(used, Unknown) and used <= self._floor.get(use.uuid, 0) + SLACK_MIB
 
-    def _doubted(self, uses: Sequence[Use], now: datetime) -> list[Use]:
-        """All of them idle at once is how a dead source looks; a single job that ends looks the same for a while."""
+    def _doubted(self, uses: Sequence[GpuUse], now: datetime) -> list[GpuUse]:
+        """All of them idle at once looks like a dead source; a single job that ends looks the same for a while."""
         known = {use.uuid: use.busy for use in uses if not isinstance(use.busy, Unknown)}
         slices = {use.uuid for use in uses if use.slice}
         busy_now = [uuid for uuid, value in known.items() if is_busy(value, uuid in slices)]
@@ -210,12 +211,12 @@ class Judge:
         until = self._doubted_until
         if until is None or now >= until:
             return list(uses)
-        doubt = Unknown("all GPUs turned idle at once; the source is doubted")
+        doubt = Unknown("all GPUs became idle at once; the source is doubted")
         return [msgspec.structs.replace(use, busy=doubt) if use.uuid in known else use for use in uses]
 
 
 class Heartbeat:
-    """A counter that grows as long as its source lives."""
+    """A counter that grows as long as its source is alive."""
 
     def __init__(self) -> None:
         self._value: int | None = None
@@ -242,7 +243,7 @@ class Heartbeat:
         return self._grew is not None and now - self._grew <= STALE_AFTER
 
     def is_stale(self, now: datetime) -> bool:
-        """False also where no such counter exists."""
+        """False also if no such counter exists."""
         since = self._grew or self._asked
         return self._exists and since is not None and now - since > STALE_AFTER
 
@@ -251,7 +252,7 @@ class Heartbeat:
 
 
 def of_sources(sources: Mapping[str, float | Unknown], alive: bool) -> float | Unknown:
-    """The largest of at least two. One will do where the hardware has no other, if the energy counter grows."""
+    """The largest of at least two. One is enough if the hardware has no other, if the energy counter grows."""
     known = {name: value for name, value in sources.items() if not isinstance(value, Unknown)}
     if not known:
         return none_answered(sources)
@@ -261,12 +262,12 @@ def of_sources(sources: Mapping[str, float | Unknown], alive: bool) -> float | U
         if failed:
             return Unknown(f"only one source answered ({name}); {'; '.join(failed)}")
         if not alive:
-            return Unknown(f"{name} is the only source here, and the energy counter was not seen to grow")
+            return Unknown(f"{name} is the only source here, and the energy counter does not grow")
     return max(known.values())
 
 
 def none_answered(sources: Mapping[str, float | Unknown]) -> Unknown:
-    """Never by design: a GPU without any measurement is not to be passed over."""
+    """Never by design: a GPU without any measurement must not be skipped."""
     return Unknown("; ".join(f"{name}: {value.why}" for name, value in unknown(sources).items()))
 
 
@@ -283,14 +284,14 @@ def samples_of(activity: Activity) -> float | Unknown:
 
 
 def covered(window_s: float, activity: Activity, *, sampled: bool = False) -> float:
-    """How many seconds the sources that answered speak for. An exporter says how it is now, not how it was."""
+    """How many seconds the sources that answered cover. An exporter reports the current value, not the past."""
     if not isinstance(activity.gpm, Unknown):
         return min(window_s, activity.gpm_s)
     return window_s if sampled else min(window_s, EXPORTED_S)
 
 
 def plausible(percent: float | Unknown) -> float | Unknown:
-    """A blank is printed as a huge number, and rounding may pass 100 by a hair."""
+    """A blank is printed as a huge number, and rounding may exceed 100 slightly."""
     if isinstance(percent, Unknown):
         return percent
     if not math.isfinite(percent) or not -0.5 <= percent <= 100.5:
@@ -309,5 +310,5 @@ def is_busy(percent: float, slice_: bool) -> bool:
 
 
 def earlier(one: datetime | None, now: datetime) -> datetime | None:
-    """A clock that was set back must not make an old heartbeat young for hours."""
+    """A clock that was set back must not make an old heartbeat look recent for hours."""
     return None if one is None else min(one, now)

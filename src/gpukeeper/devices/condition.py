@@ -1,6 +1,7 @@
-"""How one GPU is: who has it open (by descriptors), what the driver says, what the kernel logged.
+"""The condition of one GPU: which processes have it open (by descriptors), what the driver reports, what the kernel
+logged.
 
-Looks only. It finds the forked child that the driver's own list misses, and keeps that list apart: it may name a
+Reads only. It finds the forked child that the driver's own list misses, and keeps that list separate: it may name a
 process that died.
 """
 
@@ -25,11 +26,11 @@ A_MOMENT = timedelta(seconds=10)  # for the scan of processes, beyond the driver
 
 
 async def condition(uuid: str, since: datetime, deadline: timedelta = DEADLINE) -> Condition | Unknown:
-    """`since`: Xids before that are of no concern."""
+    """`since`: earlier Xids are ignored."""
     try:
         return await in_thread(lambda: examine(uuid, since, deadline), deadline + A_MOMENT)
     except TimeoutError:
-        return Unknown(f"looking at it took longer than {in_words(deadline + A_MOMENT)}")
+        return Unknown(f"reading it took longer than {in_words(deadline + A_MOMENT)}")
 
 
 def examine(
@@ -45,12 +46,12 @@ def examine(
     gpus = gpus_in(ask_once("condition", deadline, child), driver_loaded=True)
     if isinstance(gpus, Unknown):
         return gpus
-    # After the driver was asked: the program that asked has ended by now and is no holder.
+    # After the query: our driver process has ended by now and is no holder.
     try:
         scanned = holders.scan(proc)
         minors, boot = holders.mig_minors(proc), holders.boot_time(proc)
     except OSError as error:
-        return Unknown(f"who has it open could not be read: {error.strerror}")
+        return Unknown(f"the processes that have it open could not be read: {error.strerror}")
     found = find(gpus, uuid)
     if isinstance(found, Unknown):
         return found
@@ -75,7 +76,7 @@ def examine(
 
 
 def find(gpus: Sequence[GpuFacts], uuid: str) -> tuple[GpuFacts, SliceFacts | None] | Unknown:
-    """The GPU of that uuid; or, for a slice, the GPU it is a part of and itself."""
+    """The GPU of that uuid; or, for a slice, the GPU it belongs to and itself."""
     for gpu in gpus:
         if gpu.uuid == uuid:
             return gpu, None
@@ -84,13 +85,13 @@ def find(gpus: Sequence[GpuFacts], uuid: str) -> tuple[GpuFacts, SliceFacts | No
                 unknown = [one for one in (part.gpu_instance, part.compute_instance) if isinstance(one, Unknown)]
                 return unknown[0] if unknown else (gpu, part)
     silent = [gpu.uuid.why for gpu in gpus if isinstance(gpu.uuid, Unknown)]
-    return Unknown(f"the driver names no {uuid}" + (f"; one GPU does not answer: {silent[0]}" if silent else ""))
+    return Unknown(f"the driver reports no {uuid}" + (f"; one GPU does not answer: {silent[0]}" if silent else ""))
 
 
 def holds(
     holder: holders.Holder, whole: GpuFacts, part: SliceFacts | None, minors: Mapping[int, tuple[int, int, int]]
 ) -> bool:
-    """Whether it has this GPU or slice open. In doubt yes: a holder too many only makes us more careful."""
+    """Whether it has this GPU or slice open. In doubt yes: one holder too many only makes us more careful."""
     if isinstance(whole.minor, Unknown):
         return bool(holder.minors)
     if whole.minor not in holder.minors:
@@ -113,7 +114,7 @@ def _holder(one: holders.Holder, proc: str) -> GpuHolder:
         comm=one.comm,
         state=state,
         workload_id=one.container,
-        ours=os.getpid() in (one.pid, parent),  # the programs that ask the driver for us are our children
+        ours=os.getpid() in (one.pid, parent),  # the processes that query the driver for us are our children
     )
 
 

@@ -1,7 +1,7 @@
 """What a workload does besides its GPU, read from outside by the pid of its first process: CPU, disk, network, typing.
 
-Counters of its control group, so that every process in it counts, whoever started it. Looks only, on the host's own
-/proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be passed over.
+Counters of its control group, so that every process in it counts, whoever started it. Reads only, on the host's own
+/proc. What this workload cannot have is Unknown by design; a read that failed is Unknown and must not be skipped.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from gpukeeper.model.unknown import Unknown
 T = TypeVar("T")
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_TERMINAL = re.compile(r"/dev/|/[0-9]+(?: \(deleted\))?$")  # the latter where the workload's own /dev is out of sight
+_TERMINAL = re.compile(r"/dev/|/[0-9]+(?: \(deleted\))?$")  # the latter if the workload's own /dev is not visible
 TERMINAL_MAJORS = range(136, 144)  # of /dev/pts
 _NO_TERMINAL = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENAMETOOLONG})  # closed, ended, or a file
-NO_GROUP = Unknown("it has no control group of its own, so its share cannot be told")
-HOST_NETWORK = Unknown("it shares the host's network, so its share cannot be told", by_design=True)
+NO_GROUP = Unknown("it has no control group of its own, so its share is unknown")
+HOST_NETWORK = Unknown("it shares the host's network, so its share is unknown", by_design=True)
 NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 NO_EARLIER = Unknown("it was not read before")
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start of the workload. Two of them make rates."""
+    """Since the start of the workload. Two of them give rates."""
 
-    starttime: int  # of its first process; another means that this is another start
+    starttime: int  # of its first process; another one means another start
     cpu_ns: int | Unknown
     disk_bytes: int | Unknown
     network_bytes: int | Unknown
-    typed: datetime | Unknown  # newest input of its terminals, in steps of 8 s
+    typed: datetime | Unknown  # newest input of its terminals, with a resolution of 8 s
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Where the counters of a control group are. v1 has a tree for each kind, v2 one for all."""
+class ControlGroup(msgspec.Struct, frozen=True):
+    """Where the counters of a control group are. v1 has a hierarchy for each kind, v2 one for all."""
 
     path: Path
     v2: bool
@@ -71,7 +71,7 @@ def read_counters(
 
 
 def read_process(pid: int, proc: str = "/proc") -> Counters | None:
-    """One process on the bare host: its group is the whole login's, so only what is its own counts."""
+    """One process on the bare host: its group is that of the whole login, so only its own counters are used."""
     home = Path(proc, str(pid))
     starttime = _starttime(home)
     if starttime is None:
@@ -94,7 +94,7 @@ def processes_of(pid: int, proc: str = "/proc", cgroup_root: str = "/sys/fs/cgro
 def rates(before: Counters | None, after: Counters, seconds: float) -> dict[Signal, float | Unknown]:
     """Pure. In the units of model/series.py."""
     if before is None or before.starttime != after.starttime or seconds <= 0:
-        missing = NO_EARLIER if before is None else Unknown("it started anew since it was read before")
+        missing = NO_EARLIER if before is None else Unknown("it was restarted since the previous reading")
         facts = {Signal.CPU: after.cpu_ns, Signal.DISK: after.disk_bytes, Signal.NETWORK: after.network_bytes}
         everything = {**facts, Signal.TERMINAL: after.typed}
         return {signal: fact if isinstance(fact, Unknown) else missing for signal, fact in everything.items()}
@@ -119,10 +119,10 @@ def _growth(before: int | Unknown, after: int | Unknown) -> int | Unknown:
 
 def _typing(before: datetime | Unknown, after: datetime | Unknown) -> float | Unknown:
     if isinstance(after, Unknown):
-        # Without a terminal nobody types: that is an answer, and it goes on where a terminal was closed.
+        # Without a terminal there is no input: that is a value, and it continues when a terminal was closed.
         return 0.0 if after.by_design else after
     if isinstance(before, Unknown):
-        return 1.0 if before.by_design else NO_EARLIER  # somebody opened the first terminal
+        return 1.0 if before.by_design else NO_EARLIER  # the first terminal was opened
     return 1.0 if after > before else 0.0
 
 
@@ -130,7 +130,7 @@ def _typing(before: datetime | Unknown, after: datetime | Unknown) -> float | Un
 
 
 def parse_groups(cgroup: str) -> dict[str, str]:
-    """/proc/<pid>/cgroup: kind of counter → path; the tree of v2 has the empty name."""
+    """/proc/<pid>/cgroup: kind of counter → path; the hierarchy of v2 has the empty name."""
     found: dict[str, str] = {}
     for line in _lines(cgroup):
         _number, kinds, path = line.split(":", 2)
@@ -139,14 +139,17 @@ def parse_groups(cgroup: str) -> dict[str, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Only a newline ends a line: names of groups and interfaces may hold other signs that end lines elsewhere."""
+    """Only a newline ends a line: names of groups and interfaces may contain other characters that end lines
+    elsewhere.
+    """
     return [line for line in text.split("\n") if line]
 
 
 def own_path(path: str) -> str | None:
-    """The group of the whole workload: its first process may sit in a group below (an init of its own makes some).
+    """The group of the whole workload: its first process may be in a group below (an init of its own creates some).
 
-    The last id is the workload's: outer ones belong to what the engine itself runs in. None: the root, or out of sight.
+    The last id is the workload's: outer ones belong to what the engine itself runs in. None: the root, or not
+    visible.
     """
     if path.strip("/") == "" or ".." in path.split("/"):
         return None
@@ -155,24 +158,24 @@ def own_path(path: str) -> str | None:
     return "/".join(steps[: named[-1] + 1] if named else steps)
 
 
-def _group(home: Path, root: Path, kind: str) -> Group | None:
-    """None: it shares the root's group. FileNotFoundError: this kind is nowhere mounted."""
+def _group(home: Path, root: Path, kind: str) -> ControlGroup | None:
+    """None: it shares the root's group. FileNotFoundError: this kind is not mounted."""
     kinds = parse_groups(text_of(home / "cgroup"))
     v2 = kind not in kinds
     if v2 and "" not in kinds:
-        raise FileNotFoundError(errno.ENOENT, f"the kernel keeps no {kind} group for it")
+        raise FileNotFoundError(errno.ENOENT, f"the kernel has no {kind} group for it")
     path = own_path(kinds["" if v2 else kind])
     if path is None:
         return None
     for tree in (f"{root}", f"{root}/unified") if v2 else _trees(str(root), kind):
         if os.path.isdir(found := f"{tree}/{path}"):  # noqa: PTH112  (as text: asked of every workload all the time)
-            return Group(Path(found), v2)
+            return ControlGroup(Path(found), v2)
     raise FileNotFoundError(errno.ENOENT, f"{path} is not below {root}")
 
 
 @lru_cache(maxsize=64)
 def _trees(root: str, kind: str) -> tuple[str, ...]:
-    """Of version 1: mounted once, when the machine starts. A tree that is missing raises, and is looked for again."""
+    """Of version 1: mounted once, at boot. A missing hierarchy raises, and is looked up again."""
     found = tuple(sorted(tree.path for tree in os.scandir(root) if kind in tree.name.split(",")))
     if not found:
         raise FileNotFoundError(errno.ENOENT, f"no {kind} group below {root}")
@@ -196,12 +199,12 @@ def _disk(home: Path, root: Path) -> int | Unknown:
     if not group.v2:
         return parse_throttle(text_of(_recursive(group.path)))
     if "io" not in text_of(group.path / "cgroup.controllers").split():
-        return Unknown("the kernel was not told to count its disk use", by_design=True)
+        return Unknown("the kernel does not account its disk use", by_design=True)
     return parse_io_stat(text_of(group.path / "io.stat"))
 
 
 def _recursive(group: Path) -> Path:
-    """With the groups below it, where the kernel sums them up."""
+    """With the groups below it, if the kernel sums them up."""
     recursive = group / "blkio.throttle.io_service_bytes_recursive"
     return recursive if recursive.exists() else group / "blkio.throttle.io_service_bytes"
 
@@ -225,7 +228,7 @@ def parse_cpu_time(text: str) -> int:
 
 
 def parse_io(text: str) -> int:
-    """Of /proc/<pid>/io: what really went to and came from disks."""
+    """Of /proc/<pid>/io: what was really read from and written to disks."""
     fields = dict(line.split(": ") for line in _lines(text))
     return int(fields["read_bytes"]) + int(fields["write_bytes"])
 
@@ -240,8 +243,9 @@ def _network(home: Path, proc: Path) -> int | Unknown:
 
 
 def _hosts_network(proc: Path) -> Path:
-    """Where the first process may not be looked at, our own stands in. If that is another than the host's, the worst
-    is that the host's traffic counts as the workload's, which keeps it."""
+    """If the first process may not be read, our own is used instead. If that is not the host's, the worst case is that
+    the host's traffic counts as the workload's, which keeps it.
+    """
     try:
         return (proc / "1/ns/net").readlink()
     except PermissionError:
@@ -249,7 +253,7 @@ def _hosts_network(proc: Path) -> Path:
 
 
 def parse_net_dev(text: str) -> int:
-    """Received and sent over every interface that leads out."""
+    """Received and sent over every external interface."""
     total = 0
     for line in _lines(text)[2:]:
         name, _, numbers = line.partition(":")
@@ -259,7 +263,7 @@ def parse_net_dev(text: str) -> int:
     return total
 
 
-# Who is in it, and whether somebody types.
+# The processes in it, and the input of its terminals.
 
 
 def _members(home: Path, root: Path) -> tuple[int, ...] | Unknown:
@@ -279,7 +283,7 @@ def _listed(path: Path) -> list[int]:
         return [int(line) for line in text_of(path).split()]
     except OSError as error:
         if error.errno in {errno.EOPNOTSUPP, errno.ENOENT, errno.ENODEV}:
-            return []  # a group of threads, listed further up; or a group that has just gone
+            return []  # a group of threads, listed further up; or a group that was just removed
         raise
 
 
@@ -299,7 +303,7 @@ def _terminal_inputs(folder: Path) -> Iterator[float]:
     """By the open descriptor, never by a path inside the workload: that could lead anywhere."""
     for number in range(3):
         try:
-            # A file on a dead disk would keep us: only what can be a terminal is looked at.
+            # A file on a hanging disk would block us: only what can be a terminal is read.
             if not _TERMINAL.match(str((folder / str(number)).readlink())):
                 continue
             found = (folder / str(number)).stat()
@@ -325,4 +329,4 @@ def _attempt(what: str, read: Callable[[], T | Unknown]) -> T | Unknown:
     except OSError as error:
         return Unknown(f"{what} could not be read: {error.strerror or error}")
     except (ValueError, KeyError, IndexError) as error:
-        return Unknown(f"{what} could not be understood: {error}")
+        return Unknown(f"{what} could not be parsed: {error}")

@@ -1,6 +1,6 @@
-"""What a DCGM exporter says of GPUs and slices. Reads its text; keeps nothing and judges nothing.
+"""What a DCGM exporter reports about GPUs and slices. Parses its text; stores nothing and judges nothing.
 
-Slices are named by their parent's uuid and their GPU instance; nothing here names the compute instance. Old and new
+Slices are identified by their parent's uuid and their GPU instance; the compute instance is not exported. Old and new
 names of a field are accepted. A blank, which is printed as a huge number, is Unknown.
 """
 
@@ -41,7 +41,7 @@ class Metric(msgspec.Struct, frozen=True):
     timestamp_ms: int | None = None
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Of one GPU, or of one GPU instance of it."""
 
     uuid: str  # of the GPU, also for a slice
@@ -52,22 +52,22 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float | Unknown = NOT_EXPORTED  # percent; whole GPUs only
     energy_mj: int | Unknown = NOT_EXPORTED
     power_watts: float | Unknown = NOT_EXPORTED
-    xid: int | Unknown = NOT_EXPORTED  # the last error the driver reported; 0: none
+    xid: int | Unknown = NOT_EXPORTED  # the last error that the driver reported; 0: none
     memory_used_mib: int | Unknown = NOT_EXPORTED
 
 
-def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
-    """By uuid of the GPU and GPU instance. All or nothing: half an answer looks like GPUs that are not there."""
+def read_dcgm(text: str) -> dict[tuple[str, int | None], ExportedGpu] | Unknown:
+    """By uuid of the GPU and GPU instance. All or nothing: with half a response GPUs would seem to be missing."""
     try:
         metrics = [metric for metric in parse(text) if metric.name in FIELDS]
     except ValueError as error:
-        return Unknown(f"what the DCGM exporter says could not be read: {error}")
+        return Unknown(f"the response of the DCGM exporter could not be read: {error}")
     found: dict[tuple[str, int | None], dict[str, float | int | Unknown]] = {}
     named: dict[tuple[str, int | None], Mapping[str, str]] = {}
     for metric in metrics:
         instance = metric.labels.get("GPU_I_ID", "")
         if not metric.labels.get("UUID") or not (_INSTANCE.fullmatch(instance)):
-            return Unknown(f"the DCGM exporter says of no known GPU: {metric.name} {str(dict(metric.labels))[:200]}")
+            return Unknown(f"the DCGM exporter reports an unknown GPU: {metric.name} {str(dict(metric.labels))[:200]}")
         key = (metric.labels["UUID"], int(instance) if instance else None)
         field, read = FIELDS[metric.name]
         if field == "utilisation" and key[1] is not None:
@@ -78,30 +78,32 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], Exported] | Unknown:
     return {key: _exported(key, named[key], values) for key, values in found.items()}
 
 
-async def fetch(url: str, deadline: timedelta) -> dict[tuple[str, int | None], Exported] | Unknown:
+async def fetch(url: str, deadline: timedelta) -> dict[tuple[str, int | None], ExportedGpu] | Unknown:
     text = await fetch_text(url, deadline)
     return text if isinstance(text, Unknown) else read_dcgm(text)
 
 
 async def fetch_text(url: str, deadline: timedelta) -> str | Unknown:
     if not url.startswith(("http://", "https://")):
-        return Unknown(f"{url!r} is no address of a DCGM exporter: it begins with neither http:// nor https://")
+        return Unknown(
+            f"{url!r} is not a valid address of a DCGM exporter: it begins with neither http:// nor https://"
+        )
     try:
         async with asyncio.timeout(deadline.total_seconds()):
             answer = await http_client.get(url, size_max=SIZE_MAX)
         if answer.status != HTTPStatus.OK:
             return Unknown(
-                f"the DCGM exporter at {url} could not be asked: it answered {answer.status} {answer.reason}"
+                f"the DCGM exporter at {url} could not be queried: it answered {answer.status} {answer.reason}"
             )
         return answer.body.decode("utf-8")
     except TimeoutError:
         return Unknown(f"the DCGM exporter at {url} did not answer within {in_words(deadline)}")
     except (http_client.HttpError, ValueError) as error:
-        return Unknown(f"the DCGM exporter at {url} could not be asked: {error}")
+        return Unknown(f"the DCGM exporter at {url} could not be queried: {error}")
 
 
 def parse(text: str) -> Iterator[Metric]:
-    """ValueError names the line that cannot be read; a cut-off answer ends with such a line."""
+    """ValueError names the line that cannot be parsed; a truncated response ends with such a line."""
     if text and not text.endswith("\n"):
         raise ValueError("it ends in the middle of a line")
     for number, line in enumerate(text.split("\n"), start=1):
@@ -141,12 +143,12 @@ def _labels(line: str, position: int) -> tuple[dict[str, str], int]:
     while position < len(line) and line[position] == " ":
         position += 1
     if not line.startswith("}", position):
-        raise ValueError("its labels do not end")
+        raise ValueError("its labels are not terminated")
     return labels, position + 1
 
 
 def _number(word: str) -> float:
-    """As Go prints them; Python would also take 1_000 and infinity in full."""
+    """As Go prints them; Python would also accept 1_000 and infinity in full."""
     if word in {"NaN", "+Inf", "-Inf", "Inf"}:
         return float(word)
     try:
@@ -160,12 +162,12 @@ def _ratio(value: float) -> float | Unknown:
 
 
 def _percent(value: float) -> float | Unknown:
-    """Above 100 is known to happen and means all of it; the rest that cannot be true is a blank."""
+    """Above 100 is known to happen and means all of it; other impossible values are blanks."""
     return min(value, 100.0) if not _is_blank(value) and value >= 0 else _blank(value)
 
 
 def _ratio_or_percent(value: float) -> float | Unknown:
-    """DCGM 4.6 gave percent under this name, 4.7 gives a part of one. What may be either is taken for the larger."""
+    """DCGM 4.6 exported percent under this name, 4.7 exports a fraction. An ambiguous value is taken for the larger."""
     return _ratio(value) if value <= 1 else _percent(value)
 
 
@@ -174,7 +176,7 @@ def _count(value: float) -> int | Unknown:
 
 
 def _millijoules(value: float) -> int | Unknown:
-    """A counter of years: only the exact blanks are blank."""
+    """A counter over years: only the exact blanks are blank."""
     if not math.isfinite(value) or value < 0 or value >= INT64_BLANK or 0 <= value - FP64_BLANK < 16:
         return _blank(value)
     return round(value)
@@ -194,7 +196,7 @@ def _is_blank(value: float) -> bool:
 
 
 def _blank(value: float) -> Unknown:
-    return Unknown(f"the DCGM exporter gave a blank ({value:.0f})")
+    return Unknown(f"the DCGM exporter returned a blank ({value:.0f})")
 
 
 FIELDS: Final[Mapping[str, tuple[str, Callable[[float], float | int | Unknown]]]] = {
@@ -213,7 +215,7 @@ FIELDS: Final[Mapping[str, tuple[str, Callable[[float], float | int | Unknown]]]
 
 
 def _larger(one: float | int | Unknown | None, other: float | int | Unknown) -> float | int | Unknown:
-    """The same GPU may come twice, under two names or for two workloads; a value beats a blank."""
+    """The same GPU may appear twice, under two names or for two workloads; a value wins over a blank."""
     if one is None or isinstance(one, Unknown):
         return other
     return one if isinstance(other, Unknown) else max(one, other)
@@ -221,7 +223,7 @@ def _larger(one: float | int | Unknown | None, other: float | int | Unknown) -> 
 
 def _exported(
     key: tuple[str, int | None], labels: Mapping[str, str], values: Mapping[str, float | int | Unknown]
-) -> Exported:
+) -> ExportedGpu:
     return msgspec.convert(
         {
             "uuid": key[0],
@@ -230,5 +232,5 @@ def _exported(
             "hostname": labels.get("Hostname", labels.get("hostname", "")),
             **values,
         },
-        Exported,
+        ExportedGpu,
     )

@@ -1,4 +1,4 @@
-"""The GPUs of the machine we run on: which they are, and what part of a whole one each slice is. Looks only."""
+"""The GPUs of this machine: which they are, and which fraction of a whole one each slice is. Reads only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 DEADLINE, A_MOMENT = timedelta(seconds=10), timedelta(seconds=2)
 REMEMBERED_FOR = timedelta(seconds=30)
 _PROFILE = re.compile(r"\bMIG (?:(\d+)c\.)?(\d+)g\.")
-# Compute slices of a whole GPU, by the words of its name; all others that can be cut have 7.
+# Compute slices of a whole GPU, by its model name; all others that can be split have 7.
 _SLICES = ((re.compile(r"\bA30\b"), 4), (re.compile(r"\bRTX PRO 6000\b"), 4), (re.compile(r"\bRTX PRO 5000\b"), 2))
 _MOST_SLICES = 7
 
 
 class LocalGpus:
-    """The engine's port. An answer is remembered for half a minute; a failure is not."""
+    """The engine's port. A result is cached for half a minute; a failure is not."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LocalGpus:
     ) -> None:
         self._deadline, self._inventory, self._ticks = deadline, inventory, ticks
         self._remembered: tuple[float, tuple[GpuFacts, ...]] | None = None
-        self.let_go: Callable[[], Awaitable[None]] | None = None  # how our own watching of GPUs is interrupted
+        self.let_go: Callable[[], Awaitable[None]] | None = None  # how our own sampling of GPUs is interrupted
 
     async def inventory(self) -> Facts:
         if self._remembered is not None:
@@ -70,13 +70,13 @@ class LocalGpus:
 
 
 def shares_of(gpus: tuple[GpuFacts, ...]) -> Mapping[str, float] | Unknown:
-    """Pure. One that cannot be weighed makes the whole unknown: a sum without it would be wrong."""
+    """Pure. One that has no known share makes the whole unknown: a sum without it would be wrong."""
     shares: dict[str, float] = {}
     for gpu in gpus:
         if isinstance(gpu.uuid, Unknown):
-            return Unknown(f"GPU {gpu.index} does not say which it is: {gpu.uuid.why}")
+            return Unknown(f"GPU {gpu.index} does not report its uuid: {gpu.uuid.why}")
         if isinstance(gpu.slices, Unknown):
-            return Unknown(f"the slices of GPU {gpu.index} are not known: {gpu.slices.why}")
+            return Unknown(f"the slices of GPU {gpu.index} are unknown: {gpu.slices.why}")
         if not gpu.slices:
             shares[gpu.uuid] = 1.0
         for part in gpu.slices:
@@ -88,12 +88,14 @@ def shares_of(gpus: tuple[GpuFacts, ...]) -> Mapping[str, float] | Unknown:
 
 
 def share_of(part: SliceFacts, gpu: GpuFacts) -> float | Unknown:
-    """Compute slices ÷ the most its model has: `MIG 1g.5gb` is 1 of 7 on an A100; in `1c.2g.10gb` the first counts."""
+    """Compute slices ÷ the maximum of its model: `MIG 1g.5gb` is 1 of 7 on an A100; in `1c.2g.10gb` the first
+    counts.
+    """
     if isinstance(part.name, Unknown):
-        return Unknown(f"the profile of slice {part.uuid} is not known: {part.name.why}")
+        return Unknown(f"the profile of slice {part.uuid} is unknown: {part.name.why}")
     profile = _PROFILE.search(part.name)
     if profile is None:
-        return Unknown(f"{part.name!r} does not say how large slice {part.uuid} is")
+        return Unknown(f"{part.name!r} does not contain the size of slice {part.uuid}")
     model = f"{part.name} {'' if isinstance(gpu.name, Unknown) else gpu.name}"
     most = next((count for words, count in _SLICES if words.search(model)), _MOST_SLICES)
     return min(int(profile[1] or profile[2]) / most, 1.0)

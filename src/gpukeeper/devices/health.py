@@ -1,7 +1,7 @@
-"""How the GPUs are while they are tested, through one program that keeps the driver open. Reads only.
+"""The health of the GPUs while they are tested, through one process that keeps the driver open. Reads only.
 
-A program that does not answer is ended and the answer is Unknown; the next question starts another. What it sampled and
-was not asked for yet is lost with it.
+A process that does not answer is ended and the result is Unknown; the next query starts another. Samples that were not
+fetched yet are lost with it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, Client
+from gpukeeper.devices.driver.client import A_MOMENT, CHILD, TO_OPEN, DriverClient
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, Listed, SliceFacts
-from gpukeeper.devices.driver.protocol import Answer, Subject
+from gpukeeper.devices.driver.protocol import DriverReply, Subject
 from gpukeeper.devices.inventory import gpus_in
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.durations import in_words
@@ -27,22 +27,22 @@ NO_SERIAL = Unknown("a slice of a GPU has no serial number", by_design=True)
 _PROFILE = re.compile(r"\bMIG (\S+)")
 
 
-class Driver:
-    """The driver during an acceptance run. It is open from the first question until `close`."""
+class HealthMonitor:
+    """The driver during an acceptance run. It is open from the first query until `close`."""
 
     def __init__(self, child: Sequence[str] = CHILD, deadline: timedelta = DEADLINE) -> None:
-        self._client = Client(child, deadline, to_open=TO_OPEN)
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN)
         self._one_at_a_time = asyncio.Lock()
 
-    async def identity(self) -> Answer | Unknown:
-        """No driver is an answer: see its state."""
+    async def identity(self) -> DriverReply | Unknown:
+        """No driver is a valid result: see its state."""
         return await self._ask("identity")
 
     async def health(self) -> tuple[GpuFacts, ...] | Unknown:
         return gpus_in(await self._ask("health"), driver_loaded=True)
 
     async def readings(self) -> tuple[Reading, ...]:
-        """`at` by the machine's monotonic clock. Nothing, when the driver does not answer: `health` reports why."""
+        """`at` by the machine's monotonic clock. Empty if the driver does not answer: `health` reports why."""
         answer = await self._ask("readings")
         return () if isinstance(answer, Unknown) else answer.readings
 
@@ -50,7 +50,7 @@ class Driver:
         with suppress(TimeoutError):
             await in_thread(self._client.close, 2 * A_MOMENT)
 
-    async def _ask(self, about: Subject) -> Answer | Unknown:
+    async def _ask(self, about: Subject) -> DriverReply | Unknown:
         longest = self._client.longest
         async with self._one_at_a_time:
             try:
@@ -63,22 +63,20 @@ class Driver:
 
 
 def gpus_of(facts: Sequence[GpuFacts]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """What can be tested: whole GPUs, and in the place of one that is cut its slices. And why the others cannot."""
+    """What can be tested: whole GPUs, and instead of one that is split its slices. And why the others cannot."""
     found: list[Gpu] = []
     silent: list[str] = []
     for one in facts:
         if isinstance(one.uuid, Unknown):
-            silent.append(f"GPU {one.index} does not say which it is: {one.uuid.why}")
+            silent.append(f"GPU {one.index} does not report its uuid: {one.uuid.why}")
         elif one.sliced is not True:
             found.append(_whole(one, one.uuid))
         elif isinstance(one.slices, Unknown):
-            silent.append(f"GPU {one.index} ({one.uuid}) does not say how it is cut: {one.slices.why}")
+            silent.append(f"GPU {one.index} ({one.uuid}) does not report its slices: {one.slices.why}")
         elif one.slices:
             found += [_slice(part, one, one.uuid) for part in one.slices]
         else:
-            silent.append(
-                f"GPU {one.index} ({one.uuid}) is to be cut into slices (MIG) and has none: nobody can use it"
-            )
+            silent.append(f"GPU {one.index} ({one.uuid}) is in MIG mode and has no slices, so it cannot be used")
     return tuple(found), tuple(silent)
 
 
@@ -115,7 +113,7 @@ def health_of(
     foreign: Callable[[str, Listed, Fact], Listed],
     xids: Mapping[str, tuple[Xid, ...] | Unknown],
 ) -> dict[str, Health]:
-    """By uuid. A slice shows the counters of its GPU: errors of the memory they share concern it, too."""
+    """By uuid. A slice has the counters of its GPU: errors of the memory they share affect it, too."""
     found: dict[str, Health] = {}
     for gpu in gpus:
         if isinstance(gpu.uuid, Unknown):
@@ -128,7 +126,7 @@ def health_of(
                 at=at,
                 counters={**gpu.counters, "energy_mj": gpu.energy_mj},
                 states={**states_of(gpu), **(states_of_slice(one) if isinstance(one, SliceFacts) else {})},
-                xids=xids.get(gpu.uuid, Unknown("its PCI address is not known")),
+                xids=xids.get(gpu.uuid, Unknown("its PCI address is unknown")),
                 foreign=foreign(uuid, one.listed, one.memory_used_mib),
             )
     return found

@@ -1,7 +1,8 @@
-"""Who has a GPU open, by /proc/*/fd. Looks only; nobody is signalled here.
+"""Which processes have a GPU open, by /proc/*/fd. Reads only; nothing is signalled here.
 
-It finds holders that the driver's own list misses: a forked child that never used the GPU keeps it taken after its
-parent died. Needs the rights to read other people's descriptors; whom it could not read is in `hidden`.
+It finds holders that the driver's own list misses: a forked child that never used the GPU keeps it open after its
+parent died. Needs the permission to read descriptors of other users; processes that could not be read are in
+`hidden`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _NODES = "/dev/nvidia"
 KERNEL_THREAD = 0x00200000
 ENDED_STATES = frozenset("ZXx")
 STOPPED_STATES = frozenset("Tt")
-NO_NODE = frozenset({errno.ENOENT, errno.ENAMETOOLONG})  # closed since it was listed; a path no device node has
+# closed since it was listed; longer than the path of any device node
+NO_NODE = frozenset({errno.ENOENT, errno.ENAMETOOLONG})
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process with a GPU open. pid and starttime together name it; a pid alone is reused."""
+    """A process with a GPU open. Identified by pid and starttime together; a pid alone is reused."""
 
     pid: int
     starttime: int  # clock ticks since boot
     uid: int
     comm: str
-    stopped: bool  # by SIGSTOP: it does nothing and holds everything
+    stopped: bool  # by SIGSTOP: it does nothing and keeps everything open
     minors: tuple[int, ...]  # of /dev/nvidia<minor>
     capabilities: tuple[int, ...] = ()  # of /dev/nvidia-caps: which slices it may use
     container: str | Unknown | None = None  # the id in its cgroup; None: on the bare host
@@ -48,7 +50,7 @@ class Holders(msgspec.Struct, frozen=True):
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """What /proc/<pid>/stat says, as far as it is needed."""
+    """The fields of /proc/<pid>/stat that are needed."""
 
     comm: str
     state: str
@@ -66,8 +68,9 @@ def scan(proc: str = "/proc") -> Holders:
         try:
             holder = look_up(pid, proc) if _may_hold(pid, proc) else None
         except (OSError, ValueError):
-            # A sandbox may hide its init even from root. Init holds no GPU, and counting it would blind us for good.
-            # One process that cannot be understood must not hide all others.
+            # A sandbox may hide its init even from root. Init holds no GPU, and counting it would hide everything for
+            # good.
+            # One process that cannot be parsed must not hide all others.
             if pid != 1 or os.geteuid() != 0:
                 hidden.append(pid)
         else:
@@ -77,8 +80,9 @@ def scan(proc: str = "/proc") -> Holders:
 
 
 def _may_hold(pid: int, proc: str) -> bool:
-    """Most processes hold no GPU. Their descriptors alone tell that, so that nothing else is read of them; as text,
-    since this is asked of everybody all the time."""
+    """Most processes hold no GPU. Their descriptors alone show that, so that nothing else is read of them; as text,
+    since this runs for every process all the time.
+    """
     folder = f"{proc}/{pid}/fd"
     try:
         for number in os.listdir(folder):  # noqa: PTH208
@@ -91,13 +95,14 @@ def _may_hold(pid: int, proc: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:
-        return True  # whoever may not be read is looked up, and hidden or ended is told apart there
+        return True  # unreadable processes are looked up, and hidden or ended is distinguished there
     return False
 
 
 def look_up(pid: int, proc: str = "/proc") -> Holder | None:
-    """One process, whether or not it holds a GPU. None: it is not there, or has ended and holds nothing.
-    PermissionError: it is there and may not be read."""
+    """One process, whether or not it holds a GPU. None: it does not exist, or has ended and holds nothing.
+    PermissionError: it exists and may not be read.
+    """
     home = Path(proc, str(pid))
     try:
         stat = parse_stat(text_of(home / "stat"))
@@ -109,7 +114,7 @@ def look_up(pid: int, proc: str = "/proc") -> Holder | None:
         again = parse_stat(text_of(home / "stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if again.starttime != stat.starttime:  # the pid was reused between two reads: nothing was learned of either
+    if again.starttime != stat.starttime:  # the pid was reused between two reads: neither is known
         return None
     return Holder(
         pid=pid,
@@ -128,29 +133,29 @@ def pids(proc: str = "/proc") -> tuple[int, ...]:
 
 
 def shows_everyone(proc: str = "/proc") -> bool:
-    """False when this proc hides other people's processes (mount option hidepid)."""
+    """False if this /proc hides the processes of other users (mount option hidepid)."""
     return Path(proc, "1", "stat").exists()
 
 
 def text_of(path: Path) -> str:
-    """Of a file of the kernel. Not read_text: that takes b"\\r" for the end of a line, which any name may hold."""
+    r"""Of a file of the kernel. Not read_text: that takes b"\r" for the end of a line, which any name may contain."""
     return path.read_bytes().decode("utf-8", "replace")
 
 
 def parse_stat(text: str) -> Stat:
-    """The name stands in brackets and may itself hold brackets and blanks, so the last one counts."""
+    """The name is in brackets and may itself contain brackets and blanks, so the last one counts."""
     begin, end = text.index("("), text.rindex(")")
     fields = text[end + 2 :].split()
     return Stat(comm=text[begin + 1 : end], state=fields[0], flags=int(fields[6]), starttime=int(fields[19]))
 
 
 def parse_uid(status: str) -> int:
-    """The real uid. The owner of /proc/<pid> will not do: it is root for whoever may not be dumped.
-
-    Only a newline ends a line: a process may put any other sign that ends lines elsewhere into its name."""
+    """The real uid. The owner of /proc/<pid> is not suitable: it is root for processes that are not dumpable. Only a
+    newline ends a line: a process may put any other line separator into its name.
+    """
     line = next((line for line in status.split("\n") if line.startswith("Uid:\t")), "")
     if not line:
-        raise ValueError("its status names no uid")
+        raise ValueError("its status contains no uid")
     return int(line.split("\t")[1])
 
 
@@ -161,7 +166,7 @@ def parse_container(cgroup: str) -> str | None:
 
 
 def parse_containers(cgroup: str) -> tuple[str, ...]:
-    """Every id, outermost first: whose engine it is decides which of them is meant."""
+    """Every id, outermost first: the engine decides which of them is meant."""
     return tuple(dict.fromkeys(_CONTAINER.findall(cgroup)))
 
 
@@ -188,7 +193,7 @@ def boot_time(proc: str = "/proc") -> datetime:
 
 
 def boot_id(proc: str = "/proc") -> str:
-    """Says which boot a start time counts from; empty where the kernel does not tell."""
+    """Identifies the boot that a start time counts from; empty if the kernel does not report it."""
     try:
         return text_of(Path(proc, "sys/kernel/random/boot_id")).strip()
     except OSError:

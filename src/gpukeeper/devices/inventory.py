@@ -1,6 +1,6 @@
-"""Which GPUs are here. Reads only.
+"""Which GPUs exist here. Reads only.
 
-No driver is an answer (no GPUs); a driver that is loaded and does not answer is Unknown.
+No driver is a valid result (no GPUs); a driver that is loaded and does not answer is Unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpukeeper.devices.driver.client import CHILD, ask_once
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.model.unknown import Unknown
 
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
@@ -25,7 +25,7 @@ def inventory(
     return gpus_in(ask_once("inventory", deadline, child), Path(driver).exists())
 
 
-def gpus_in(answer: Answer | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
+def gpus_in(answer: DriverReply | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ...] | Unknown:
     if isinstance(answer, Unknown):
         return answer
     if answer.state == "answered" or (answer.state == "no driver" and not driver_loaded):
@@ -34,12 +34,12 @@ def gpus_in(answer: Answer | Unknown, driver_loaded: bool) -> tuple[GpuFacts, ..
 
 
 def gpu_note(driver: str = LOADED, pci: str = "/sys/bus/pci/devices") -> str | None:
-    """A sentence for people when no GPU will be shown, or None. Never asks the driver, so it never hangs."""
+    """A sentence for users if no GPU will be shown, or None. Never queries the driver, so it never hangs."""
     if Path(driver).exists():
         return None
     if any(is_nvidia_gpu(device) for device in Path(pci).glob("*")):
-        return "An NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded here: GPUs are not shown."
-    return "There is no NVIDIA driver here: no GPUs to show."
+        return "An NVIDIA GPU is on the PCI bus, but no NVIDIA driver is loaded: GPUs are not shown."
+    return "No NVIDIA driver found: no GPUs to show."
 
 
 def is_nvidia_gpu(device: Path) -> bool:

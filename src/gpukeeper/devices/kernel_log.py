@@ -1,4 +1,4 @@
-"""The errors of a GPU (Xids) in the kernel's log. Reading it needs rights that not everybody has: then unknown."""
+"""The errors of a GPU (Xids) in the kernel log. Reading it needs permissions that not every user has: then unknown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpukeeper.model.condition import Xid
 from gpukeeper.model.unknown import Unknown
 
 LONGEST_RECORD = 8192
-MOST_RECORDS = 200_000  # a log that is written faster than we read must not keep us for ever
+MOST_RECORDS = 200_000  # a log that is written faster than we read must not keep us forever
 SLACK = timedelta(seconds=2)  # the time of boot is known to the second
-FROM_USERS = 8  # priority and, times eight, who wrote it: 0 is the kernel
-WORDS = 120  # characters; the rest of a record is for the log
+FROM_USERS = 8  # priority and, times eight, its origin: 0 is the kernel
+WORDS = 120  # characters; the rest of a record is ignored
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]{1,40})\): ([0-9]{1,9})(?:, (.*))?")
 
 
@@ -42,7 +42,9 @@ def parse(records: list[str], pci: str, since_boot: timedelta) -> tuple[Xid, ...
 
 
 def by_kernel(record: str) -> bool:
-    """Anybody with the rights of root in a workload may write there, too; the kernel marks that as a user's words."""
+    """A process with root permissions in a workload may write there, too; the kernel marks that as written by a
+    user.
+    """
     priority = record.partition(",")[0]
     return not (priority.isdecimal() and int(priority[:9]) >= FROM_USERS)
 

@@ -1,7 +1,7 @@
 """Readings of what workloads on this machine do: their GPUs, and everything else by counters that grow.
 
-A device that several share is busy for all of them: whose work it is cannot be told everywhere, and busy keeps.
-Counters are compared with those of the reading before; a first reading takes a short window of its own.
+A device that several share counts as busy for all of them: it cannot always be attributed, and busy means keep.
+Counters are compared with those of the previous reading; a first reading takes a short window of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.devices.busy import Use
+from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.counters import Counters, rates
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.model.ports import Clock, Meter
@@ -24,18 +24,18 @@ from gpukeeper.model.series import BRIDGED_MAX, Sample, Signal
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 
-WINDOW = 2.0  # seconds, where there is no reading before
+WINDOW = 2.0  # seconds, if there is no previous reading
 READING = timedelta(seconds=20)
-READING_VARIES = timedelta(seconds=5)  # how long the driver takes for its answer is in no window
-FORGOTTEN = 600.0  # seconds: what was not read for this long begins anew
+READING_VARIES = timedelta(seconds=5)  # the driver's response time is in no window
+FORGOTTEN = 600.0  # seconds: after such a gap readings start again
 SECONDARY = (Signal.CPU, Signal.NETWORK, Signal.DISK, Signal.TERMINAL)
-NOT_READ = Unknown("its processes could not be looked at")
-Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
-Reading: TypeAlias = tuple[float, datetime, Counters]  # by the steady clock, by the wall clock
+NOT_READ = Unknown("its processes could not be read")
+Run: TypeAlias = tuple[str, str]  # of which subject, in which incarnation
+Reading: TypeAlias = tuple[float, datetime, Counters]  # by the monotonic clock, by the wall clock
 
 
 class Meters:
-    """Several meters as one. Each speaks of the workloads it knows."""
+    """Several meters as one. Each returns the workloads it knows."""
 
     def __init__(self, *meters: Meter) -> None:
         self._meters = meters
@@ -46,15 +46,15 @@ class Meters:
 
 
 class GpuMeter:
-    """`platforms`: those whose workloads run on this very machine.
+    """`platforms`: those whose workloads run on this machine.
 
-    A question to the driver ends the window of every GPU, also of those that nobody asked about. So readings are kept
+    A query of the driver ends the window of every GPU, also of those that were not requested. So readings are kept
     until each workload was given all of them.
     """
 
     def __init__(self, usage: GpuUsage, clock: Clock, platforms: Collection[str]) -> None:
         self._usage, self._clock, self._platforms = usage, clock, frozenset(platforms)
-        self._read: dict[str, list[Busy]] = {}  # by uuid: without a gap, oldest first
+        self._read: dict[str, list[BusyInterval]] = {}  # by uuid: without a gap, oldest first
         self._given: dict[tuple[str, str], datetime] = {}  # by key and uuid: up to when
 
     async def read(self, subjects: Sequence[Subject]) -> Sequence[Sample]:
@@ -68,19 +68,19 @@ class GpuMeter:
         self._given = {which: at for which, at in self._given.items() if now - at <= BRIDGED_MAX}
         return [self._sample(one.ref.key, uuid, use, now) for one in here for uuid in devices_of(one)]
 
-    def _joined(self, uuid: str, use: Use, now: datetime) -> list[Busy]:
-        """The readings of a GPU that go on without a gap, with this one."""
+    def _joined(self, uuid: str, use: GpuUse, now: datetime) -> list[BusyInterval]:
+        """The readings of a GPU that continue without a gap, with this one."""
         if isinstance(use.busy, Unknown):
             return []
         before = [one for one in self._read.get(uuid, ()) if now - BRIDGED_MAX <= one.at <= now]
         since = now - timedelta(seconds=use.covered_s)
         if before and since - before[-1].at <= READING_VARIES:
-            return [*before, Busy(before[-1].at, now, use.busy)]
-        return [Busy(since, now, use.busy)]
+            return [*before, BusyInterval(before[-1].at, now, use.busy)]
+        return [BusyInterval(since, now, use.busy)]
 
-    def _sample(self, key: str, uuid: str, use: Mapping[str, Use] | Unknown, now: datetime) -> Sample:
+    def _sample(self, key: str, uuid: str, use: Mapping[str, GpuUse] | Unknown, now: datetime) -> Sample:
         if isinstance(use, Unknown) or uuid not in use:
-            why = use if isinstance(use, Unknown) else Unknown(f"the driver says nothing of {uuid}")
+            why = use if isinstance(use, Unknown) else Unknown(f"the driver does not report {uuid}")
             return Sample(key, Signal.GPU, uuid, now, why)
         found, busy = use[uuid], use[uuid].busy
         if isinstance(busy, Unknown):
@@ -91,7 +91,7 @@ class GpuMeter:
         return Sample(key, Signal.GPU, uuid, now, busiest, slice=found.slice, since=new[0].since)
 
 
-class Busy(msgspec.Struct, frozen=True, gc=False):
+class BusyInterval(msgspec.Struct, frozen=True, gc=False):
     """How busy a GPU was from `since` to `at`."""
 
     since: datetime
@@ -161,7 +161,7 @@ class CounterMeter:
             self._hangs = ended
         except OSError:
             pass
-        return {}  # not measured, and not measured keeps
+        return {}  # not measured, which means keep
 
 
 def _run(subject: Subject) -> Run:

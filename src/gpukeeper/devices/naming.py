@@ -1,7 +1,7 @@
-"""Which GPU or slice a name means. People, engines and schedulers write them in many ways. Pure.
+"""Which GPU or slice a name refers to. Users, engines and schedulers write them in many ways. Pure.
 
-On a GPU that is cut, its name means its slices. A name that fits nothing, or not only one thing, is Unknown: names
-are resolved by what is there now, and numbers are given anew when a GPU is cut differently.
+The name of a GPU that is split means its slices. A name that matches nothing, or is ambiguous, is Unknown: names are
+resolved by what exists now, and numbers change when a GPU is split differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CDI = re.compile(r"(?:runtime\.)?nvidia\.com/gpu=")
 _REPLICA = re.compile(r"::[0-9]+$")  # a time-shared copy, as Kubernetes numbers them
 _INDEX = re.compile(r"(?:gpu)?([0-9]{1,9})")
 _MIG_INDEX = re.compile(r"(?:mig)?([0-9]{1,9}):([0-9]{1,9})")  # GPU and index of the slice
-_INSTANCE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")  # GPU and GPU instance: other numbers than the index
+_INSTANCE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")  # GPU and GPU instance: not the same numbers as the index
 _NODE = re.compile(r"(?:/dev/)?nvidia([0-9]{1,9})(?:/gi([0-9]{1,9}))?")
 _OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/([0-9]{1,9})/([0-9]{1,9})")
 
@@ -54,7 +54,7 @@ def _resolve_one(written: str, gpus: Sequence[GpuFacts]) -> tuple[str, ...] | Un
         return _slice_by_uuid(gpus, name, written)
     if name.startswith("GPU-"):
         return _parts(_by_uuid(gpus, name, written), _any)
-    return Unknown(f"{written!r} is no name of a GPU")
+    return Unknown(f"{written!r} is not the name of a GPU")
 
 
 def _all(gpus: Sequence[GpuFacts]) -> tuple[str, ...] | Unknown:
@@ -68,23 +68,23 @@ def _all(gpus: Sequence[GpuFacts]) -> tuple[str, ...] | Unknown:
 
 
 def _parts(gpu: GpuFacts | Unknown, wanted: Callable[[SliceFacts], bool]) -> tuple[str, ...] | Unknown:
-    """The slices of a GPU that is cut, else the GPU."""
+    """The slices of a GPU that is split, otherwise the GPU."""
     if isinstance(gpu, Unknown):
         return gpu
     if isinstance(gpu.slices, Unknown):
-        return Unknown(f"the slices of GPU {gpu.index} are not known: {gpu.slices.why}")
+        return Unknown(f"the slices of GPU {gpu.index} are unknown: {gpu.slices.why}")
     if gpu.slices:
         return tuple(part.uuid for part in gpu.slices if wanted(part))
     if isinstance(gpu.uuid, Unknown):
-        return Unknown(f"GPU {gpu.index} does not say which it is: {gpu.uuid.why}")
+        return Unknown(f"GPU {gpu.index} does not report its uuid: {gpu.uuid.why}")
     return (gpu.uuid,)
 
 
 def _slices(gpu: GpuFacts | Unknown, wanted: Callable[[SliceFacts], bool], written: str) -> tuple[str, ...] | Unknown:
     if not isinstance(gpu, Unknown) and gpu.slices == ():
-        return Unknown(f"{written!r} names a slice, and GPU {gpu.index} is not cut")
+        return Unknown(f"{written!r} names a slice, but GPU {gpu.index} is not split")
     found = _parts(gpu, wanted)
-    return found if found != () else Unknown(f"{written!r} names a slice that is not there")
+    return found if found != () else Unknown(f"{written!r} names a slice that does not exist")
 
 
 def _slice_by_uuid(gpus: Sequence[GpuFacts], name: str, written: str) -> tuple[str, ...] | Unknown:
@@ -100,18 +100,20 @@ def _by_uuid(gpus: Sequence[GpuFacts], name: str, written: str) -> GpuFacts | Un
 
 def _by_index(gpus: Sequence[GpuFacts], index: int, written: str) -> GpuFacts | Unknown:
     found = [gpu for gpu in gpus if gpu.index == index]
-    return found[0] if found else Unknown(f"{written!r} names GPU {index}, and there is none")
+    return found[0] if found else Unknown(f"{written!r} names GPU {index}, which does not exist")
 
 
 def _by_minor(gpus: Sequence[GpuFacts], minor: int, written: str) -> GpuFacts | Unknown:
     found = [gpu for gpu in gpus if gpu.minor == minor]
-    return found[0] if found else Unknown(f"{written!r} names /dev/nvidia{minor}, and no GPU says that it is that one")
+    return found[0] if found else Unknown(f"{written!r} names /dev/nvidia{minor}, but no GPU reports that number")
 
 
 def _only(found: Sequence[str], written: str) -> tuple[str, ...] | Unknown:
     if not found:
-        return Unknown(f"{written!r} names nothing that is there")
-    return (found[0],) if len(found) == 1 else Unknown(f"{written!r} may mean {len(found)} of what is there")
+        return Unknown(f"{written!r} matches no GPU or slice")
+    return (
+        (found[0],) if len(found) == 1 else Unknown(f"{written!r} is ambiguous: it matches {len(found)} GPUs or slices")
+    )
 
 
 def _of_instance(number: int) -> Callable[[SliceFacts], bool]:

@@ -1,8 +1,8 @@
-"""What has each GPU and slice open, apart from the driver's own services. Looks only.
+"""Which processes have each GPU and slice open, except the driver's own services. Reads only.
 
-By descriptors, as `holders` finds them, whatever the age or the user of a process. Where descriptors of others cannot
-be read, the driver's list of processes counts instead; where neither tells, the answer is Unknown. Whether memory is at
-its baseline is not judged here.
+By descriptors, as `holders` finds them, whatever the age or the user of a process. If descriptors of others cannot be
+read, the driver's list of processes counts instead; if neither is available, the result is Unknown. Whether memory is
+at its baseline is not judged here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpukeeper.devices.holders import Holder
 from gpukeeper.model.condition import IN_A_WORKLOAD, INFRASTRUCTURE, OF_A_SESSION
 from gpukeeper.model.unknown import Unknown
 
-# By uuid. None: nothing but driver services has it open. Unknown by design: the driver lists nothing, but not every
+# By uuid. None: only driver services have it open. Unknown by design: the driver lists nothing, but not every
 # process could be read.
 Occupied: TypeAlias = Mapping[str, str | Unknown | None]
 OURS = b"gpukeeper.devices."
 FIRST_PERSON_UID = 1000
 MOST_NAMED = 3
 LONGEST_COMMAND = 4096
-WALLED = "processes outside of this pid namespace cannot be seen from here; run it with the machine's pid namespace"
+WALLED = "processes outside this pid namespace cannot be seen from here; run it in the machine's pid namespace"
 
 
 def occupied(
@@ -50,10 +50,11 @@ def occupied(
 
 
 def is_service(one: Holder, proc: str = "/proc") -> bool:
-    """The driver's services, what only watches GPUs, and gpukeeper's own programs that ask the driver. Only of system
-    users: anybody can give a program one of these names."""
+    """The driver's services, GPU monitors, and gpukeeper's own processes that query the driver. Only of system users:
+    users can give a program one of these names.
+    """
     if one.comm in INFRASTRUCTURE and (one.uid < FIRST_PERSON_UID or one.comm in OF_A_SESSION):
-        return one.container is None or one.comm in IN_A_WORKLOAD  # root in a container may be anybody
+        return one.container is None or one.comm in IN_A_WORKLOAD  # root in a container may be any user
     return one.uid in (0, os.geteuid()) and _is_ours(one.pid, proc)
 
 
@@ -77,7 +78,7 @@ def _told(
     known = {one.pid for one in here}
     if not isinstance(listed, Unknown):
         more = [pid for pid in listed if pid not in known and pid not in services]
-        # From a pid namespace of our own, the driver's pids name other processes than ours do.
+        # From a pid namespace of our own, the driver's pids are those of other processes.
         numbers = [] if blind == WALLED else more
         seen = {pid: found for pid in numbers if (found := _named(pid, user_name, proc)) is not None}
         if here or any(seen.values()):
@@ -89,11 +90,11 @@ def _told(
         return None if blind is None else Unknown(f"{blind}; the driver lists no process", by_design=True)
     if here:
         return _all([called(one.pid, one.comm, user_name(one.uid)) for one in here])
-    return None if blind is None else Unknown(f"{blind}; which processes the driver lists is not known: {listed.why}")
+    return None if blind is None else Unknown(f"{blind}; the processes that the driver lists are unknown: {listed.why}")
 
 
 def _named(pid: int, user_name: Callable[[int], str], proc: str) -> str | None:
-    """Of a pid that the driver lists. None: it is not there. Empty: a service. Needs no rights."""
+    """Of a pid that the driver lists. None: it does not exist. Empty: a service. Needs no permissions."""
     home = Path(proc, str(pid))
     try:
         stat = holders.parse_stat((home / "stat").read_text("utf-8", "replace"))
@@ -120,5 +121,5 @@ def _blind(found: holders.Holders, proc: str) -> str | None:
     if found.hidden:
         return f"the open files of {len(found.hidden)} processes could not be read; that needs root (CAP_SYS_PTRACE)"
     if not holders.shows_everyone(proc):
-        return "this /proc hides the processes of others; run it as root"
+        return "this /proc hides the processes of other users; run it as root"
     return WALLED if holders.is_walled(proc) else None

@@ -1,8 +1,7 @@
-"""Questions to a Prometheus server, or to what speaks its HTTP API. Looks only, and believes no half answer.
+"""Queries to a Prometheus server, or to a server with its HTTP API. Reads only, and uses no incomplete response.
 
-A warning (a store of a federation did not answer) makes the whole answer Unknown: series that are missing from it
-would look as if nobody exported them. Credentials come with the address or from the environment; no message repeats
-them.
+A warning (a store of a federation did not answer) makes the whole response Unknown: missing series would look as if
+they were not exported. Credentials come with the address or from the environment; no message contains them.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from gpukeeper.model.unknown import Unknown
 SIZE_MAX: Final = 64 * 1024 * 1024
 DEADLINE: Final = timedelta(seconds=20)
 TOKEN, TOKEN_FILE = "GPUKEEPER_PROMETHEUS_TOKEN", "GPUKEEPER_PROMETHEUS_TOKEN_FILE"
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")  # re.escape also escapes "-", and addresses grow long
-# What PromQL remarks about a query, as opposed to data that could not be had.
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")  # re.escape also escapes "-", and addresses become long
+# Annotations of PromQL about a query, as opposed to missing data.
 _REMARKS = ("PromQL ",)
 
 T = TypeVar("T")
 
 
-class Where(msgspec.Struct, frozen=True):
+class SeriesSelector(msgspec.Struct, frozen=True):
     """Which series: of these names, with one of these values of a label, and with exactly these other labels."""
 
     names: tuple[str, ...]
@@ -49,15 +48,15 @@ class Where(msgspec.Struct, frozen=True):
         return ",".join(found + [f"{name}={_quoted(value)}" for name, value in self.also])
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One series: its labels, the name among them, and its points as seconds since the epoch and value."""
+class TimeSeries(msgspec.Struct, frozen=True):
+    """One series: its labels, including the name, and its points as seconds since the epoch and value."""
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
 
 
 class Prometheus:
-    """`url` may have a path (a prefix) and carry user and password. Tokens are read anew for each question."""
+    """`url` may have a path (a prefix), user and password. Tokens are read again for each query."""
 
     def __init__(
         self,
@@ -72,14 +71,14 @@ class Prometheus:
         self._base: str | Unknown = self._address(url)
 
     async def clock(self) -> datetime | Unknown:
-        """What time it is there."""
+        """The time of the server."""
         found = await self._ask("query", {"query": "time()"}, lambda body: _data(body, _Scalar))
         if isinstance(found, Unknown):
             return found
         try:
             return reading.instant(found.result[0])
         except ValueError:
-            return Unknown("Prometheus says a time that cannot be")
+            return Unknown("Prometheus returned an impossible time")
 
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown:
         """Of all series of that name; empty when there is none."""
@@ -87,20 +86,20 @@ class Prometheus:
         return await self._ask("labels", query, lambda body: frozenset(_data(body, list[str])))
 
     async def series(
-        self, wheres: Sequence[Where], since: datetime, until: datetime
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown:
         """The labels of every series that has points in that time, or nearly."""
         query = {"match[]": [f"{{{one.matchers()}}}" for one in wheres], "start": _time(since), "end": _time(until)}
         return await self._ask("series", query, lambda body: _data(body, list[Mapping[str, str]]))
 
-    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown:
-        """Every point as it was scraped, nothing interpolated and nothing older carried on."""
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown:
+        """Every point as it was scraped, without interpolation and without stale values."""
         span = max(1, round((until - since).total_seconds()))
         query = {"query": f"{{{where.matchers()}}}[{span}s]", "time": _time(until)}
         return await self._ask("query", query, _lines)
 
-    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown:
-        """A PromQL expression, worked out at each step."""
+    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[TimeSeries] | Unknown:
+        """A PromQL expression, evaluated at each step."""
         asked = {"query": query, "start": _time(since), "end": _time(until), "step": f"{step.total_seconds():.0f}"}
         return await self._ask("query_range", asked, _lines)
 
@@ -111,11 +110,11 @@ class Prometheus:
         try:
             async with asyncio.timeout(self._deadline.total_seconds()):
                 body = await self._download(url)
-                return await in_thread(lambda: read(body), self._deadline)  # many points: the loop goes on meanwhile
+                return await in_thread(lambda: read(body), self._deadline)  # many points: the event loop continues
         except TimeoutError:
             return Unknown(f"Prometheus at {self._base} did not answer within {in_words(self._deadline)}")
         except (OSError, ValueError, http_client.HttpError) as error:
-            return Unknown(f"Prometheus at {self._base} could not be asked: {error}")
+            return Unknown(f"Prometheus at {self._base} could not be queried: {error}")
 
     def _address(self, url: str) -> str | Unknown:
         try:
@@ -124,7 +123,7 @@ class Prometheus:
             parts = urlsplit("")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             shown = url.rpartition("@")[2]
-            return Unknown(f"{shown!r} is no address of a Prometheus: write it like http://prometheus:9090")
+            return Unknown(f"{shown!r} is not a valid address of a Prometheus; write it like http://prometheus:9090")
         host = parts.netloc.rpartition("@")[2]
         if parts.username is not None:
             words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -136,8 +135,8 @@ class Prometheus:
             return {"Authorization": self._login}
         named = self._environ.get(TOKEN_FILE)
         token = Path(named).read_text().strip() if named else self._environ.get(TOKEN, "").strip()
-        if not all("!" <= letter <= "~" for letter in token):  # no message repeats it
-            raise ValueError(f"the token in {named or TOKEN} has letters that no token has")
+        if not all("!" <= letter <= "~" for letter in token):  # no message contains it
+            raise ValueError(f"the token in {named or TOKEN} contains invalid characters")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     async def _download(self, url: str) -> bytes:
@@ -168,22 +167,22 @@ class _Scalar(msgspec.Struct, frozen=True, rename="camel", tag_field="resultType
 
 
 def _data(body: bytes, kind: type[T]) -> T:
-    """ValueError when it is no whole answer."""
+    """ValueError if it is no complete response."""
     try:
         answer = reading.decode(body, type=_Answer)
         if answer.status != "success":
-            raise ValueError(answer.error or f"it says {answer.status!r}")
+            raise ValueError(answer.error or f"its status is {answer.status!r}")
         partial = [one for one in answer.warnings or () if not one.startswith(_REMARKS)]
         if partial:
-            raise ValueError(f"its answer may be incomplete: {partial[0]}")
+            raise ValueError(f"its response may be incomplete: {partial[0]}")
         return reading.decode(answer.data, type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"what it answered could not be read: {error}") from error
+        raise ValueError(f"its response could not be read: {error}") from error
 
 
-def _lines(body: bytes) -> list[Line]:
+def _lines(body: bytes) -> list[TimeSeries]:
     rows = _data(body, _Matrix).result
-    return [Line(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
+    return [TimeSeries(row.metric, [(_seconds(at), _value(value)) for at, value in row.values]) for row in rows]
 
 
 def _seconds(at: float) -> float:
@@ -200,14 +199,14 @@ def _value(text: str) -> float:
         raise ValueError(f"{text[:40]!r} {problem}") from None
 
 
-def _refusal(answer: http_client.Answer) -> str:
+def _refusal(answer: http_client.Response) -> str:
     try:
         said = reading.decode(answer.body, type=_Answer).error
     except msgspec.MsgspecError:
         said = ""
     words = f"it answered {answer.status} {said or answer.reason}"
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        words += f"; give a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
+        words += f"; set a token in {TOKEN} or {TOKEN_FILE}, or user and password in the address"
     return words
 
 

@@ -1,4 +1,4 @@
-"""Resetting one GPU with nvidia-smi. Off unless the policy turns it on, and only behind the gate of lifecycle/reset.
+"""Resetting one GPU with nvidia-smi. Off unless the policy enables it, and only after the checks of lifecycle/reset.
 
 Never without -i and a whole GPU's uuid: without it nvidia-smi resets every GPU of the machine.
 """
@@ -29,14 +29,16 @@ async def reset_unheld(
     look: Callable[[str, datetime], Awaitable[Condition | Unknown]] = condition,
     program: Sequence[str] = NVIDIA_SMI,
 ) -> Accepted | Refused | Unknown:
-    """One more look at the last moment: whoever opened the GPU since the gate would lose everything on it."""
+    """One more check at the last moment: a process that opened the GPU since the previous check would lose everything
+    on it.
+    """
     found = await look(uuid, datetime.now(UTC))
     if isinstance(found, Unknown):
-        return Refused(f"it could not be looked at just before ({found.why}); nothing was reset")
+        return Refused(f"it could not be read just before ({found.why}); nothing was reset")
     if found.sliced is not False:
-        return Refused("it is cut into slices, or may be; nothing was reset")
+        return Refused("it is, or may be, split into slices; nothing was reset")
     if found.unread or found.holders:
-        who = ", ".join(f"pid {one.pid} ({one.comm})" for one in found.holders) or "somebody, perhaps,"
+        who = ", ".join(f"pid {one.pid} ({one.comm})" for one in found.holders) or "a process, perhaps,"
         return Refused(f"{who} has it open; nothing was reset")
     return await reset(uuid, program=program)
 
@@ -44,7 +46,7 @@ async def reset_unheld(
 async def reset(
     uuid: str, deadline: timedelta = DEADLINE, program: Sequence[str] = NVIDIA_SMI
 ) -> Accepted | Refused | Unknown:
-    """One GPU, by its uuid. Accepted is what nvidia-smi says; whether the GPU is well again only a look can tell."""
+    """One GPU, by its uuid. Accepted is the result of nvidia-smi; whether the GPU works again only a read can tell."""
     if not _WHOLE_GPU.fullmatch(uuid):
         return Refused(f"{uuid!r} is not the uuid of a whole GPU; nothing was reset")
     try:

@@ -1,7 +1,7 @@
-"""Ending processes: by a pidfd, never by a bare pid. A pid is reused; what a pidfd names is not.
+"""Ending processes: by a pidfd, never by a bare pid. A pid is reused; a pidfd always refers to the same process.
 
-The pidfd is opened first, and only then is the process compared with what was seen (start time and the id in its
-cgroup): if they agree, the pidfd names that very process. What does not agree is never signalled.
+The pidfd is opened first, and only then is the process compared with what was read (start time and the id in its
+cgroup): if they agree, the pidfd refers to that very process. A process that does not match is never signalled.
 """
 
 from __future__ import annotations
@@ -27,41 +27,43 @@ NEVER_KILLED = frozenset({"dcgm-exporter", "nv-hostengine"})
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A process as it was seen. `workload_id`: the id in its cgroup, None on the bare host."""
+    """A process as it was read. `workload_id`: the id in its cgroup, None on the bare host."""
 
     pid: int
     starttime: int
     workload_id: str | None = None
 
 
-class Spared(msgspec.Struct, frozen=True):
+class NotSignalled(msgspec.Struct, frozen=True):
     """Not signalled, and why."""
 
     target: Target
     why: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedProcesses(msgspec.Struct, frozen=True):
     gone: tuple[Target, ...] = ()  # seen to have exited, or gone before
-    left: tuple[Target, ...] = ()  # signalled and still there
-    changed: tuple[Spared, ...] = ()  # not the process that was seen any more
-    refused: tuple[Spared, ...] = ()  # there, and may not be signalled
+    left: tuple[Target, ...] = ()  # signalled and still running
+    changed: tuple[NotSignalled, ...] = ()  # not the process that was read any more
+    refused: tuple[NotSignalled, ...] = ()  # exists, and may not be signalled
 
 
-async def terminate(targets: Sequence[Target], grace: timedelta, *, proc: str = "/proc") -> Ended:
-    """SIGTERM to all at once, then wait for their ends, up to the grace."""
+async def terminate(targets: Sequence[Target], grace: timedelta, *, proc: str = "/proc") -> EndedProcesses:
+    """SIGTERM to all at once, then waits for their end, up to the grace period."""
     return await _signal(targets, signal.SIGTERM, grace, proc)
 
 
-async def kill(targets: Sequence[Target], patience: timedelta = PATIENCE, *, proc: str = "/proc") -> Ended:
-    """SIGKILL to all at once. Who is left is inside the kernel (state D): nothing more can be done from here."""
+async def kill(targets: Sequence[Target], patience: timedelta = PATIENCE, *, proc: str = "/proc") -> EndedProcesses:
+    """SIGKILL to all at once. A process that is left is inside the kernel (state D): nothing more can be done from
+    here.
+    """
     return await _signal(targets, signal.SIGKILL, patience, proc)
 
 
 async def end(
     target: Target, patience: timedelta = PATIENCE, *, proc: str = "/proc"
 ) -> Accepted | Changed | Refused | Unknown:
-    """SIGTERM, then after the patience SIGKILL. Gone is success."""
+    """SIGTERM, then after the timeout SIGKILL. Gone is success."""
     for send in (terminate, kill):
         done = await send([target], patience, proc=proc)
         if done.gone:
@@ -70,7 +72,7 @@ async def end(
             return Changed(done.changed[0].why)
         if done.refused:
             return Refused(done.refused[0].why)
-    return Unknown(f"pid {target.pid} did not end within {in_words(patience)} of SIGKILL; the kernel may keep it")
+    return Unknown(f"pid {target.pid} did not end within {in_words(patience)} after SIGKILL; it may hang in the kernel")
 
 
 class _Opened(msgspec.Struct, frozen=True):
@@ -78,10 +80,10 @@ class _Opened(msgspec.Struct, frozen=True):
     pidfd: int
 
 
-async def _signal(targets: Sequence[Target], number: signal.Signals, patience: timedelta, proc: str) -> Ended:
+async def _signal(targets: Sequence[Target], number: signal.Signals, patience: timedelta, proc: str) -> EndedProcesses:
     gone: list[Target] = []
-    changed: list[Spared] = []
-    refused: list[Spared] = []
+    changed: list[NotSignalled] = []
+    refused: list[NotSignalled] = []
     with _closing() as opened:
         for target in targets:
             found = _open(target, number, proc)
@@ -89,9 +91,9 @@ async def _signal(targets: Sequence[Target], number: signal.Signals, patience: t
                 case int():
                     opened.append(_Opened(target, found))
                 case Changed():
-                    changed.append(Spared(target, found.why))
+                    changed.append(NotSignalled(target, found.why))
                 case Refused():
-                    refused.append(Spared(target, found.why))
+                    refused.append(NotSignalled(target, found.why))
                 case None:
                     gone.append(target)
         signalled = []
@@ -101,13 +103,13 @@ async def _signal(targets: Sequence[Target], number: signal.Signals, patience: t
             except ProcessLookupError:
                 gone.append(one.target)
             except PermissionError as error:
-                refused.append(Spared(one.target, f"pid {one.target.pid} may not be signalled: {error.strerror}"))
+                refused.append(NotSignalled(one.target, f"pid {one.target.pid} may not be signalled: {error.strerror}"))
             else:
                 signalled.append(one)
         exited = await _wait_for_exits(signalled, patience)
     gone += [one.target for one in signalled if one.pidfd in exited]
     left = [one.target for one in signalled if one.pidfd not in exited]
-    return Ended(tuple(gone), tuple(left), tuple(changed), tuple(refused))
+    return EndedProcesses(tuple(gone), tuple(left), tuple(changed), tuple(refused))
 
 
 @contextmanager
@@ -138,7 +140,7 @@ def _open(target: Target, number: signal.Signals, proc: str) -> int | Changed | 
 
 
 def _compare(target: Target, number: signal.Signals, proc: str) -> bool | Changed | Refused | None:
-    """After the pidfd was opened. True: it is the process that was seen."""
+    """After the pidfd was opened. True: it is the process that was read."""
     home = Path(proc, str(target.pid))
     try:
         stat = parse_stat(text_of(home / "stat"))
@@ -146,11 +148,11 @@ def _compare(target: Target, number: signal.Signals, proc: str) -> bool | Change
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:
-        return Refused(f"pid {target.pid} could not be compared with what was seen: {error.strerror}")
+        return Refused(f"pid {target.pid} could not be compared with the process that was read: {error.strerror}")
     if stat.starttime != target.starttime:
         return Changed(f"pid {target.pid} is another process now")
     if stat.holds_nothing:
-        return None  # it has ended; its parent has not asked how yet
+        return None  # it has ended and was not reaped by its parent yet
     ids = parse_containers(cgroup)
     if (target.workload_id not in ids) if target.workload_id is not None else bool(ids):
         return Changed(f"pid {target.pid} belongs to another workload now")

@@ -1,7 +1,7 @@
-"""How busy each GPU is, read again and again through one program that keeps the driver open. Reads only.
+"""How busy each GPU is, read repeatedly through one process that keeps the driver open. Reads only.
 
-A program that does not answer is given up, and a new one is started later, after a pause that grows. While it runs the
-driver counts one client more, and no GPU can be reset: close() it before.
+A process that does not answer is abandoned, and a new one is started later, after a growing pause. While it runs the
+driver has one client more, and no GPU can be reset: close() it before.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import dcgm
-from gpukeeper.devices.busy import Export, Judge, Use
-from gpukeeper.devices.driver.client import CHILD, TO_OPEN, Client
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.busy import Export, GpuUse, Judge
+from gpukeeper.devices.driver.client import CHILD, TO_OPEN, DriverClient
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.devices.inventory import LOADED, gpus_in
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.ports import Clock
@@ -42,26 +42,27 @@ class GpuUsage:
     ) -> None:
         self._clock, self._exporter, self._deadline, self._fetch = clock, exporter, deadline, fetch
         self._driver = Path(driver)
-        self._client = Client(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
+        self._client = DriverClient(child, deadline, to_open=TO_OPEN, pause=FIRST_PAUSE, ticks=ticks)
         self._judge = Judge()
 
-    async def read(self) -> Mapping[str, Use] | Unknown:
-        """Since the reading before, by uuid. A GPU or slice that is not in it is not known."""
-        # The driver is asked last and nothing is awaited after: so readings are judged in the order they were made.
+    async def read(self) -> Mapping[str, GpuUse] | Unknown:
+        """Since the previous reading, by uuid. A GPU or slice that is not included is unknown."""
+        # The driver is queried last and nothing is awaited afterwards: so readings are judged in the order they were
+        # made.
         exported = await self._exported()
         gpus = gpus_in(await self._ask(), self._driver.exists())
         return gpus if isinstance(gpus, Unknown) else self._judge.judge(gpus, self._clock.now(), exported)
 
     @property
     def layout_changed(self) -> Mapping[str, datetime]:
-        """When the slices of a GPU, by its uuid, were last seen to be others than before."""
+        """When the slices of a GPU, by its uuid, were last seen to differ from before."""
         return self._judge.layout_changed
 
     def close(self) -> None:
-        """Ends the program and so closes the driver. The next reading starts another."""
+        """Ends the process and so closes the driver. The next reading starts another."""
         self._client.close()
 
-    async def _ask(self) -> Answer | Unknown:
+    async def _ask(self) -> DriverReply | Unknown:
         longest = self._client.longest
         try:
             return await in_thread(lambda: self._client.ask("usage"), longest)

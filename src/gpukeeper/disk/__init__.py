@@ -1,1 +1,1 @@
-"""Trees of files: how large, how old, in use or not; and how one is removed without touching anything else."""
+"""Directory trees: size, age, use; and how one is removed without touching anything else."""

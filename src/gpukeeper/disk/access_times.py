@@ -1,8 +1,8 @@
 """When a tree was last used, as far as that can be known. Pure.
 
-Changes are always on record. Reads are not: most mounts write an access time once a day (relatime), or never (noatime,
-read-only). A recorded read is proof of use, but no record is no proof of the opposite. So what counts is until when the
-tree may have been read without a trace, unless somebody watched.
+Changes are always recorded. Reads are not: most mounts write an access time once a day (relatime), or never (noatime,
+read-only). A recorded read proves a use, but no record does not prove the opposite. So what counts is until when the
+tree may have been read without a record, unless it was watched.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.measure import Measured
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, source_of
+from gpukeeper.disk.measure import TreeMeasurement
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, source_of
 from gpukeeper.disk.walk import printable
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
@@ -24,8 +24,8 @@ from gpukeeper.model.unknown import Unknown
 DAY = timedelta(hours=24)  # relatime: a read within a day of the recorded one is not recorded, unless a change came
 
 
-class Recorded(IntEnum):
-    """How often a read leaves a trace; the worse, the higher."""
+class ReadRecording(IntEnum):
+    """How often a read is recorded; the higher, the less often."""
 
     ALWAYS = 0
     DAILY = 1
@@ -33,13 +33,13 @@ class Recorded(IntEnum):
 
 
 class Reads(msgspec.Struct, frozen=True):
-    """What becomes of reads on the weakest of the mounts through which a tree can be reached."""
+    """How reads are recorded on the weakest of the mounts through which a tree can be reached."""
 
-    recorded: Recorded
-    mount: str = ""  # in words
+    recorded: ReadRecording
+    mount: str = ""  # as text
 
 
-class Watched(msgspec.Struct, frozen=True):
+class WatchRecord(msgspec.Struct, frozen=True):
     """Every use since then was seen, and the last one was then."""
 
     since: datetime
@@ -47,18 +47,21 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class LastUse(msgspec.Struct, frozen=True):
-    """`at`: not used after that; it lies ahead where a read may still go unrecorded. `how`: what that follows from."""
+    """`at`: not used after that; it is in the future where a read may still go unrecorded. `how`: what that follows
+    from.
+    """
 
     at: datetime | Unknown
     how: str = ""
 
 
-def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mount]]) -> Reads:
-    """Of the entries of a folder, by its path without links. `mounts`: of the namespace that the path is of; `tables`:
-    of every namespace. Whoever has only something inside an entry mounted uses that entry anyway."""
+def reads_of(folder: str, mounts: Sequence[MountEntry], tables: Iterable[Sequence[MountEntry]]) -> Reads:
+    """Of the entries of a directory, by its path without links. `mounts`: of the namespace of the path; `tables`: of
+    every namespace. A process that has only something inside an entry mounted uses that entry anyway.
+    """
     here = source_of(folder, mounts)
     if here is None:
-        return Reads(Recorded.NEVER, "a mount that is not listed")
+        return Reads(ReadRecording.NEVER, "a mount that is not listed")
     ways = [(_recorded(one), _in_words(one)) for one in _ways_to(*here, mounts)]
     for table in tables:
         # A service in a sandbox of the machine's own folders (ProtectSystem=) sees them read-only; see limits.md.
@@ -67,49 +70,50 @@ def reads_of(folder: str, mounts: Sequence[Mount], tables: Iterable[Sequence[Mou
     return Reads(*max(ways, key=lambda way: way[0]))
 
 
-def last_use(found: Measured, reads: Reads, watched: Watched | Unknown | None, now: datetime) -> LastUse:
-    """When it was surely not used any more, by what is on record and by what was watched. Unknown: that failed."""
+def last_use(found: TreeMeasurement, reads: Reads, watched: WatchRecord | Unknown | None, now: datetime) -> LastUse:
+    """When it was certainly not used any more, by what was recorded and watched. Unknown: the watch failed."""
     newest = found.newest
     if isinstance(newest, Unknown):
         return LastUse(newest)
     what = "recorded read" if newest == found.read else "change"
     known = f"last {what} {_ago(newest, now)}"
     hidden = hidden_until(newest, found.read, reads)
-    if isinstance(watched, Watched):
+    if isinstance(watched, WatchRecord):
         seen = newest if watched.last is None else max(newest, watched.last)
         hidden = watched.since if hidden is None else min(hidden, watched.since)
         last = "" if watched.last is None else f", last use {_ago(watched.last, now)}"
         return LastUse(max(seen, hidden), f"{known}; watched for {in_words(now - watched.since)}{last}")
     if hidden is None:
-        trace = f"{known}, but reads leave no trace on {reads.mount}"
+        trace = f"{known}, but reads are not recorded on {reads.mount}"
         if isinstance(watched, Unknown):
             return LastUse(Unknown(f"{trace}, and it could not be watched: {watched.why}"))
-        return LastUse(Unknown(f"{trace}; let `gpukeeper serve` watch it, or mount it with relatime or strictatime"))
+        return LastUse(Unknown(f"{trace}; run `gpukeeper serve` to watch it, or mount it with relatime or strictatime"))
     if hidden > newest:
         return LastUse(hidden, f"{known}; reads in the 24h after that are not recorded on {reads.mount}")
     return LastUse(newest, known)
 
 
-def recorded(found: Measured, now: datetime) -> LastUse:
-    """By what is on record alone: for what nobody can read, and for what stays for another reason."""
-    return last_use(found, Reads(Recorded.ALWAYS), None, now)
+def recorded(found: TreeMeasurement, now: datetime) -> LastUse:
+    """By what was recorded alone: for trees that no process can read, and for trees that are kept for another
+    reason.
+    """
+    return last_use(found, Reads(ReadRecording.ALWAYS), None, now)
 
 
 def hidden_until(newest: datetime, read: datetime | None, reads: Reads) -> datetime | None:
-    """Until when reads may have left no trace. None: for ever.
-
-    With relatime a read is recorded if the file changed since the recorded one, or if that is older than a day. So only
-    reads after a recorded one can be missing, and only for a day.
+    """Until when reads may be unrecorded. None: forever. With relatime a read is recorded if the file changed since the
+    recorded one, or if that is older than a day. So only reads after a recorded one can be missing, and only for a
+    day.
     """
-    if reads.recorded is Recorded.NEVER:
+    if reads.recorded is ReadRecording.NEVER:
         return None
-    if reads.recorded is Recorded.ALWAYS or read is None:
+    if reads.recorded is ReadRecording.ALWAYS or read is None:
         return newest
     return max(newest, read + DAY)
 
 
-def _ways_to(device: str, inside: str, table: Sequence[Mount]) -> Iterator[Mount]:
-    """The mounts of one namespace on which that folder can be seen: not where another is mounted above it."""
+def _ways_to(device: str, inside: str, table: Sequence[MountEntry]) -> Iterator[MountEntry]:
+    """The mounts of one namespace through which that directory is visible: not where another is mounted above it."""
     for mount in table:
         if mount.device == device and is_at_or_below(inside, mount.source):
             seen_at = os.path.normpath(Path(mount.point, os.path.relpath(inside, mount.source)))
@@ -117,17 +121,17 @@ def _ways_to(device: str, inside: str, table: Sequence[Mount]) -> Iterator[Mount
                 yield mount
 
 
-def _recorded(mount: Mount, *, sandbox: bool = False) -> Recorded:
+def _recorded(mount: MountEntry, *, sandbox: bool = False) -> ReadRecording:
     if "noatime" in mount.options or ("ro" in mount.options and not sandbox) or not mount.options:
-        return Recorded.NEVER
-    return Recorded.DAILY if "relatime" in mount.options else Recorded.ALWAYS
+        return ReadRecording.NEVER
+    return ReadRecording.DAILY if "relatime" in mount.options else ReadRecording.ALWAYS
 
 
-def _root(table: Sequence[Mount]) -> tuple[str, str] | None:
+def _root(table: Sequence[MountEntry]) -> tuple[str, str] | None:
     return source_of("/", table)
 
 
-def _in_words(mount: Mount) -> str:
+def _in_words(mount: MountEntry) -> str:
     how = next((one for one in ("noatime", "ro", "relatime") if one in mount.options), "strictatime")
     return f"{printable(mount.point)} ({'read-only' if how == 'ro' else how})"
 

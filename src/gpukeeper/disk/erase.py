@@ -1,7 +1,7 @@
-"""Deleting a tree by descriptors, and counting what came back. Called only for what lies in our own trash.
+"""Deleting a tree by descriptors, and counting the bytes returned. Called only for trees in our own trash.
 
-It follows no link and enters no mount all the same. What cannot be removed is a sentence, never the end of the work.
-Imports little: the programs of `crew_child` start with it.
+It follows no link and enters no mount. An entry that cannot be removed is reported and does not end the work. Imports
+little: the processes of `worker` start with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.walk import BLOCK, CHUNK, OUT_OF_TIME, Descent, Folder, Identity, Pending, pending, printable
+from gpukeeper.disk.walk import BLOCK, CHUNK, OUT_OF_TIME, Descent, Identity, OpenDirectory, Pending, pending, printable
 
 LEFT_NAMED = 20
 
@@ -23,15 +23,17 @@ class _OutOfTime(Exception):
     pass
 
 
-class Eraser:
-    """`back`: the blocks of what lost its last link by us. Other people's writing does not disturb that figure."""
+class TreeDeleter:
+    """`back`: the blocks of files whose last link was removed by us. Concurrent writes of others do not affect that
+    figure.
+    """
 
     def __init__(self, until: float) -> None:
-        self.until = until  # of the monotonic clock, which all programs of a machine share
+        self.until = until  # of the monotonic clock, which all processes of a machine share
         self.entries = self.blocks = self.left_count = 0
         self.left: list[str] = []
-        self.links: dict[Identity, list[int]] = {}  # of files with several: links it had, links removed, blocks
-        self.stopped: str | None = None  # why it did not come to the end
+        self.links: dict[Identity, list[int]] = {}  # of files with several links: links it had, links removed, blocks
+        self.stopped: str | None = None  # why it was not finished
         self._again: set[Identity] = set()
 
     def back(self) -> int:
@@ -39,8 +41,9 @@ class Eraser:
         return (self.blocks + gone) * BLOCK
 
     def empty(self, top: int, path: bytes = b"", quantum: int | None = None) -> tuple[list[Pending], list[bytes]]:
-        """Empties the open folder. Having removed `quantum` it gives the folders left to do, and those to be removed
-        when these are done."""
+        """Empties the open directory. After `quantum` entries it returns the directories left to do, and those to be
+        removed when these are done.
+        """
         way = Descent(top, path)
         enough = None if quantum is None else self.entries + quantum
         try:
@@ -61,7 +64,7 @@ class Eraser:
             way.close()
 
     def remove(self, top: int, path: bytes, quantum: int | None = None) -> tuple[list[Pending], list[bytes]]:
-        """The folder at that path below the top, with all that is in it."""
+        """The directory at that path below the top, with all its content."""
         try:
             fd = kernel.open_inside(top, path)
         except OSError as error:
@@ -123,8 +126,8 @@ class Eraser:
             return
         self._files(folder)
 
-    def _files(self, folder: Folder) -> None:
-        """Removes what is no folder, and notes the folders."""
+    def _files(self, folder: OpenDirectory) -> None:
+        """Removes everything except directories, and notes the directories."""
         try:
             with os.scandir(folder.fd) as entries:
                 while chunk := list(islice(entries, CHUNK)):
@@ -134,7 +137,7 @@ class Eraser:
         except OSError as error:
             self._keep(folder.name, error)
 
-    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
+    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
         for entry in chunk:
             if entry.is_dir(follow_symlinks=False):
                 folder.todo.append((entry.name, None))
@@ -153,8 +156,8 @@ class Eraser:
             known[1] += 1
         self.entries += 1
 
-    def _try_harder(self, folder: Folder, entry: os.DirEntry[str], error: OSError) -> None:
-        """A folder of ours that is only for reading (package caches make such) may be made writable."""
+    def _try_harder(self, folder: OpenDirectory, entry: os.DirEntry[str], error: OSError) -> None:
+        """A directory of ours that is read-only (package caches create such) may be made writable."""
         found = os.fstat(folder.fd)
         if error.errno != errno.EACCES or found.st_uid != os.geteuid() or found.st_mode & 0o700 == 0o700:
             self._keep(entry.name, error)
@@ -182,7 +185,7 @@ class Eraser:
         self.blocks += blocks
 
     def _keep_folder(self, name: str, error: OSError) -> None:
-        """Not empty: what is in it has been told of already."""
+        """Not empty: its entries have been reported already."""
         if error.errno == errno.ENOTEMPTY and self.left_count:
             self.left_count += 1
         else:
@@ -190,14 +193,14 @@ class Eraser:
 
     def _keep(self, name: str, error: OSError) -> None:
         if error.errno == errno.ENOENT:
-            return  # gone is what was wanted: a program of an interrupted run may still be at it
+            return  # gone is the goal: a process of an interrupted run may still be working on it
         self.left_count += 1
         if len(self.left) < LEFT_NAMED:
             self.left.append(f"{printable(name)} could not be removed: {error.strerror}")
 
 
 def _paths(way: Descent) -> list[bytes]:
-    """Of the folders on the way, without the top of the whole tree, which has no path."""
+    """Of the directories on the path, without the top of the whole tree, which has no path."""
     paths, path = [], way.prefix
     for folder in way.folders:
         path = os.path.join(path, os.fsencode(folder.name)) if folder.name else path  # noqa: PTH118 - bytes

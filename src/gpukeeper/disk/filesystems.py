@@ -1,8 +1,8 @@
-"""Ids of filesystems that do not change with the device number: after a reboot, or on another loop device, a
-filesystem may get another number, and everything on it another `st_dev`.
+"""Ids of filesystems that do not change with the device number: after a reboot, or on another loop device, a filesystem
+may get another number, and everything on it another `st_dev`. Reads only.
 
-Looks only. Relies on `f_fsid` of statfs(2) where the kernel derives it from the UUID of the filesystem, and otherwise
-on the links that udev makes in /dev/disk/by-uuid. Filesystems without either have no such id.
+Relies on `f_fsid` of statfs(2) where the kernel derives it from the UUID of the filesystem, and otherwise on the links
+that udev creates in /dev/disk/by-uuid. Filesystems without either have no such id.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from contextlib import suppress
 import msgspec
 
 from gpukeeper.disk import unresponsive
-from gpukeeper.disk.mounts import Mount, covering, own_mounts
+from gpukeeper.disk.mounts import MountEntry, covering, own_mounts
 from gpukeeper.model.subject import Subject
 
 BY_UUID = "/dev/disk/by-uuid"
 FSID_IS_LASTING = frozenset(("ext2", "ext3", "ext4", "btrfs", "zfs", "bcachefs"))
-FSID_IS_DEVICE = frozenset(("xfs", "f2fs"))  # f_fsid is the device number in other words
+FSID_IS_DEVICE = frozenset(("xfs", "f2fs"))  # f_fsid is derived from the device number
 
 
-def lasting_ids(mounts: Iterable[Mount] | None = None, by_uuid: str = BY_UUID) -> dict[int, str]:
-    """By device number, as stat(2) tells it: the id of each mounted filesystem that has one. Two copies of one
-    filesystem have the same id."""
+def lasting_ids(mounts: Iterable[MountEntry] | None = None, by_uuid: str = BY_UUID) -> dict[int, str]:
+    """By device number, as in stat(2): the id of each mounted filesystem that has one. Two copies of one filesystem
+    have the same id.
+    """
     known = own_mounts() if mounts is None else tuple(mounts)
     wanted = [mount for mount in known if mount.kind in FSID_IS_LASTING | FSID_IS_DEVICE]
     found: dict[int, str] = {}
     done: set[tuple[str, str]] = set()
     uuids = _uuids(by_uuid) if any(mount.kind in FSID_IS_DEVICE for mount in wanted) else {}
     for mount in wanted:
-        # Each subvolume of btrfs has a number and an id of its own; other filesystems are asked once.
+        # Each subvolume of btrfs has a number and an id of its own; other filesystems are read once.
         which = (mount.device, mount.source if mount.kind == "btrfs" else "")
         if which in done or unresponsive.leads_through_silent(mount.point, known):
             continue

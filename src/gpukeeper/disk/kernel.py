@@ -1,7 +1,7 @@
-"""What the kernel can do and Python does not offer: opening without leaving a folder, renaming without replacing.
+"""Kernel calls that Python does not offer: opening without leaving a directory, renaming without replacing.
 
-Relies on openat2 (Linux 5.6) and renameat2. Where openat2 is missing or forbidden (an old kernel, a seccomp filter),
-folders are opened one name at a time without following links, and their mount is compared. Where a filesystem cannot
+Relies on openat2 (Linux 5.6) and renameat2. If openat2 is missing or forbidden (an old kernel, a seccomp filter),
+directories are opened one name at a time without following links, and their mounts are compared. If a filesystem cannot
 rename without replacing there is no substitute, and the caller gets the error.
 """
 
@@ -20,7 +20,7 @@ _OPENAT2 = 437  # the same number on every architecture
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_IDLE = 3 << 13
 _KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}
-OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working folder, root and so mount namespace
+OPEN_FILES, FOLDERS = 2, 3  # what two threads may share: descriptors; working directory, root and so mount namespace
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NOREPLACE, _EXCHANGE = 1, 2
 _F_SETSIG = 10
@@ -46,11 +46,12 @@ _openat2 = ctypes.CFUNCTYPE(
 
 
 def open_inside(folder: int, path: Name, flags: int = FOLDER) -> int:
-    """Opens what is at `path` below the folder, without following any link, leaving the folder or crossing a mount.
+    """Opens the entry at `path` below the directory, without following any link, leaving the directory or crossing a
+    mount.
 
     A mount point is EXDEV, whatever is mounted there: a bind mount of the same filesystem has the same device number.
-    Without moving access times where we may: only owners and root are allowed that, and a look that counted as use
-    would keep every tree for ever.
+    Without updating access times where permitted: only owners and root may do that, and a read of ours that counted as
+    use would keep every tree forever.
     """
     try:
         return _open_inside(folder, path, flags | os.O_NOATIME)
@@ -59,7 +60,7 @@ def open_inside(folder: int, path: Name, flags: int = FOLDER) -> int:
 
 
 def stat_inside(folder: int, name: Name) -> os.stat_result:
-    """Of whatever is there, also of a link itself. EXDEV where something is mounted on it."""
+    """Of the entry, also of a link itself. EXDEV where something is mounted on it."""
     fd = _open_inside(folder, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.fstat(fd)
@@ -68,7 +69,7 @@ def stat_inside(folder: int, name: Name) -> os.stat_result:
 
 
 def rename_inside(folder: int, name: Name, other: int, new_name: Name) -> None:
-    """Never replaces: FileExistsError. EINVAL: this filesystem cannot promise that."""
+    """Never replaces: FileExistsError. EINVAL: this filesystem cannot guarantee that."""
     done = _libc.renameat2(folder, os.fsencode(name), other, os.fsencode(new_name), _NOREPLACE)
     if done != 0:
         raise _failure(name)
@@ -82,12 +83,12 @@ def exchange_inside(folder: int, name: Name, other: int, other_name: Name) -> No
 
 
 def is_open(folder: int, name: Name) -> bool | None:
-    """Whether anybody has this plain file open or mapped. None: the kernel does not say.
+    """Whether a process has this regular file open or mapped. None: the kernel does not report it.
 
-    The kernel grants a write lease only on a file that nobody else has open, and knows that without looking for who:
-    also of a descriptor that changes its number, is on its way through a socket, or is registered with io_uring.
-    The lease needs the owner or CAP_LEASE. It is given back at once. Whoever opens the file in that moment (only by a
-    descriptor of a folder above it) waits for that; the signal that tells us of it is one that is ignored by default.
+    The kernel grants a write lease only on a file that nothing else has open, and knows that without searching: also of
+    a descriptor that changes its number, is in transit through a socket, or is registered with io_uring. The lease
+    needs the owner or CAP_LEASE. It is released at once. A process that opens the file in that moment (only by a
+    descriptor of a parent directory) waits for that; the signal that reports it to us is ignored by default.
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -103,8 +104,8 @@ def is_open(folder: int, name: Name) -> bool | None:
     return False
 
 
-class Glance(ctypes.Structure):
-    """The beginning of what statx(2) tells."""
+class FileStatus(ctypes.Structure):
+    """The first fields of statx(2)."""
 
     _fields_ = (
         ("mask", ctypes.c_uint32),
@@ -132,16 +133,18 @@ class Glance(ctypes.Structure):
         return os.makedev(self.dev_major, self.dev_minor)
 
 
-def glance(path: str) -> Glance:
-    """What a path leads to, as the kernel remembers it: nobody is asked, so a dead server or program cannot keep us."""
-    found = Glance()
+def glance(path: str) -> FileStatus:
+    """What a path leads to, as the kernel has it cached: no filesystem is queried, so a dead server or program cannot
+    block us.
+    """
+    found = FileStatus()
     if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_DONT_SYNC | _AT_NO_AUTOMOUNT, _BASIC_STATS, ctypes.byref(found)):
         raise _failure(path)
     return found
 
 
 def lock(folder: int) -> bool:
-    """False: somebody holds a lock on it, a shared one or the only one. Kept until the descriptor is closed."""
+    """False: another process holds a lock on it, shared or exclusive. Kept until the descriptor is closed."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -150,7 +153,7 @@ def lock(folder: int) -> bool:
 
 
 def work_in_the_background() -> None:
-    """This program yields processor and disk to everybody else. What the kernel refuses is done without."""
+    """Lowers the CPU and I/O priority of this process. What the kernel refuses is skipped."""
     os.nice(10)
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
@@ -158,7 +161,9 @@ def work_in_the_background() -> None:
 
 
 def is_same(kind: int, one: int, other: int) -> bool | None:
-    """Whether two threads share their OPEN_FILES or FOLDERS. None: the kernel does not say, or one of them ended."""
+    """Whether two threads share their OPEN_FILES or FOLDERS. None: the kernel does not report it, or one of them
+    ended.
+    """
     number = _KCMP.get(os.uname().machine)
     if number is None:
         return None
@@ -205,7 +210,7 @@ def _how(flags: int) -> _OpenHow:
 
 
 def _by_steps(folder: int, path: bytes, flags: int) -> int:
-    """One name at a time, so that no link on the way is followed either."""
+    """One name at a time, so that no link on the path is followed either."""
     mount, *names = mount_id(folder), *path.split(b"/")
     fd = os.dup(folder)
     for number, name in enumerate(names, start=1):

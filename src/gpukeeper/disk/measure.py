@@ -1,7 +1,7 @@
-"""How large a tree of files is and when it was last used. Looks only; deletes nothing.
+"""How large a directory tree is and when it was last used. Reads only; deletes nothing.
 
-Descriptors all the way down: no link is followed and no mount is entered, whatever is renamed meanwhile.
-What could not be read, or changed during the walk, is a problem, and a tree with a problem has Unknown facts.
+Descriptors all the way down: no link is followed and no mount is entered, whatever is renamed in the meantime. What
+could not be read, or changed during the walk, is a problem, and a tree with a problem has Unknown facts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.disk import crew, kernel
+from gpukeeper.disk import kernel, worker_pool
 from gpukeeper.disk.kernel import mount_id
 from gpukeeper.disk.walk import (
     CHANGED,
     MOUNT_POINT,
     OUT_OF_TIME,
-    Enough,
     Identity,
     Lister,
     Pending,
-    Tally,
-    Walk,
+    TreeWalk,
+    WalkStopped,
+    WalkTotals,
     never,
     printable,
     reason,
@@ -39,7 +39,7 @@ __all__ = [
     "MOUNT_POINT",
     "Identity",
     "Limits",
-    "Measured",
+    "TreeMeasurement",
     "estimate",
     "measure",
     "mount_id",
@@ -48,8 +48,8 @@ __all__ = [
 ]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROBLEMS_NAMED = 3
-ALONE = 20_000  # entries; more are shared out, since starting programs takes as long as counting these
-SHARE = 20_000  # entries after which a program hands back what is left
+ALONE = 20_000  # entries; larger trees are split, since starting processes takes as long as counting these
+SHARE = 20_000  # entries after which a worker process returns what is left
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -57,12 +57,12 @@ class Limits(msgspec.Struct, frozen=True):
     depth: int = 20_000
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not seen.
+class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree as it was during one walk. With any problem, size and times are Unknown: part of it was not read.
 
-    `newest` is the last use on record: the modification and change times of everything, and the access times of files.
-    The change time of the top counts, since moving a tree changes nothing else. `content` is without it: a removal
-    that puts a tree back changes it too, and must not make that tree the latest of its kind.
+    `newest` is the last recorded use: the modification and change times of everything, and the access times of files.
+    The change time of the top counts, since moving a tree changes nothing else. `content` is without it: a removal that
+    puts a tree back changes it too, and must not make that tree the latest of its kind.
     """
 
     device: int
@@ -70,17 +70,18 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     size: int | Unknown  # bytes allocated on disk; hard links count once, holes not at all
     entries: int
-    newest: datetime | Unknown  # when anything of it was last changed, or read as far as that is recorded
-    ctime_ns: int | Unknown  # newest change time; unlike the others it cannot be set by anyone
+    newest: datetime | Unknown  # when any entry was last changed, or read as far as that is recorded
+    ctime_ns: int | Unknown  # newest change time; unlike the others it cannot be set by users
     problems: tuple[str, ...]
     sockets: int = 0
     fifos: int = 0
     devices: int = 0
     held_by: int | None = None  # a pid of `open_files` that has something of it open
-    uids: frozenset[int] = frozenset()  # owners of all its entries; with a problem, of those that were seen
+    uids: frozenset[int] = frozenset()  # owners of all its entries; with a problem, of those that were read
     read: datetime | None = None  # the newest read of a file after its last change; None: none is recorded
     content: datetime | Unknown = Unknown("not measured")  # newest modification or change, without the top's own change
-    back: int | Unknown = Unknown("not measured")  # expected from removing it: nothing of what has a link elsewhere
+    # expected from removing it: nothing of files that have a link elsewhere
+    back: int | Unknown = Unknown("not measured")
 
 
 def measure(
@@ -91,7 +92,7 @@ def measure(
     is_time_up: Callable[[], bool] = never,
     lister: Lister = os.scandir,
     alone: int | None = None,
-) -> Measured | None:
+) -> TreeMeasurement | None:
     """The entry `name` of the directory that is open as `parent`. None: there is no such entry."""
     try:
         top = kernel.stat_inside(parent, name)
@@ -102,29 +103,33 @@ def measure(
             return _mount_point(name, parent)
         raise
     limits = limits or Limits()
-    tally = Tally(open_files or {})
-    walk = Walk(tally, limits.entries, limits.depth, is_time_up, lister)
+    tally = WalkTotals(open_files or {})
+    walk = TreeWalk(tally, limits.entries, limits.depth, is_time_up, lister)
     try:
         if stat.S_ISDIR(top.st_mode):
             top = _measure_folder(walk, name, parent, top, alone)
         else:
             top = _measure_file(walk, name, parent, top)
-    except Enough as enough:
+    except WalkStopped as enough:
         tally.problem(str(enough))
     return _result(tally, top)
 
 
-def measure_below(walk: Walk, top: int, alone: int | None = None) -> None:
-    """All below an open folder; two programs share what is large. What was not seen is a problem of the tally."""
+def measure_below(walk: TreeWalk, top: int, alone: int | None = None) -> None:
+    """All below an open directory; two worker processes share large ones. What was not read is a problem of the
+    tally.
+    """
     left = walk.below(top, quantum=ALONE if alone is None else alone)
     if left:
         _share_out(walk, top, left)
 
 
 def estimate(paths: Sequence[str], deadline: timedelta) -> int | Unknown:
-    """Bytes of all paths together, as `du` counts them: quickly, and never a reason to delete. It enters bind mounts
-    of the same filesystem, tells no times, and paths may be swapped under it. Good for "is it above the limit?". What
-    went away meanwhile adds nothing."""
+    """Bytes of all paths together, as `du` counts them: quick, and never a reason to delete.
+
+    It enters bind mounts of the same filesystem, returns no times, and paths may be swapped while it runs. Good enough
+    for "is it above the limit?". What is gone in the meantime adds nothing.
+    """
     command, plain = ["du", "-sxcB1", "--", *paths], {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=deadline.total_seconds(), check=False, env=plain)
@@ -142,8 +147,9 @@ def estimate(paths: Sequence[str], deadline: timedelta) -> int | Unknown:
 
 @contextmanager
 def open_directory(name: str, parent: int | None = None) -> Iterator[int]:
-    """Never through a link. Without moving its access time where we may: only owners and root are allowed that,
-    and a look that counted as use would keep every tree for ever."""
+    """Never through a link. Without updating its access time where permitted: only owners and root may do that, and a
+    read of ours that counted as use would keep every tree forever.
+    """
     try:
         fd = os.open(name, kernel.FOLDER | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
@@ -155,7 +161,7 @@ def open_directory(name: str, parent: int | None = None) -> Iterator[int]:
 
 
 def in_short(problems: Sequence[str]) -> str:
-    """A few of them: a tree of a million unreadable files has one reason, not a million."""
+    """Only the first ones: a tree of a million unreadable files has one reason, not a million."""
     distinct = list(dict.fromkeys(problems))
     more = len(distinct) - PROBLEMS_NAMED
     return "; ".join(distinct[:PROBLEMS_NAMED]) + (f"; and {more} more" if more > 0 else "")
@@ -166,19 +172,21 @@ def instant(ns: int) -> datetime:
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
 
 
-def _mount_point(name: str, parent: int) -> Measured | None:
-    """What is mounted there may be a filesystem that never answers: nothing is asked of it."""
+def _mount_point(name: str, parent: int) -> TreeMeasurement | None:
+    """A filesystem that never answers may be mounted there: it is not queried."""
     try:
         top = kernel.glance(f"/proc/self/fd/{parent}/{name}")
     except FileNotFoundError:
         return None
     why = Unknown(MOUNT_POINT)
     about = {"device": top.dev, "inode": top.ino, "uid": top.uid}
-    return Measured(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
+    return TreeMeasurement(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
 
 
-def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, alone: int | None) -> os.stat_result:
-    """Returns what the open descriptor says it is."""
+def _measure_folder(
+    walk: TreeWalk, name: str, parent: int, listed: os.stat_result, alone: int | None
+) -> os.stat_result:
+    """Returns what the open descriptor is."""
     try:
         top = kernel.open_inside(parent, name)
     except OSError as error:
@@ -186,7 +194,7 @@ def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, 
         walk.tally.problem(reason(name, error))
         return listed
     try:
-        # Taken before it is read, since reading it may move its own access time.
+        # Taken before it is read, since reading it may update its own access time.
         found = os.fstat(top)
         walk.count([found])
         walk.tally.content_ns = found.st_mtime_ns  # without its own change, see Measured
@@ -196,7 +204,7 @@ def _measure_folder(walk: Walk, name: str, parent: int, listed: os.stat_result, 
         os.close(top)
 
 
-def _measure_file(walk: Walk, name: str, parent: int, listed: os.stat_result) -> os.stat_result:
+def _measure_file(walk: TreeWalk, name: str, parent: int, listed: os.stat_result) -> os.stat_result:
     try:
         found = kernel.stat_inside(parent, name)
     except OSError as error:
@@ -206,7 +214,7 @@ def _measure_file(walk: Walk, name: str, parent: int, listed: os.stat_result) ->
     return found
 
 
-def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
+def _share_out(walk: TreeWalk, top: int, left: list[Pending]) -> None:
     tally = walk.tally
     settings = {
         "open": [[*identity, pid] for identity, pid in tally.open_files.items()],
@@ -218,19 +226,19 @@ def _share_out(walk: Walk, top: int, left: list[Pending]) -> None:
     def accept(answer: dict[str, object]) -> None:
         tally.merge(answer)
         if tally.entries > walk.entries_max:
-            raise Enough(f"has more than {walk.entries_max:,} entries")
+            raise WalkStopped(f"has more than {walk.entries_max:,} entries")
 
-    with crew.Crew("measure", top, settings) as programs:
+    with worker_pool.WorkerPool("measure", top, settings) as programs:
         while left and not programs.is_ready():
-            left += walk.one(top, left.pop(), crew.MEANWHILE)
+            left += walk.one(top, left.pop(), worker_pool.MEANWHILE)
         why = programs.share_out(left, accept, walk.is_time_up)
     if why is not None:
-        raise Enough("could not be measured in the time there was" if why == OUT_OF_TIME else why)
+        raise WalkStopped("could not be measured in the available time" if why == OUT_OF_TIME else why)
 
 
-def _result(tally: Tally, top: os.stat_result) -> Measured:
+def _result(tally: WalkTotals, top: os.stat_result) -> TreeMeasurement:
     unknown = Unknown(in_short(tally.problems)) if tally.problems else None
-    return Measured(
+    return TreeMeasurement(
         device=top.st_dev,
         inode=top.st_ino,
         uid=top.st_uid,

@@ -1,7 +1,7 @@
-"""Mounts, read from mountinfo: what is mounted inside a tree, and which trees are mounted somewhere else.
+"""Mounts, read from mountinfo: what is mounted inside a tree, and which trees are mounted somewhere else. Reads only.
 
-Looks only. Relies on /proc/<pid>/mountinfo, one per mount namespace: a container's bind mount of a folder in /tmp is
-seen nowhere else, and no file needs to be open for the container to need it.
+Relies on /proc/<pid>/mountinfo, one per mount namespace: a container's bind mount of a directory in /tmp is visible
+only there, and the container may need it without having a file open.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ import msgspec
 
 from gpukeeper.disk import procfs
 
-_LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}  # options of an overlay that name folders
+# options of an overlay that name directories
+_LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}
 _COLON = re.compile(r"(?<!\\):")
 
 
-class Mount(msgspec.Struct, frozen=True):
+class MountEntry(msgspec.Struct, frozen=True):
     device: str  # major:minor
-    source: str  # the folder of that filesystem which is mounted; "/" is all of it
+    source: str  # the directory of that filesystem which is mounted; "/" is all of it
     point: str  # where
-    kind: str = ""  # of filesystem, as mount(8) calls it; empty: not told
-    layers: tuple[str, ...] = ()  # folders an overlay is made of, as whoever mounted it wrote them
+    kind: str = ""  # of filesystem, as mount(8) names it; empty: unknown
+    layers: tuple[str, ...] = ()  # directories an overlay consists of, as written when it was mounted
     options: tuple[str, ...] = ()  # of this mount, such as noatime; of the whole filesystem only `ro`
     number: int | None = None  # the kernel's, of all mounts in all namespaces
 
 
-def parse_mounts(mountinfo: bytes | str) -> tuple[Mount, ...]:
-    """A line that is not as the kernel writes them is left out; see `unparsed`."""
+def parse_mounts(mountinfo: bytes | str) -> tuple[MountEntry, ...]:
+    """A line that does not have the kernel's format is skipped; see `unparsed`."""
     return tuple(_mount(fields) for line in _lines(mountinfo) if len(fields := line.split(b" ")) > 4)
 
 
 def unparsed(mountinfo: bytes | str) -> int:
-    """How many lines are not as the kernel writes them: what is mounted there is not known."""
+    """How many lines do not have the kernel's format: what is mounted there is unknown."""
     return sum(len(line.split(b" ")) <= 4 for line in _lines(mountinfo))
 
 
-def own_mounts(proc: str = "/proc") -> tuple[Mount, ...]:
+def own_mounts(proc: str = "/proc") -> tuple[MountEntry, ...]:
     return parse_mounts(procfs.read(f"{proc}/self/mountinfo", procfs.TABLE))
 
 
-def has_mount_inside(path: str, mounts: Iterable[Mount]) -> bool:
+def has_mount_inside(path: str, mounts: Iterable[MountEntry]) -> bool:
     """Also of a single file, which a walk of directories cannot notice."""
     return any(is_at_or_below(mount.point, path) for mount in mounts)
 
 
-def source_of(path: str, mounts: Iterable[Mount]) -> tuple[str, str] | None:
-    """The same folder as (device, path inside that filesystem), or None when no mount covers it."""
+def source_of(path: str, mounts: Iterable[MountEntry]) -> tuple[str, str] | None:
+    """The same directory as (device, path inside that filesystem), or None if no mount covers it."""
     innermost = covering(path, mounts)
     if innermost is None:
         return None
@@ -57,7 +58,7 @@ def source_of(path: str, mounts: Iterable[Mount]) -> tuple[str, str] | None:
     return innermost.device, os.path.normpath(Path(innermost.source, inside))
 
 
-def covering(path: str, mounts: Iterable[Mount]) -> Mount | None:
+def covering(path: str, mounts: Iterable[MountEntry]) -> MountEntry | None:
     """The mount that a path without links is on; of two on one point the later hides the earlier."""
     above = [mount for mount in mounts if is_at_or_below(path, mount.point)]
     return max(enumerate(above), key=lambda row: (len(row[1].point), row[0]))[1] if above else None
@@ -72,7 +73,7 @@ def _lines(mountinfo: bytes | str) -> list[bytes]:
     return [line for line in whole.split(b"\n") if line]
 
 
-def _mount(fields: list[bytes]) -> Mount:
+def _mount(fields: list[bytes]) -> MountEntry:
     end = fields.index(b"-", 5) if b"-" in fields[5:] else len(fields)
     about = fields[end + 1 :]
     kind = about[0].decode("ascii", "backslashreplace") if about else ""
@@ -80,7 +81,7 @@ def _mount(fields: list[bytes]) -> Mount:
     number = int(fields[0]) if fields[0].isdigit() else None
     device = fields[2].decode("ascii", "backslashreplace")
     options = _options(fields[:end], about)
-    return Mount(device, procfs.unescaped(fields[3]), procfs.unescaped(fields[4]), kind, layers, options, number)
+    return MountEntry(device, procfs.unescaped(fields[3]), procfs.unescaped(fields[4]), kind, layers, options, number)
 
 
 def _options(row: list[bytes], about: list[bytes]) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ def _options(row: list[bytes], about: list[bytes]) -> tuple[str, ...]:
 
 
 def _layers(options: bytes) -> Iterator[str]:
-    """Several lower ones are separated by colons; a colon of a name has a backslash before it."""
+    """Several lower ones are separated by colons; a colon in a name has a backslash before it."""
     for option in options.split(b","):
         name, _, value = option.partition(b"=")
         if name in _LAYERS:

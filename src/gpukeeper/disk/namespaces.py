@@ -1,7 +1,7 @@
-"""The mounts of a mount namespace in which no process is: kept by a descriptor or by a mount of its own. Looks only.
+"""The mounts of a mount namespace without processes: kept by a descriptor or by a mount of its own. Reads only.
 
-Only who enters it can list them, so a program of its own does, and nothing else. It has loaded all it needs before it
-enters: what is there may be anybody's.
+Only a process inside can list them, so a separate process enters it, and does nothing else. It has loaded all it needs
+before it enters: the files there are not trusted.
 """
 
 from __future__ import annotations

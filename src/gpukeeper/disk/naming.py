@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from gpukeeper.disk.trash import is_trash
 
-# Names that others rely on, with root's trust: whoever could re-create them after a removal would own that trust.
+# Names that others rely on, with root's trust: a user who could create them again after a removal would gain that
+# trust.
 WELL_KNOWN = (
     *("lost+found", "ray", "_ray_lockfiles", "session_latest", "ray_current_cluster"),
     *(".X11-unix", ".XIM-unix", ".ICE-unix", ".font-unix", ".Test-unix"),
@@ -16,8 +17,9 @@ WELL_KNOWN = (
 
 
 def is_named(name: str, patterns: Iterable[str]) -> bool:
-    """As in a shell: a hidden name needs a pattern that begins with a dot. A well-known name is never meant, nor is
-    the trash of a removal under way."""
+    """As in a shell: a hidden name needs a pattern that begins with a dot. A well-known name is never matched, nor is
+    the trash of a removal in progress.
+    """
     if is_trash(name) or any(fnmatch.fnmatchcase(name, known) for known in WELL_KNOWN):
         return False
     return any(

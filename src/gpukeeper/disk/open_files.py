@@ -1,8 +1,8 @@
-"""Which files are in use: open, mapped, as somebody's folder or program, mounted elsewhere, used by the kernel itself.
+"""Which files are in use: open, mapped, working directory or program of a process, mounted elsewhere, used by the
+kernel.
 
-Looks only, at every thread. By device and inode as well as by path, since a process in another mount namespace names
-files its own way.
-A scan that could not look into everybody says so in `hidden`; then "not in use" cannot be known.
+Reads only, every thread. By device and inode as well as by path, since a process in another mount namespace has its own
+paths. A scan that could not read all processes says so in `hidden`; then "not in use" cannot be known.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, procfs
-from gpukeeper.disk.elsewhere import Export, exported
-from gpukeeper.disk.measure import Measured
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
+from gpukeeper.disk.measure import TreeMeasurement
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, own_mounts, parse_mounts, source_of, unparsed
 from gpukeeper.disk.namespaces import mountinfo_of
+from gpukeeper.disk.remote_use import Export, exported
 from gpukeeper.disk.unresponsive import leads_through_silent, may_hang
 from gpukeeper.disk.walk import ANY_DEVICE, BLOCK, Identity
 from gpukeeper.model.unknown import Unknown
@@ -29,16 +29,16 @@ from gpukeeper.model.unknown import Unknown
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's fixed number for the one of the machine itself
 ROUNDS = 50
 SECONDS = 20.0  # for all of it
-AGREEING = 5  # looks at the descriptors of one process that show the same
-WHOLE = 15  # looks in which nothing vanished, of a process that never shows the same twice
+AGREEING = 5  # reads of the descriptors of one process that show the same
+WHOLE = 15  # reads in which nothing vanished, of a process that never shows the same twice
 LOOKS = 200
-DESCRIPTORS = 50_000  # of one process; more are not looked at
+DESCRIPTORS = 50_000  # of one process; more are not read
 ONLY_HERE = "only the processes of this container can be seen from here, not those of the machine"
 DELETED = " (deleted)"
 KERNEL = 0  # as a holder: no process, the kernel itself
 KERNEL_THREAD = 0x00200000
 MOUNT_NAMESPACE = "mnt:["
-RECENT = 8  # tables of one process a thread is compared with, beside the first
+RECENT = 8  # descriptor tables of one process a thread is compared with, besides the first
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/", "/anon_hugepage")  # noqa: S108 - a name to compare
 OF_NO_MOUNT = ("/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/drm mm object", "/dmabuf:")  # the kernel's own
 # Every byte but b"\n" may be in a name; the kernel writes b"\n" as \012.
@@ -46,8 +46,8 @@ _MAPPED = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([0-9a-f]+):([0-9a-f]+) ([1-9]\
 _DEVICE = re.compile(r"(\d+):(\d+)")
 
 
-class Held(msgspec.Struct, frozen=True):
-    """A deleted file that somebody still has open: its space comes back when it is closed."""
+class DeletedFile(msgspec.Struct, frozen=True):
+    """A deleted file that is still open: its space is returned when it is closed."""
 
     pid: int
     path: str
@@ -60,13 +60,13 @@ class OpenFiles(msgspec.Struct, frozen=True):
 
     files: dict[Identity, int]
     paths: dict[str, int]
-    own_mounts: tuple[Mount, ...]
-    mounted: frozenset[tuple[str, str]]  # (device, folder) that some mount namespace has mounted on its own
+    own_mounts: tuple[MountEntry, ...]
+    mounted: frozenset[tuple[str, str]]  # (device, directory) that some mount namespace has mounted on its own
     hidden: str | None  # why this is not everything
     points: frozenset[str] = frozenset()  # where anything is mounted, in any mount namespace, as that one names it
-    held: tuple[Held, ...] = ()
-    tables: tuple[tuple[Mount, ...], ...] = ()  # the mounts of each mount namespace
-    exports: tuple[Export, ...] = ()  # what this machine offers to others
+    held: tuple[DeletedFile, ...] = ()
+    tables: tuple[tuple[MountEntry, ...], ...] = ()  # the mounts of each mount namespace
+    exports: tuple[Export, ...] = ()  # what this machine exports to others
 
     def user_of(self, identity: Identity) -> int | None:
         """One pid that has it open."""
@@ -74,7 +74,7 @@ class OpenFiles(msgspec.Struct, frozen=True):
 
 
 def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] = ()) -> OpenFiles:
-    """`unreadable`: programs of root that need not be looked into when they cannot be; somebody vouches for them."""
+    """`unreadable`: programs of root that may be skipped if they cannot be read; the policy vouches for them."""
     found = _Scan(proc, frozenset(unreadable))
     found.add_all()
     for path in _kernel_files(proc, system):
@@ -93,34 +93,35 @@ def scan(proc: str = "/proc", system: str = "/sys", unreadable: Collection[str] 
     )
 
 
-class Below(msgspec.Struct, frozen=True):
-    """What is in use below one folder; `users`: the entries in which a path is open, each with one pid."""
+class DirectoryUse(msgspec.Struct, frozen=True):
+    """What is in use below one directory; `users`: the entries in which a path is open, each with one pid."""
 
     folder: str
     users: dict[str, int]
     open_files: OpenFiles
 
 
-def below(folder: str, open_files: OpenFiles) -> Below:
+def below(folder: str, open_files: OpenFiles) -> DirectoryUse:
     prefix = folder.rstrip("/") + "/"
     rests = ((path[len(prefix) :], pid) for path, pid in open_files.paths.items() if path.startswith(prefix))
-    return Below(folder, {rest.split("/", 1)[0]: pid for rest, pid in rests if rest}, open_files)
+    return DirectoryUse(folder, {rest.split("/", 1)[0]: pid for rest, pid in rests if rest}, open_files)
 
 
-def user_of(name: str, measured: Measured, used: Below) -> int | None:
+def user_of(name: str, measured: TreeMeasurement, used: DirectoryUse) -> int | None:
     """One pid that uses the entry `name`, by path or by identity."""
     return used.users.get(name, measured.held_by)
 
 
-def is_in_use(name: str, measured: Measured, used: Below) -> bool | Unknown:
-    """Of an entry of that folder. False only when everything was seen."""
+def is_in_use(name: str, measured: TreeMeasurement, used: DirectoryUse) -> bool | Unknown:
+    """Of an entry of that directory. False only if everything was read."""
     open_files = used.open_files
     if user_of(name, measured, used) is not None or is_mounted_elsewhere(str(Path(used.folder, name)), open_files):
         return True
     if measured.problems:
-        return Unknown("it could not be walked whole, so a file in use may have been missed")
-    if measured.sockets or measured.fifos or measured.devices:  # as a removal asks, so that none is tried in vain
-        return Unknown("it holds a socket, a pipe or a device, and who uses that cannot be seen by its files")
+        return Unknown("it could not be walked completely, so a file in use may have been missed")
+    # the same check as in a removal, so that none is tried in vain
+    if measured.sockets or measured.fifos or measured.devices:
+        return Unknown("it contains a socket, a pipe or a device, and their users cannot be determined by open files")
     return Unknown(open_files.hidden) if open_files.hidden else False
 
 
@@ -133,10 +134,10 @@ def is_mounted_elsewhere(path: str, open_files: OpenFiles) -> bool:
 
 
 def users_of_trash(trash: str, open_files: OpenFiles) -> int | Unknown | None:
-    """One pid that has something open below the folder of that random name, KERNEL for a mount or the kernel itself.
+    """One pid that has something open below the directory of that random name, KERNEL for a mount or the kernel itself.
 
-    For a look after the rename: from then on the name is in every path by which anybody, in whatever mount namespace,
-    still uses something of it. None only when everybody was seen.
+    For a check after the rename: from then on the name is in every path by which a process, in whatever mount
+    namespace, still uses something of it. None only if all processes were read.
     """
     inside = f"/{trash}/"
     for path, pid in open_files.paths.items():
@@ -151,7 +152,8 @@ def users_of_trash(trash: str, open_files: OpenFiles) -> int | Unknown | None:
 
 def held_open(open_files: OpenFiles) -> dict[int, int] | Unknown:
     """By pid, the bytes of deleted files that it holds open, each file once; for a report, never a reason to act.
-    Unknown when nothing was seen and not everybody could be looked at."""
+    Unknown if nothing was found and not all processes could be read.
+    """
     held: dict[int, int] = {}
     for one in open_files.held:
         held[one.pid] = held.get(one.pid, 0) + one.size
@@ -159,21 +161,21 @@ def held_open(open_files: OpenFiles) -> dict[int, int] | Unknown:
 
 
 def parse_maps(maps: bytes) -> Iterator[tuple[Identity, str]]:
-    """The mapped files, each once. Device numbers are hexadecimal here; what has no inode is no file."""
+    """The mapped files, each once. Device numbers are hexadecimal here; entries without an inode are no files."""
     for major, minor, inode, path in dict.fromkeys(_MAPPED.findall(maps)):
         name = procfs.unescaped(path).removesuffix(DELETED)
         yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), name
 
 
 def parse_backing_files(swaps: bytes) -> Iterator[str]:
-    """Files that the kernel swaps to; they are in nobody's descriptors."""
+    """Files that the kernel swaps to; no process has a descriptor of them."""
     for line in swaps.split(b"\n")[1:]:
         if line.startswith(b"/"):
             yield procfs.unescaped(line.split(b" ")[0].split(b"\t")[0])
 
 
 class _Process:
-    """What was read of one process. Its threads mostly share all they have; each may have files of its own."""
+    """What was read of one process. Its threads usually share everything; each may have files of its own."""
 
     def __init__(self, pid: int, comparable: bool) -> None:
         self.pid, self.comparable = pid, comparable
@@ -181,7 +183,7 @@ class _Process:
         self.read: dict[int, list[int]] = {kernel.OPEN_FILES: [], kernel.FOLDERS: []}
 
     def has_read(self, kind: int, tid: int) -> bool:
-        """False where the kernel does not say: then all of them are read."""
+        """False if the kernel does not report it: then all of them are read."""
         known = self.read[kind] if self.comparable else []
         return any(kernel.is_same(kind, tid, other) for other in [*known[:1], *known[1:][-RECENT:]])
 
@@ -193,23 +195,23 @@ class _Scan:
         self.until = time.monotonic() + SECONDS
         self.files: dict[Identity, int] = {}
         self.paths: dict[str, int] = {}
-        self.held: dict[Identity, Held] = {}
+        self.held: dict[Identity, DeletedFile] = {}
         self.mounted: set[tuple[str, str]] = set()
         self.points: set[str] = set()
-        self.namespaces: dict[str, tuple[Mount, ...]] = {}
+        self.namespaces: dict[str, tuple[MountEntry, ...]] = {}
         self.kept_namespaces: dict[
             str, str
-        ] = {}  # that a descriptor or a mount keeps, each with a way to it (empty: it may hang)
+        ] = {}  # that a descriptor or a mount keeps, each with a path to it (empty: it may hang)
         self.unentered: str | None = None
-        self.by_number: dict[int, Mount] = {}
+        self.by_number: dict[int, MountEntry] = {}
         self.detached: list[tuple[int, int, int]] = []  # number of the mount, inode, pid
         self.overlays: set[tuple[str, tuple[str, ...]]] = set()
         self.unread: list[int] = []
-        self.unsteady: list[str] = []  # why not all of a process was seen, although it may be read
+        self.unsteady: list[str] = []  # why a process was not read completely, although it may be read
         self.restless = False
 
     def add_all(self) -> None:
-        """Until nobody new is found: a user may end before we come to it, and a child of it go on."""
+        """Until no new process is found: a process may end before it is read, and a child of it continue."""
         seen: set[int] = set()
         for _ in range(ROUNDS):
             new = [pid for pid in _pids(self.proc) if pid not in seen]
@@ -230,7 +232,7 @@ class _Scan:
         home = Path(self.proc, str(pid))
         try:
             flags, has_ended = _state(home)
-            if not flags & KERNEL_THREAD:  # such has no files, though non-root is refused to see that
+            if not flags & KERNEL_THREAD:  # such has no files, though non-root users may not see that
                 self.add_threads(home, _Process(pid, self.comparable), has_ended)
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended
@@ -241,8 +243,9 @@ class _Scan:
                 self.unread.append(pid)
 
     def is_vouched(self, home: Path) -> bool:
-        """Of root only: anybody can give a program any name. Not by the owner of its folder: that is root for whatever
-        may not be looked into, whoever runs it."""
+        """Of root only: users can give a program any name. Not by the owner of its /proc directory: that is root for
+        any process that may not be read, whoever runs it.
+        """
         try:
             name = procfs.read(f"{home}/comm", procfs.STATUS).removesuffix(b"\n")
             uids = procfs.status_value(procfs.read(f"{home}/status", procfs.STATUS), b"Uid")
@@ -251,7 +254,7 @@ class _Scan:
         return os.fsdecode(name) in self.vouched and uids == b"0\t0\t0\t0"
 
     def add_threads(self, home: Path, process: _Process, has_ended: bool) -> None:
-        """Until no new one is found. Of what ended and was not yet waited for, other threads may still run."""
+        """Until no new one is found. Of a process that ended and was not yet reaped, other threads may still run."""
         seen = {process.pid} if has_ended else set()
         for _ in range(ROUNDS):
             new = [tid for tid in _tids(home, process.pid) if tid not in seen]
@@ -278,17 +281,18 @@ class _Scan:
             if is_read:
                 process.read[kind].append(tid)
 
-    def add_mapped(self, home: Path, pid: int, mounts: tuple[Mount, ...]) -> None:
+    def add_mapped(self, home: Path, pid: int, mounts: tuple[MountEntry, ...]) -> None:
         self.add_path(f"{home}/exe", self.read_link(f"{home}/exe"), pid, mounts)
         for identity, path in parse_maps(procfs.read(f"{home}/maps", procfs.TABLE)):
             self.files.setdefault(identity, pid)
             self.paths.setdefault(path, pid)
 
-    def add_open(self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool) -> None:
-        """Its descriptors and its folders, again and again until looks agree: what moves from one number to another,
-        or to its working folder, may be missed by any single look."""
+    def add_open(self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool) -> None:
+        """Its descriptors and its directories, repeatedly until two reads agree: a file that moves from one number to
+        another, or to the working directory, may be missed by any single read.
+        """
         if self.comparable and pid == os.getpid():
-            self.look(home, pid, mounts, tables, {})  # once: looking at ourselves opens and closes descriptors
+            self.look(home, pid, mounts, tables, {})  # once: reading ourselves opens and closes descriptors
             return
         before: dict[str, str] = {}
         agreeing = whole = 0
@@ -301,13 +305,14 @@ class _Scan:
                     return
             if time.monotonic() > self.until:
                 break
-        self.unsteady.append(f"pid {pid} keeps changing which files it has open, faster than can be looked at")
+        self.unsteady.append(f"pid {pid} keeps changing its open files, faster than they can be read")
 
     def look(
-        self, home: Path, pid: int, mounts: tuple[Mount, ...], tables: bool, known: dict[str, str]
+        self, home: Path, pid: int, mounts: tuple[MountEntry, ...], tables: bool, known: dict[str, str]
     ) -> dict[str, str] | None:
-        """What leads where; files only. None: something was closed between listing and reading, so it may have moved.
-        What `known` tells already is not asked anew."""
+        """Number and target; files only. None: something was closed between listing and reading, so it may have moved.
+        What `known` has already is not read again.
+        """
         found: dict[str, str] = {}
         whole = True
         for name in ("cwd", "root"):
@@ -332,8 +337,9 @@ class _Scan:
         return found if whole else None
 
     def read_link(self, link: str) -> str | None:
-        """None: closed since it was listed. Empty: too deep to have a path, as anybody can arrange; then it is known
-        by identity alone."""
+        """None: closed since it was listed. Empty: too deep to have a path, as any user can arrange; then it is known
+        by identity alone.
+        """
         try:
             return os.readlink(link)  # noqa: PTH115
         except (FileNotFoundError, ProcessLookupError):
@@ -344,8 +350,9 @@ class _Scan:
             return ""
 
     def add_descriptor(self, home: Path, number: str, path: str, pid: int) -> bool:
-        """Asks nothing of a filesystem that may not answer: the kernel itself knows the mount and the inode of what is
-        open. False: it was closed meanwhile."""
+        """Does not query a filesystem that may not answer: the kernel itself knows the mount and the inode of an open
+        file. False: it was closed in the meantime.
+        """
         try:
             about = procfs.read_part(f"{home}/fdinfo/{number}", 512)
         except (FileNotFoundError, ProcessLookupError):
@@ -363,8 +370,8 @@ class _Scan:
             return True
         return self.add_identity(f"{home}/fd/{number}", path, pid)
 
-    def add_path(self, link: str, path: str | None, pid: int, mounts: tuple[Mount, ...]) -> None:
-        """Of a link that has no number. By its path it is known on which mount it is, as its process sees that."""
+    def add_path(self, link: str, path: str | None, pid: int, mounts: tuple[MountEntry, ...]) -> None:
+        """Of a link without a number. Its path shows which mount it is on, as its process sees it."""
         if path is None:
             return
         if path:
@@ -384,19 +391,20 @@ class _Scan:
         self.files.setdefault(identity, pid)
         # Memory files (memfd, shared memory of the kernel) have no links either, and are on no disk.
         if found.nlink == 0 and stat.S_ISREG(found.mode) and not path.startswith(IN_MEMORY):
-            self.held.setdefault(identity, Held(pid, path.removesuffix(DELETED), identity, found.blocks * BLOCK))
+            self.held.setdefault(identity, DeletedFile(pid, path.removesuffix(DELETED), identity, found.blocks * BLOCK))
         return True
 
     def add_detached(self) -> None:
-        """What is open on a mount that no process has in its namespace: unmounted while in use, or in a namespace that
-        only a descriptor keeps. Its filesystem is not known, and may not answer; its inode counts on every one."""
+        """Files open on a mount that no process has in its namespace: unmounted while in use, or in a namespace that
+        only a descriptor keeps. Its filesystem is unknown, and may not answer; its inode counts on every one.
+        """
         for number, inode, pid in self.detached:
             mount = self.by_number.get(number)
             match = None if mount is None else _DEVICE.fullmatch(mount.device)
             device = ANY_DEVICE if match is None else os.makedev(int(match[1]), int(match[2]))
             self.files.setdefault((device, inode), pid)
 
-    def add_mounts(self, home: Path) -> tuple[Mount, ...]:
+    def add_mounts(self, home: Path) -> tuple[MountEntry, ...]:
         namespace = os.readlink(f"{home}/ns/mnt")  # noqa: PTH115
         if namespace not in self.namespaces:
             text = procfs.read(f"{home}/mountinfo", procfs.TABLE)
@@ -405,7 +413,7 @@ class _Scan:
             self.add_table(namespace, parse_mounts(text), home)
         return self.namespaces[namespace]
 
-    def add_table(self, namespace: str, mounts: tuple[Mount, ...], home: Path) -> None:
+    def add_table(self, namespace: str, mounts: tuple[MountEntry, ...], home: Path) -> None:
         self.namespaces[namespace] = mounts
         self.by_number.update((mount.number, mount) for mount in mounts if mount.number is not None)
         self.mounted.update((mount.device, mount.source) for mount in mounts if mount.source != "/")
@@ -417,7 +425,7 @@ class _Scan:
                 self.kept_namespaces.setdefault(mount.source, "" if hangs else f"{home}/root{mount.point}")
 
     def add_kept_namespaces(self) -> None:
-        """Those in which no process is: whatever enters one of them later finds its mounts."""
+        """Those without processes: a process that enters one of them later finds its mounts."""
         for _ in range(ROUNDS):
             left = [one for one in self.kept_namespaces if one not in self.namespaces]
             if not left:
@@ -428,11 +436,13 @@ class _Scan:
                 self.unentered = left[0]
                 return
             self.add_table(left[0], parse_mounts(found), Path(self.proc, "self"))
-        self.unentered = "more than can be looked at"
+        self.unentered = "more than can be read"
 
-    def add_layers(self, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> None:
-        """The folders an overlay is made of are open in nobody's descriptors and mounted nowhere. They are called as
-        whoever mounted it called them, so it is asked in each namespace until one knows them all."""
+    def add_layers(self, mount: MountEntry, home: Path, mounts: tuple[MountEntry, ...]) -> None:
+        """No process has a descriptor of the directories an overlay consists of, and they are mounted nowhere. Their
+        paths are those of the process that mounted it, so they are looked up in each namespace until one has them
+        all.
+        """
         if not mount.layers or (mount.device, mount.layers) in self.overlays:
             return
         for layer in mount.layers:
@@ -441,8 +451,8 @@ class _Scan:
         if all(found):
             self.overlays.add((mount.device, mount.layers))
 
-    def add_layer(self, layer: str, mount: Mount, home: Path, mounts: tuple[Mount, ...]) -> bool:
-        """One that is relative was so to a folder that engines keep above another layer or above the mount point."""
+    def add_layer(self, layer: str, mount: MountEntry, home: Path, mounts: tuple[MountEntry, ...]) -> bool:
+        """A relative one was relative to a directory that engines keep above another layer or above the mount point."""
         near = [mount.point, *(other for other in mount.layers if other.startswith("/"))]
         bases = dict.fromkeys(str(above) for one in near for above in Path(one).parents)
         known = False
@@ -460,20 +470,21 @@ class _Scan:
         return known
 
     def why_hidden(self) -> str | None:
-        """What is the least to be helped comes first: nobody else must be hidden where ONLY_HERE is said."""
+        """The problem that is hardest to fix comes first: no other process may be hidden if ONLY_HERE is reported."""
         if not Path(self.proc, "1", "stat").exists():
-            return "this machine hides other people's processes (hidepid); run as root to see them"
+            return "this machine hides the processes of other users (hidepid); run as root to see them"
         if self.unread:
             return (
-                f"the open files of {len(self.unread)} other processes could not be read, of pid {self.unread[0]} "
-                "for one; that needs root (CAP_SYS_PTRACE). Where even root may not: disk.unreadable in the policy"
+                f"the open files of {len(self.unread)} other processes could not be read, for example of pid "
+                f"{self.unread[0]}; that needs root (CAP_SYS_PTRACE). If even root may not: disk.unreadable in "
+                "the policy"
             )
         if self.unentered is not None:
-            return f"a mount namespace without processes ({self.unentered}) could not be looked into; that needs root"
+            return f"a mount namespace without processes ({self.unentered}) could not be read; that needs root"
         if self.restless:
-            return "processes come and go faster than they can be looked at"
+            return "processes come and go faster than they can be read"
         if self.unsteady:
-            more = f", and {len(self.unsteady) - 1} more such" if len(self.unsteady) > 1 else ""
+            more = f", and {len(self.unsteady) - 1} more" if len(self.unsteady) > 1 else ""
             return f"{self.unsteady[0]}{more}; ask its owner to end it, or wait until it ends"
         return ONLY_HERE if _namespace(self.proc) != FIRST_PID_NAMESPACE else None
 
@@ -483,7 +494,7 @@ def _pids(proc: str) -> list[int]:
 
 
 def _tids(home: Path, pid: int) -> list[int]:
-    """The one that has the number of the process comes first; it has its files in all usual cases."""
+    """The one with the number of the process comes first; usually it has its files."""
     try:
         tids = {int(task.name) for task in (home / "task").iterdir()}
     except FileNotFoundError:
@@ -492,7 +503,7 @@ def _tids(home: Path, pid: int) -> list[int]:
 
 
 def _state(home: Path) -> tuple[int, bool]:
-    """Its flags, and whether it ended and was not yet waited for."""
+    """Its flags, and whether it ended and was not yet reaped."""
     fields = procfs.stat_fields(procfs.read(f"{home}/stat", procfs.STATUS))
     return int(fields[6]), fields[0] in {b"Z", b"X", b"x"}
 

@@ -1,7 +1,7 @@
-"""Reading files of /proc: as bytes, no more than a bounded part, and split at what the kernel itself writes.
+r"""Reading files of /proc: as bytes, up to a limit, and split only at what the kernel itself writes.
 
-Names in these files are chosen by anybody who may run a program or mount something. They may hold any byte but NUL and
-what the kernel escapes, so only b"\\n" ends a line and only b" " or b"\\t" ends a field.
+Names in these files are chosen by any user who may run a program or mount something. They may contain any byte except
+NUL and what the kernel escapes, so only b"\n" ends a line and only b" " or b"\t" ends a field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class TooLong(OSError):
-    """The file holds more than is read of one process."""
+    """The file is longer than what is read of one process."""
 
 
 def read(path: str, limit: int) -> bytes:
@@ -27,7 +27,7 @@ def read(path: str, limit: int) -> bytes:
 
 
 def read_part(path: str, limit: int) -> bytes:
-    """Its beginning. The kernel gives such files in pieces, whatever is asked for."""
+    """Its beginning. The kernel returns such files in pieces, whatever size is requested."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         pieces, size = [], 0
@@ -40,7 +40,7 @@ def read_part(path: str, limit: int) -> bytes:
 
 
 def stat_fields(stat: bytes) -> list[bytes]:
-    """Of /proc/PID/stat, from the state on. The name before it stands in brackets and may hold brackets itself."""
+    """Of /proc/PID/stat, from the state on. The name before it is in brackets and may contain brackets itself."""
     return stat[stat.rindex(b")") + 2 :].split()
 
 

@@ -1,7 +1,7 @@
-"""Removing one tree, the whole story: take it out of reach, look once more, and only then delete.
+"""Removing one tree, from beginning to end: move it to the trash, check it again, and only then delete it.
 
-Whatever the second look finds (a user, a lock, a change, something it could not see) puts the tree back. After it
-nobody can reach the tree any more, so deleting cannot race with anybody. Blocks: call it in a thread.
+Whatever the second check finds (a user, a lock, a change, something it could not read) puts the tree back. After it no
+process can reach the tree any more, so deleting cannot race. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -17,50 +17,54 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gpukeeper.disk import crew, kernel, measure, rights, trash
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk import kernel, measure, rights, trash, worker_pool
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.open_files import KERNEL, OpenFiles, users_of_trash
-from gpukeeper.disk.trash import Taken, Trash
-from gpukeeper.disk.walk import LOCKED, OPEN, Enough, Identity, Tally, Walk, printable
+from gpukeeper.disk.trash import Trash, TrashedTree
+from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, WalkTotals, printable
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 
-ALONE = 2_000  # entries; more are deleted by other programs, so that this one goes on answering
-SHARE = 5_000  # entries after which such a program hands back what is left, and is heard of
-NOTABLE = 64 * 1024 * 1024  # bytes by which the filesystem may differ from our count without a word
-_CREW = threading.Lock()  # one group of such programs at a time, however many removals are under way
+ALONE = 2_000  # entries; larger trees are deleted by worker processes, so that this one stays responsive
+SHARE = 5_000  # entries after which such a process returns what is left, and reports
+NOTABLE = 64 * 1024 * 1024  # bytes by which the filesystem may differ from our count without being reported
+_CREW = threading.Lock()  # one group of worker processes at a time, however many removals are in progress
 StillFree: TypeAlias = Callable[[int], str | Unknown | None]
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """What the look that decided saw: the tree, and the newest change of anything in it. Times have the grain of the
-    kernel's tick (some ms), so the tree must have been quiet for longer than that when it was looked at."""
+class ExpectedTree(msgspec.Struct, frozen=True):
+    """What the read that decided saw: the tree, and the newest change of anything in it.
+
+    Times have the resolution of the kernel's tick (some ms), so the tree must have been unchanged for longer than that
+    when it was read.
+    """
 
     identity: Identity
     ctime_ns: int
-    uid: int | None = None  # a person asks: every entry must be theirs, and its folder must let them remove it
+    uid: int | None = None  # requested by a user: every entry must be theirs, and its directory must let them remove it
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """`bytes_back`: the blocks of everything that lost its last link by us, which nobody else's writing disturbs.
-    A file with a link elsewhere gave nothing back. `free_grew`: what the filesystem says, others included."""
+class TreeRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """`bytes_back`: the blocks of everything whose last link was removed by us, unaffected by concurrent writes. A file
+    with a link elsewhere returned nothing. `free_grew`: what the filesystem reports, others included.
+    """
 
     entries: int
     bytes_back: int | Unknown
     left: tuple[str, ...] = ()  # a sentence for each entry that could not be removed, the first 20 and a count
     free_grew: int | Unknown = Unknown("not measured")
-    note: str | None = None  # when the two figures do not fit together
+    note: str | None = None  # if the two figures contradict each other
 
 
-class FilesRemoval(msgspec.Struct, frozen=True, kw_only=True):
+class FileRemoval(msgspec.Struct, frozen=True, kw_only=True):
     """Of many files: what was removed, and for each of the others why it was not."""
 
-    removal: Removal
+    removal: TreeRemoval
     removed: tuple[str, ...]
     kept: dict[str, Changed | Refused | Unknown]
 
 
-Answer: TypeAlias = Removal | Changed | Refused | Unknown
+Answer: TypeAlias = TreeRemoval | Changed | Refused | Unknown
 
 
 def nobody_asks(tree: int) -> None:
@@ -74,7 +78,7 @@ def nobody_listens(entries: int) -> None:
 def remove(
     folder: int,
     name: str,
-    expected: Expected,
+    expected: ExpectedTree,
     *,
     scan: Callable[[], OpenFiles],
     until: float,
@@ -82,9 +86,12 @@ def remove(
     progress: Callable[[int], None] = nobody_listens,
     sockets: bool = False,
 ) -> Answer:
-    """The entry `name` of the open folder. Removal when it was deleted, as far as possible; else it is where it was,
-    and the answer says why, or where it is now. `still_free` gets the tree's descriptor (of a folder) and says by
-    whom it is used. `sockets`: dead sockets and pipes in it may go. `until`: of the monotonic clock."""
+    """The entry `name` of the open directory. Removal if it was deleted, as far as possible; otherwise it is where it
+    was, and the result says why, or where it is now.
+
+    `still_free` gets the tree's descriptor (of a directory) and returns what uses it. `sockets`: dead sockets and pipes
+    in it may be removed. `until`: of the monotonic clock.
+    """
     before = _as_expected(folder, name, expected)
     if not isinstance(before, os.stat_result):
         return before
@@ -93,34 +100,35 @@ def remove(
         if isinstance(bin_, Refused):
             return bin_
         taken = bin_.take(name, expected.identity)
-        if not isinstance(taken, Taken):
+        if not isinstance(taken, TrashedTree):
             return taken
         act = _Act(bin_, taken, until, progress)
         checks = _Checks(scan, still_free, sockets, before, expected.ctime_ns, expected.uid)
         try:
             return act.run(checks)
         except OSError as error:
-            return act.undo(Unknown(f"looking at it once more failed: {error.strerror}"))
+            return act.undo(Unknown(f"the check before deleting failed: {error.strerror}"))
         except BaseException:
-            act.undo(Unknown("interrupted"))  # whatever it was is not the tree's fault
+            act.undo(Unknown("interrupted"))  # whatever it was, the tree is not the cause
             raise
 
 
 def finish(
     folder: int,
-    taken: Taken,
+    taken: TrashedTree,
     *,
     scan: Callable[[], OpenFiles],
     until: float,
     still_free: StillFree = nobody_asks,
     progress: Callable[[int], None] = nobody_listens,
 ) -> Answer:
-    """What an interrupted run left, as `trash.leftovers` gives it. Only taken: it is put back, and decided anew.
-    Half deleted: the rest is deleted, unless somebody uses it; it is never seen again under its own name."""
+    """The rest of an interrupted run, as `trash.leftovers` returns it. Only moved: it is put back, and decided again.
+    Half deleted: the rest is deleted, unless it is in use; it never gets its own name again.
+    """
     try:
         with trash.opening(folder, taken.trash) as bin_:
-            if not taken.doomed:
-                return bin_.put_back(taken) or Changed("an interrupted run had taken it; it was put back")
+            if not taken.deleting:
+                return bin_.put_back(taken) or Changed("an interrupted run had moved it to the trash; it was put back")
             bin_.free_place()
             act = _Act(bin_, taken, until, progress)
             return act.run(_Checks(scan, still_free, True, None, None))
@@ -130,23 +138,23 @@ def finish(
 
 def remove_files(
     folder: int,
-    files: Sequence[tuple[str, Expected]],
+    files: Sequence[tuple[str, ExpectedTree]],
     *,
     scan: Callable[[], OpenFiles],
     until: float,
-) -> FilesRemoval:
-    """Many closed files of one folder, for the price of one look at open files."""
+) -> FileRemoval:
+    """Many closed files of one directory, with one read of open files."""
     kept: dict[str, Changed | Refused | Unknown] = {}
     with trash.making(folder, trash.SEVERAL) as bin_:
         if isinstance(bin_, Refused):
-            return FilesRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
-        taken: list[tuple[Taken, os.stat_result]] = []
+            return FileRemoval(removal=_NOTHING, removed=(), kept={name: bin_ for name, _ in files})
+        taken: list[tuple[TrashedTree, os.stat_result]] = []
         for name, expected in files:
             before = _as_expected(folder, name, expected)
             got = bin_.take(name, expected.identity) if isinstance(before, os.stat_result) else before
-            if isinstance(got, Taken) and isinstance(before, os.stat_result):
+            if isinstance(got, TrashedTree) and isinstance(before, os.stat_result):
                 taken.append((got, before))
-            elif not isinstance(got, Taken):
+            elif not isinstance(got, TrashedTree):
                 kept[name] = got
         try:
             free = _keep_used(bin_, taken, scan, kept)
@@ -155,21 +163,21 @@ def remove_files(
                 bin_.put_back(one)
             raise
         if not free:
-            return FilesRemoval(removal=_NOTHING, removed=(), kept=kept)
+            return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
         before_bytes = _free_bytes(bin_.fd)
-        bin_.doom()
-        eraser = Eraser(until)
+        bin_.mark_for_deletion()
+        eraser = TreeDeleter(until)
         for name in free:
             eraser.remove_file(bin_.fd, name)
         gone = tuple(name for name in free if not _is_there(bin_.fd, name))
-        return FilesRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
+        return FileRemoval(removal=_removal(eraser, before_bytes, bin_), removed=gone, kept=kept)
 
 
-_NOTHING = Removal(entries=0, bytes_back=0)
+_NOTHING = TreeRemoval(entries=0, bytes_back=0)
 
 
 class _Checks(msgspec.Struct, frozen=True):
-    """What is asked of a tree in the trash. Without `before` it is half deleted: then times say nothing."""
+    """What is checked of a tree in the trash. Without `before` it is half deleted: then times prove nothing."""
 
     scan: Callable[[], OpenFiles]
     still_free: StillFree
@@ -180,13 +188,13 @@ class _Checks(msgspec.Struct, frozen=True):
 
 
 class _Act:
-    """One tree in the trash, until it is gone or back."""
+    """One tree in the trash, until it is deleted or put back."""
 
-    def __init__(self, bin_: Trash, taken: Taken, until: float, progress: Callable[[int], None]) -> None:
+    def __init__(self, bin_: Trash, taken: TrashedTree, until: float, progress: Callable[[int], None]) -> None:
         self.bin, self.taken, self.until, self.progress = bin_, taken, until, progress
 
     def run(self, checks: _Checks) -> Answer:
-        # Before we open anything of it ourselves, so that whoever is found is somebody else.
+        # Before we open anything of it ourselves, so that any process found is another one.
         open_files = checks.scan()
         why = _first(lambda: self._users(open_files), lambda: self._moved(checks))
         if why is not None:
@@ -198,7 +206,7 @@ class _Act:
         except OSError as error:
             return self.undo(Unknown(f"it could not be opened: {error.strerror}"))
         try:
-            tally = Tally(open_files.files)
+            tally = WalkTotals(open_files.files)
             why = _first(
                 lambda: self._lock(tree),
                 lambda: _asked(checks.still_free(tree)),
@@ -211,22 +219,22 @@ class _Act:
             os.close(tree)
 
     def undo(self, why: Changed | Unknown) -> Changed | Refused | Unknown:
-        """Puts it back. What is half deleted stays where nobody takes it for whole."""
-        if self.taken.doomed:
-            return Unknown(f"the rest of it waits in {self.taken.trash}: {why.why}")
+        """Puts it back. What is half deleted stays in the trash, so that it is not taken for complete."""
+        if self.taken.deleting:
+            return Unknown(f"the rest of it is in {self.taken.trash}: {why.why}")
         return self.bin.put_back(self.taken) or why
 
     def _users(self, open_files: OpenFiles) -> Changed | Unknown | None:
-        # By identity too: where everybody may rename, our trash may have another name by now.
+        # By identity too: where all users may rename, our trash may have another name by now.
         user: int | Unknown | None = open_files.user_of(self.taken.identity)
         if user is None:
             user = users_of_trash(self.taken.trash, open_files)
         if isinstance(user, Unknown):
-            return Unknown(f"whether it is in use is not known: {user.why}")
+            return Unknown(f"whether it is in use is unknown: {user.why}")
         return None if user is None else Changed(_used_by(user))
 
     def _moved(self, checks: _Checks) -> Changed | None:
-        """The rename itself moves only the change time of the tree's own entry; everything else must be as before."""
+        """The rename itself changes only the change time of the tree's own entry; everything else must be as before."""
         if checks.before is None:
             return None
         now = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
@@ -234,25 +242,25 @@ class _Act:
             getattr(now, field) == getattr(checks.before, field)
             for field in ("st_mtime_ns", "st_size", "st_mode", "st_uid", "st_gid", "st_nlink")
         )
-        return None if same else Changed("it changed since it was looked at")
+        return None if same else Changed("it changed since it was read")
 
     def _lock(self, tree: int) -> Changed | Unknown | None:
         try:
             return None if kernel.lock(tree) else Changed(LOCKED)
         except OSError as error:
-            return Unknown(f"whether it is locked could not be learned: {error.strerror}")
+            return Unknown(f"whether it is locked could not be determined: {error.strerror}")
 
-    def _walk(self, tree: int, checks: _Checks, tally: Tally) -> Changed | Unknown | None:
-        walk = Walk(tally, is_time_up=lambda: time.monotonic() > self.until, locking=True)
+    def _walk(self, tree: int, checks: _Checks, tally: WalkTotals) -> Changed | Unknown | None:
+        walk = TreeWalk(tally, is_time_up=lambda: time.monotonic() > self.until, locking=True)
         try:
             measure.measure_below(walk, tree)
-        except Enough as enough:
+        except WalkStopped as enough:
             return Unknown(f"it {enough}")
         return _found(tally, checks)
 
     def _run_file(self, checks: _Checks, open_files: OpenFiles) -> Answer:
         found = os.stat(self.taken.name, dir_fd=self.bin.fd, follow_symlinks=False)
-        tally = Tally(open_files.files)
+        tally = WalkTotals(open_files.files)
         tally.add([found])
         if stat.S_ISREG(found.st_mode) and kernel.is_open(self.bin.fd, self.taken.name):
             tally.problem(OPEN)
@@ -260,15 +268,15 @@ class _Act:
         if why is not None:
             return self.undo(why)
         free = _free_bytes(self.bin.fd)
-        self._doom()
-        eraser = Eraser(self.until)
+        self._mark_for_deletion()
+        eraser = TreeDeleter(self.until)
         eraser.remove_file(self.bin.fd, self.taken.name)
         return _removal(eraser, free, self.bin)
 
-    def _delete(self, tree: int, entries: int) -> Removal:
+    def _delete(self, tree: int, entries: int) -> TreeRemoval:
         free = _free_bytes(self.bin.fd)
-        self._doom()
-        eraser = Eraser(self.until)
+        self._mark_for_deletion()
+        eraser = TreeDeleter(self.until)
         if entries < ALONE:
             eraser.empty(tree)
         else:
@@ -278,7 +286,7 @@ class _Act:
             eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
         return _removal(eraser, free, self.bin)
 
-    def _share_out(self, tree: int, eraser: Eraser) -> None:
+    def _share_out(self, tree: int, eraser: TreeDeleter) -> None:
         later: list[bytes] = []
 
         def accept(answer: dict[str, Any]) -> None:
@@ -287,12 +295,12 @@ class _Act:
             self.progress(eraser.entries)
 
         settings = {"until": self.until, "quantum": SHARE}
-        # They watch the clock themselves and say what they did; we wait a little longer for that.
-        with crew.Crew("erase", tree, settings) as programs:
-            left, unfinished = eraser.empty(tree, quantum=crew.MEANWHILE)
+        # They watch the clock themselves and report their result; we wait a little longer for that.
+        with worker_pool.WorkerPool("erase", tree, settings) as programs:
+            left, unfinished = eraser.empty(tree, quantum=worker_pool.MEANWHILE)
             later += unfinished
             while left and eraser.stopped is None and not programs.is_ready():
-                more, unfinished = eraser.remove(tree, left.pop()[0], crew.MEANWHILE)
+                more, unfinished = eraser.remove(tree, left.pop()[0], worker_pool.MEANWHILE)
                 left += more
                 later += unfinished
             why = programs.share_out(left, accept, lambda: _is_past(self.until + 5))
@@ -303,35 +311,35 @@ class _Act:
         for path in sorted(set(later), key=lambda path: path.count(b"/"), reverse=True):
             eraser.remove_empty(tree, path)
 
-    def _doom(self) -> None:
-        self.bin.doom()
-        self.taken = msgspec.structs.replace(self.taken, doomed=True)
+    def _mark_for_deletion(self) -> None:
+        self.bin.mark_for_deletion()
+        self.taken = msgspec.structs.replace(self.taken, deleting=True)
 
 
-def _as_expected(folder: int, name: str, expected: Expected) -> os.stat_result | Changed | Refused:
-    """Looked at once more before it is moved, so that what changed is not even touched."""
+def _as_expected(folder: int, name: str, expected: ExpectedTree) -> os.stat_result | Changed | Refused:
+    """Checked again before it is moved, so that a tree that changed is not even touched."""
     if not name or "/" in name or name in {".", ".."} or trash.is_trash(name):
-        return Refused(f"{printable(name)!r} is no name of a tree")
+        return Refused(f"{printable(name)!r} is not a valid name of a tree")
     try:
         found = kernel.stat_inside(folder, name)
     except FileNotFoundError:
         return Changed("it is gone already")
     except OSError as error:
         mounted = error.errno == errno.EXDEV
-        return Refused(f"it was left where it is: {'something is mounted on it' if mounted else error.strerror}")
+        return Refused(f"it was not removed: {'something is mounted on it' if mounted else error.strerror}")
     if (found.st_dev, found.st_ino) != expected.identity:
         return Changed("another entry has its name now")
     if expected.uid is not None:
         why = rights.why_not_removable(folder, found.st_uid, expected.uid)
         if why is not None:
-            return Refused(f"it was left where it is: {why}")
+            return Refused(f"it was not removed: {why}")
     if found.st_ctime_ns > expected.ctime_ns:
-        return Changed("it changed since it was looked at")
+        return Changed("it changed since it was read")
     return found
 
 
-def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
-    """What the walk over a tree in the trash tells against deleting it."""
+def _found(tally: WalkTotals, checks: _Checks) -> Changed | Unknown | None:
+    """What the walk over a tree in the trash finds against deleting it."""
     if tally.held_by is not None:
         return Changed(_used_by(tally.held_by))
     for used in (LOCKED, OPEN):
@@ -342,14 +350,14 @@ def _found(tally: Tally, checks: _Checks) -> Changed | Unknown | None:
     if checks.uid is not None and (why := rights.others_in(tally.uids, checks.uid)) is not None:
         return Changed(why)
     if checks.ctime_ns is not None and tally.ctime_ns > checks.ctime_ns:
-        return Changed("something in it changed since it was looked at")
+        return Changed("something in it changed since it was read")
     if tally.devices or ((tally.sockets or tally.fifos) and not checks.sockets):
-        return Unknown("it holds a socket, a pipe or a device, and who uses that cannot be seen by its files")
+        return Unknown("it contains a socket, a pipe or a device, and their users cannot be determined by open files")
     return None
 
 
 def _first(*questions: Callable[[], Changed | Unknown | None]) -> Changed | Unknown | None:
-    """The first thing that tells against it; later questions are not asked then."""
+    """The first reason against it; later checks are skipped then."""
     for ask in questions:
         why = ask()
         if why is not None:
@@ -367,11 +375,11 @@ def _used_by(pid: int) -> str:
 
 def _keep_used(
     bin_: Trash,
-    taken: list[tuple[Taken, os.stat_result]],
+    taken: list[tuple[TrashedTree, os.stat_result]],
     scan: Callable[[], OpenFiles],
     kept: dict[str, Changed | Refused | Unknown],
 ) -> list[str]:
-    """Puts back what is used or changed, and gives the names of the others."""
+    """Puts back what is used or changed, and returns the names of the others."""
     open_files = scan()
     inside = f"/{bin_.name}/"
     used = {path.partition(inside)[2]: pid for path, pid in open_files.paths.items() if inside in path}
@@ -386,11 +394,11 @@ def _keep_used(
         elif seen_through == KERNEL:
             why = Changed(_used_by(KERNEL))
         elif open_files.hidden:
-            why = Unknown(f"whether it is in use is not known: {open_files.hidden}")
+            why = Unknown(f"whether it is in use is unknown: {open_files.hidden}")
         elif not stat.S_ISREG(found.st_mode):
-            why = Changed("it is no plain file")
+            why = Changed("it is not a regular file")
         elif (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
-            why = Changed("it changed since it was looked at")
+            why = Changed("it changed since it was read")
         elif kernel.is_open(bin_.fd, one.name):
             why = Changed(OPEN)
         if why is None:
@@ -400,17 +408,20 @@ def _keep_used(
     return free
 
 
-def _removal(eraser: Eraser, before: int, bin_: Trash) -> Removal:
+def _removal(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
     left = tuple(eraser.left)
     if eraser.left_count > len(left):
         left += (f"and {eraser.left_count - len(left):,} more",)
     if eraser.stopped is not None:
-        left += (f"it {eraser.stopped}; the rest waits in {bin_.name}, and the next pass goes on",)
+        left += (f"it {eraser.stopped}; the rest is in {bin_.name}, and the next pass continues",)
     back, grew = eraser.back(), _free_bytes(bin_.fd) - before
     note = None
     if abs(grew - back) > max(NOTABLE, back // 10):
-        note = f"{back:,} bytes were removed and the free space grew by {grew:,}: others wrote or removed meanwhile"
-    return Removal(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
+        note = (
+            f"{back:,} bytes were removed and the free space grew by {grew:,}: other processes wrote or removed "
+            "files at the same time"
+        )
+    return TreeRemoval(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
 
 
 def _free_bytes(fd: int) -> int:

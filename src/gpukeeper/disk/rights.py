@@ -1,7 +1,7 @@
-"""Whether a person could remove a tree without our help. Looks only.
+"""Whether a user could remove a tree without our help. Reads only.
 
-A request of an ordinary user is carried out by root, so root checks first what the kernel would have checked. It says
-no where it is not sure: write access through a group or an access list is not counted.
+A request of an ordinary user is carried out by root, so root checks first what the kernel would have checked. In doubt
+it refuses: write access through a group or an ACL is not counted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 _CLIMB = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACL = "system.posix_acl_access"
-_WRITE, _SEARCH = 0o3, 0o1  # as the last digit of a mode: to remove an entry one must write and search
-DEEPEST = 4096  # folders above one another; a path of the kernel has no room for more
+_WRITE, _SEARCH = 0o3, 0o1  # as the last digit of a mode: removing an entry requires write and search permission
+DEEPEST = 4096  # nested directories; a path of the kernel cannot have more
 SHOWN = 3
 
 
 def others_in(uids: Iterable[int], uid: int) -> str | None:
-    """Why a tree with entries of these users is not that person's to remove. None: all of it is theirs."""
+    """Why a tree with entries of these users may not be removed by that user. None: all of it is theirs."""
     foreign = sorted(set(uids) - {uid})
     if not foreign:
         return None
@@ -28,19 +28,19 @@ def others_in(uids: Iterable[int], uid: int) -> str | None:
 
 
 def why_not_removable(folder: int, entry_uid: int, uid: int) -> str | None:
-    """Why that person may not remove an entry of the open folder that belongs to `entry_uid`. None: they may.
-
-    They must own the entry, which is also what a sticky folder asks for, and may write to the folder and reach it.
+    """Why that user may not remove an entry of the open directory that belongs to `entry_uid`. None: they may. They
+    must own the entry, which a sticky directory requires as well, and must be able to write to the directory and reach
+    it.
     """
     if entry_uid != uid:
-        return f"it belongs to uid {entry_uid}, and uid {uid} asked. Ask an admin"
+        return f"it belongs to uid {entry_uid}, and the request is from uid {uid}. Ask an admin"
     if not _may(folder, uid, _WRITE):
-        return f"uid {uid} may not write to its folder, and so may not remove it. Ask an admin"
-    return None if _may_reach(folder, uid) else f"uid {uid} may not enter a folder above it. Ask an admin"
+        return f"uid {uid} may not write to its directory, and so may not remove it. Ask an admin"
+    return None if _may_reach(folder, uid) else f"uid {uid} may not enter a directory above it. Ask an admin"
 
 
 def _may_reach(folder: int, uid: int) -> bool:
-    """Search permission on every folder above, by descriptor up to the root."""
+    """Search permission on every parent directory, by descriptor up to the root."""
     at = os.dup(folder)
     try:
         for _ in range(DEEPEST):
@@ -62,12 +62,12 @@ def _may(folder: int, uid: int, wanted: int) -> bool:
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid == uid:
         return mode >> 6 & wanted == wanted
-    # As one of the others. A member of its group gets the group's rights alone, so both must allow it.
+    # As one of the others. A member of its group gets only the group's permissions, so both must allow it.
     return mode & wanted == wanted and mode >> 3 & wanted == wanted and not _has_acl(folder)
 
 
 def _has_acl(folder: int) -> bool:
-    """An access list may take away from one person what all others have."""
+    """An ACL may deny one user what all others have."""
     try:
         os.getxattr(f"/proc/self/fd/{folder}", _ACL)
     except OSError as error:

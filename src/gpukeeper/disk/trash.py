@@ -1,12 +1,14 @@
-"""Taking a tree out of everybody's reach in one step, so that it can be looked at once more, and put back.
+"""Moving a tree out of the reach of all processes in one step, so that it can be checked again, and put back.
 
-The trash is a folder of ours beside the tree, which nobody else may enter, with a random name. A link in it says which
-folder and which tree it was made for; the name of that link says whether the tree was only taken (a crash puts it
+The trash is a directory of ours beside the tree, which no other user may enter, with a random name. A link in it names
+the directory and the tree it was made for; the name of that link shows whether the tree was only moved (a crash puts it
 back) or is being deleted (a crash leaves it to be finished). A link needs no data block, so this works on a full disk.
-Meanwhile an empty file of ours that nobody may open has the name of the tree, so that nobody else takes it; another
-link says which. Where a filesystem cannot exchange two names, or somebody removed that file and made another entry, a
-tree that is put back gets a visible name beside it: it never stays where its owner cannot reach it.
-Every name around it is hostile: a folder that looks like our trash and does not prove it is left alone.
+
+Meanwhile an empty file of ours that no user may open has the name of the tree, so that it is not taken; another link
+records which. If a filesystem cannot exchange two names, or a user removed that file and created another entry, a tree
+that is put back gets a visible name beside it: it never stays where its owner cannot reach it.
+
+All names around it are untrusted: a directory that looks like our trash and does not prove it is left alone.
 """
 
 from __future__ import annotations
@@ -27,47 +29,48 @@ from gpukeeper.disk.walk import Identity, printable
 from gpukeeper.model.decision import Changed, Refused
 
 TRASH = ".gpukeeper-trash-"  # and 16 hexadecimal digits; such names are never offered as trees themselves
-TAKEN, DOOMED = ".gpukeeper", ".gpukeeper-deleting"  # what the link in it is called
-PLACE, FREED = (
-    ".gpukeeper-place",
-    ".gpukeeper-freed",
-)  # the link about the file at the tree's name; that file, back here
-RETURNED = ".gpukeeper-returned-"  # and 8 hexadecimal digits, after the name of a tree that could not have it back
+TAKEN, DELETING = ".gpukeeper", ".gpukeeper-deleting"  # the name of the link in it
+# The link about the file at the tree's name; that file, back here.
+PLACE, FREED = ".gpukeeper-place", ".gpukeeper-freed"
+# and 8 hexadecimal digits, after the name of a tree that could not have its name back
+RETURNED = ".gpukeeper-returned-"
 SEVERAL = "*"
 _NAME = re.compile(re.escape(TRASH) + r"[0-9a-f]{16}")
 _PLACE = re.compile(r"1 (\d+) (.+)", re.DOTALL)
 _PROOF = re.compile(r"1 \d+:(\d+) (?:\d+:(\d+)|\*)")
-# Several removals of this program may be under way in one folder: none must take the trash of another that is just
-# being made, or looked at, for one that nobody works in. By folder, so that a disk that hangs stops few others.
+# Several removals of this process may be in progress in one directory: none must take the trash of another that is just
+# being created, or read, for an abandoned one. By directory, so that a disk that hangs blocks few others.
 _ALONE = tuple(threading.Lock() for _ in range(64))
 
-# Why a rename is refused, for whoever wonders that a tree stays.
-_NO_LOCKS = "folders of its filesystem cannot be locked, so two runs could meet in it; reclaim it by hand"
+# Why a rename is refused, to explain why a tree is kept.
+_NO_LOCKS = "directories of its filesystem cannot be locked, so two runs could collide; reclaim it by hand"
 _REFUSALS = {
     errno.EBADF: _NO_LOCKS,
     errno.ENOLCK: _NO_LOCKS,
     errno.EOPNOTSUPP: _NO_LOCKS,
     errno.EBUSY: "something is mounted on it",
-    errno.EXDEV: "it cannot be moved within its folder: it comes from a read-only layer below, or is a mount",
-    errno.EPERM: "it may not be moved: it is immutable, or its folder is sticky and it belongs to somebody else",
-    errno.EACCES: "its folder may not be written to; run as root or as the owner",
+    errno.EXDEV: "it cannot be moved within its directory: it comes from a read-only layer below, or is a mount",
+    errno.EPERM: "it may not be moved: it is immutable, or its directory is sticky and it belongs to another user",
+    errno.EACCES: "its directory is not writable; run as root or as the owner",
     errno.EROFS: "its filesystem is mounted read-only",
-    errno.ENOSPC: "its filesystem has no room for even an empty folder; run as root, for whom some is reserved, or "
-    "make a little room by hand",
-    errno.EDQUOT: "the disk quota is used up; run as root, or make a little room by hand",
-    errno.EINVAL: "its filesystem cannot rename without replacing what is there",
-    errno.ENOSYS: "this kernel cannot rename without replacing what is there",
-    errno.EEXIST: "its name is one that the trash needs for itself",
+    errno.ENOSPC: (
+        "its filesystem has no space for even an empty directory; run as root, for whom some is reserved, or free "
+        "some space by hand"
+    ),
+    errno.EDQUOT: "the disk quota is used up; run as root, or free some space by hand",
+    errno.EINVAL: "its filesystem cannot rename without replacing an existing entry",
+    errno.ENOSYS: "this kernel cannot rename without replacing an existing entry",
+    errno.EEXIST: "its name is reserved for the trash",
 }
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class TrashedTree(msgspec.Struct, frozen=True, kw_only=True):
     """A tree in our trash."""
 
-    trash: str  # name of the trash folder, beside the tree
+    trash: str  # name of the trash directory, beside the tree
     name: str  # of the tree, before and after
     identity: Identity
-    doomed: bool = False  # its deletion began: it may not be whole any more
+    deleting: bool = False  # its deletion began: it may be incomplete
 
 
 def is_trash(name: str) -> bool:
@@ -75,20 +78,21 @@ def is_trash(name: str) -> bool:
 
 
 def holds_a_name(found: os.stat_result) -> bool:
-    """Whether it looks like the empty file of ours that has the name of a tree while that is looked at. What is at that
-    name cannot be learned from it."""
+    """Whether it looks like the empty file of ours that has the name of a tree while that is checked. The content at
+    that name cannot be learned from it.
+    """
     ours = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o7777
     return ours and found.st_size == 0
 
 
-def take(parent: int, name: str, identity: Identity) -> Taken | Changed | Refused:
-    """Out of everybody's reach, or left where it is."""
+def take(parent: int, name: str, identity: Identity) -> TrashedTree | Changed | Refused:
+    """Out of reach, or left where it is."""
     with making(parent, f"{identity[0]}:{identity[1]}") as trash:
         return trash if isinstance(trash, Refused) else trash.take(name, identity)
 
 
-def put_back(parent: int, taken: Taken) -> Refused | None:
-    """Under its old name, and the trash folder is removed when it is empty. Refused: it is still in the trash."""
+def put_back(parent: int, taken: TrashedTree) -> Refused | None:
+    """Under its old name, and the trash directory is removed when it is empty. Refused: it is still in the trash."""
     try:
         with opening(parent, taken.trash) as trash:
             return trash.put_back(taken)
@@ -97,15 +101,15 @@ def put_back(parent: int, taken: Taken) -> Refused | None:
 
 
 class Trash:
-    """An open trash folder of ours. By descriptor, so that it stays the same whatever is renamed around it."""
+    """An open trash directory of ours. By descriptor, so that it stays the same whatever is renamed around it."""
 
     def __init__(self, parent: int, name: str, fd: int, holds_place: bool = False) -> None:
-        """`holds_place`: whether a tree that is taken leaves a file of ours at its name."""
+        """`holds_place`: whether a tree that is moved leaves a file of ours at its name."""
         self.parent, self.name, self.fd, self.holds_place = parent, name, fd, holds_place
 
-    def take(self, name: str, identity: Identity) -> Taken | Changed | Refused:
+    def take(self, name: str, identity: Identity) -> TrashedTree | Changed | Refused:
         try:
-            # Looked at first, only to spare an innocent neighbour of the same name the way there and back.
+            # Checked first, only to spare an unrelated entry of the same name the move there and back.
             if _identity(self.parent, name) != identity:
                 return Changed("another entry has its name now")
             self._move_in(name)
@@ -113,13 +117,13 @@ class Trash:
             return Changed("it is gone already")
         except OSError as error:
             return Refused(_refusal(error))
-        taken = Taken(trash=self.name, name=name, identity=identity)
+        taken = TrashedTree(trash=self.name, name=name, identity=identity)
         if _identity(self.fd, name) == identity:
             return taken
-        return self.put_back(taken) or Changed("another entry had its name just now; that was put back")
+        return self.put_back(taken) or Changed("another entry had its name; that entry was put back")
 
-    def put_back(self, taken: Taken) -> Refused | None:
-        """Under its name, or beside it where somebody else has that. Refused says where it is then."""
+    def put_back(self, taken: TrashedTree) -> Refused | None:
+        """Under its name, or beside it if another entry has that. Refused tells where it is then."""
         if self._put_in_place(taken):
             return None
         try:
@@ -131,15 +135,16 @@ class Trash:
         self._forget_place()
         return None
 
-    def doom(self) -> None:
-        """From here on a crash leads to deletion and not to putting back. Renamed, since that needs no room at all.
-        Its name is free again."""
+    def mark_for_deletion(self) -> None:
+        """From here on a crash leads to deletion and not to putting back. By a rename, since that needs no space at
+        all. Its name is free again.
+        """
         with suppress(FileNotFoundError):  # it was before
-            kernel.rename_inside(self.fd, TAKEN, self.fd, DOOMED)
+            kernel.rename_inside(self.fd, TAKEN, self.fd, DELETING)
         self.free_place()
 
     def free_place(self) -> None:
-        """Takes our file away from the name of the tree, and nothing else: what is not ours is put back at once."""
+        """Removes our file from the name of the tree, and nothing else: another entry is put back at once."""
         place = self._place()
         if place is None:
             return
@@ -157,7 +162,7 @@ class Trash:
             try:
                 kernel.exchange_inside(self.parent, name, self.fd, name)
             except OSError:
-                os.unlink(name, dir_fd=self.fd)  # ours; whether the tree may be moved at all is told below
+                os.unlink(name, dir_fd=self.fd)  # ours; whether the tree may be moved at all is checked below
                 self._forget_place()
             else:
                 return
@@ -179,7 +184,7 @@ class Trash:
             os.close(fd)
         return True
 
-    def _put_in_place(self, taken: Taken) -> bool:
+    def _put_in_place(self, taken: TrashedTree) -> bool:
         place = self._place()
         if place is None or place[1] != taken.name or not _is_place(self.parent, taken.name, place[0]):
             return False
@@ -187,13 +192,13 @@ class Trash:
             kernel.exchange_inside(self.fd, taken.name, self.parent, taken.name)
         except OSError:
             return False
-        if not _is_place(self.fd, taken.name, place[0]):  # somebody was faster: what they put there is theirs
+        if not _is_place(self.fd, taken.name, place[0]):  # another process was faster: its entry stays
             with suppress(OSError):
                 kernel.rename_inside(self.fd, taken.name, self.parent, _beside(taken.name))
         self._forget_place()
         return True
 
-    def _put_beside(self, taken: Taken) -> Refused:
+    def _put_beside(self, taken: TrashedTree) -> Refused:
         name = _beside(taken.name)
         try:
             kernel.rename_inside(self.fd, taken.name, self.parent, name)
@@ -201,9 +206,9 @@ class Trash:
             return _not_put_back(taken, error.strerror or str(error))
         self._forget_place()
         return Refused(
-            "it was not removed, and could not have its name back: somebody made another entry of that name while it "
-            f"was looked at. It is whole and its owner's as before, beside its old place as {printable(name)}. Rename "
-            "it by hand"
+            "it was not removed, and could not have its name back: another entry of that name was created "
+            "while it was checked. It is complete and has the same owner as before, beside its old place as "
+            f"{printable(name)}. Rename it by hand"
         )
 
     def _place(self) -> tuple[int, str] | None:
@@ -215,7 +220,7 @@ class Trash:
         return None if match is None else (int(match[1]), match[2])
 
     def _forget_place(self) -> None:
-        """The link, and our file where it is in here by now."""
+        """The link, and our file if it is in here by now."""
         place = self._place()
         if place is not None:
             for name in (FREED, place[1]):
@@ -225,8 +230,8 @@ class Trash:
             os.unlink(PLACE, dir_fd=self.fd)
 
     def close(self) -> None:
-        """Removes it if nothing but the link is left in it."""
-        with suppress(OSError):  # then an empty folder stays, for the next sweep
+        """Removes it if only the link is left in it."""
+        with suppress(OSError):  # then an empty directory stays, for the next sweep
             self.remove()
         os.close(self.fd)
 
@@ -234,26 +239,26 @@ class Trash:
         if not self._holds_tree():
             self.free_place()
         names = set(_names(self.fd))
-        if names - {TAKEN, DOOMED}:
+        if names - {TAKEN, DELETING}:
             return False
         for name in names:
             os.unlink(name, dir_fd=self.fd)
         found = os.fstat(self.fd)
         if _identity(self.parent, self.name) != (found.st_dev, found.st_ino):
-            return False  # somebody renamed it away
+            return False  # another process renamed it
         os.rmdir(self.name, dir_fd=self.parent)
         return True
 
     def _holds_tree(self) -> bool:
         """Something other than our own file."""
         place = self._place()
-        names = set(_names(self.fd)) - {TAKEN, DOOMED, PLACE, FREED}
+        names = set(_names(self.fd)) - {TAKEN, DELETING, PLACE, FREED}
         return any(place is None or not _is_place(self.fd, name, place[0]) for name in names)
 
 
 @contextmanager
 def making(parent: int, bound: str) -> Iterator[Trash | Refused]:
-    """A new trash folder, with the link that proves it. Gone afterwards if nothing was put into it."""
+    """A new trash directory, with the link that proves it. Removed afterwards if nothing was put into it."""
     name = TRASH + secrets.token_hex(8)
     try:
         trash = Trash(parent, name, _made(parent, name), holds_place=bound != SEVERAL)
@@ -269,8 +274,9 @@ def making(parent: int, bound: str) -> Iterator[Trash | Refused]:
 
 @contextmanager
 def opening(parent: int, name: str) -> Iterator[Trash]:
-    """A trash folder that is there. PermissionError when it is not ours, or not private; BlockingIOError when another
-    run is at work in it."""
+    """An existing trash directory. PermissionError if it is not ours, or not private; BlockingIOError if another run is
+    working in it.
+    """
     with _alone(parent):
         trash = Trash(parent, name, _private(parent, name))
     try:
@@ -279,22 +285,22 @@ def opening(parent: int, name: str) -> Iterator[Trash]:
         trash.close()
 
 
-def leftovers(parent: int) -> tuple[Taken, ...]:
-    """What an interrupted run left in trash of our own. Whatever does not prove that is not there for us."""
+def leftovers(parent: int) -> tuple[TrashedTree, ...]:
+    """The rest of an interrupted run in trash of our own. Other entries are ignored."""
     names = sorted(name for name in _names(parent) if is_trash(name))
     with _alone(parent):
         return tuple(taken for name in names for taken in _contents(parent, name))
 
 
 def sweep(parent: int) -> int:
-    """Removes empty trash folders of our own, as a crash leaves them. How many there were."""
+    """Removes empty trash directories of our own, as a crash leaves them. Returns their number."""
     names = [name for name in _names(parent) if is_trash(name)]
     with _alone(parent):
         return sum(_swept(parent, name) for name in names)
 
 
 def _made(parent: int, name: str) -> int:
-    """Nothing stays of one that cannot be used: no sweep would know it for ours."""
+    """Nothing stays of one that cannot be used: no sweep would recognize it as ours."""
     with _alone(parent):
         os.mkdir(name, 0o700, dir_fd=parent)
         try:
@@ -311,14 +317,14 @@ def _alone(parent: int) -> threading.Lock:
 
 
 def _private(parent: int, name: str) -> int:
-    """Opened and locked: what a run is at work on is nothing left over, and no other run may put it back."""
+    """Opened and locked: what a run is working on is not left over, and no other run may put it back."""
     fd = kernel.open_inside(parent, name)
     found = os.fstat(fd)
     try:
         if found.st_uid != os.geteuid() or found.st_mode & 0o777 != 0o700:
-            raise PermissionError(errno.EPERM, "its trash folder is not ours any more", name)
+            raise PermissionError(errno.EPERM, "its trash directory is not ours any more", name)
         if not kernel.lock(fd):
-            raise BlockingIOError(errno.EAGAIN, "another run is at work in its trash folder", name)
+            raise BlockingIOError(errno.EAGAIN, "another run is working in its trash directory", name)
     except OSError:
         os.close(fd)
         raise
@@ -326,29 +332,29 @@ def _private(parent: int, name: str) -> int:
 
 
 def _prove(trash: int, bound: str) -> Refused | None:
-    """Empty, too: in a folder where everybody may rename, ours may have been swapped for another of our own."""
+    """Empty, too: in a directory where all users may rename, ours may have been swapped for another of our own."""
     found = os.fstat(trash)
     try:
         if _names(trash):
-            return Refused("it was left where it is: its trash folder was swapped for another")
+            return Refused("it was not removed: its trash directory was swapped for another")
         os.symlink(f"1 {found.st_dev}:{found.st_ino} {bound}", TAKEN, dir_fd=trash)
     except OSError as error:
         return Refused(_refusal(error))
     return None
 
 
-def _not_put_back(taken: Taken, why: str) -> Refused:
+def _not_put_back(taken: TrashedTree, why: str) -> Refused:
     place = f"{taken.trash}/{printable(taken.name)}"
-    return Refused(f"it could not be put back: {why}; it is whole, in {place} beside its old place. Move it by hand")
+    return Refused(f"it could not be put back: {why}; it is complete, in {place} beside its old place. Move it by hand")
 
 
 def _beside(name: str) -> str:
-    """A name that nobody can have taken before."""
+    """A name that cannot exist yet."""
     return os.fsdecode(os.fsencode(name)[:200]) + RETURNED + secrets.token_hex(4)
 
 
 def _is_place(folder: int, name: str, inode: int) -> bool:
-    """Our own empty file, which nobody may open."""
+    """Our own empty file, which no user may open."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -356,7 +362,7 @@ def _is_place(folder: int, name: str, inode: int) -> bool:
     return holds_a_name(found) and found.st_ino == inode
 
 
-def _contents(parent: int, trash: str) -> list[Taken]:
+def _contents(parent: int, trash: str) -> list[TrashedTree]:
     try:
         fd = _private(parent, trash)
     except OSError:
@@ -365,24 +371,24 @@ def _contents(parent: int, trash: str) -> list[Taken]:
         proof = _proof(fd)
         if proof is None:
             return []
-        names = sorted(set(_names(fd)) - {TAKEN, DOOMED, PLACE, FREED})
+        names = sorted(set(_names(fd)) - {TAKEN, DELETING, PLACE, FREED})
         found = [(name, _identity(fd, name)) for name in names]
     except OSError:
         return []
     finally:
         os.close(fd)
-    doomed, inode = proof
+    deleting, inode = proof
     mine = [(name, identity) for name, identity in found if inode is None or identity[1] == inode]
-    return [Taken(trash=trash, name=name, identity=identity, doomed=doomed) for name, identity in mine]
+    return [TrashedTree(trash=trash, name=name, identity=identity, deleting=deleting) for name, identity in mine]
 
 
 def _proof(trash: int) -> tuple[bool, int | None] | None:
     """Whether deletion began, and the inode of the one tree it was made for (None: several). None: no proof.
 
-    By inode, without the device: its number may be another after a reboot, and nothing gets in here by rename
-    from another filesystem.
+    By inode, without the device: its number may be another after a reboot, and nothing gets in here by rename from
+    another filesystem.
     """
-    for name, doomed in ((TAKEN, False), (DOOMED, True)):
+    for name, deleting in ((TAKEN, False), (DELETING, True)):
         try:
             if os.stat(name, dir_fd=trash, follow_symlinks=False).st_uid != os.geteuid():
                 return None
@@ -392,7 +398,7 @@ def _proof(trash: int) -> tuple[bool, int | None] | None:
         match = _PROOF.fullmatch(text)
         if match is None or int(match[1]) != os.fstat(trash).st_ino:
             return None
-        return doomed, None if match[2] is None else int(match[2])
+        return deleting, None if match[2] is None else int(match[2])
     return None
 
 
@@ -402,7 +408,7 @@ def _swept(parent: int, name: str) -> bool:
     except OSError:
         return False
     try:
-        # Wholly empty: a crash came before the link.
+        # Completely empty: a crash came before the link.
         return (not _names(fd) or _proof(fd) is not None) and Trash(parent, name, fd).remove()
     except OSError:
         return False
@@ -423,5 +429,5 @@ def _identity(folder: int, name: str) -> Identity:
 def _refusal(error: OSError) -> str:
     known = _REFUSALS.get(error.errno or 0)
     if error.errno == errno.EPERM and error.strerror != os.strerror(errno.EPERM):
-        known = error.strerror  # ours, and it says more
-    return f"it was left where it is: {known or error.strerror}"
+        known = error.strerror  # ours, and more specific
+    return f"it was not removed: {known or error.strerror}"

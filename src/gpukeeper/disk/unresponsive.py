@@ -1,7 +1,7 @@
-"""Which filesystems may not answer: what asks them anything about a file may hang for ever.
+"""Which filesystems may not answer: a call about a file there may hang forever.
 
-An allow-list: whatever is not named here (FUSE, NFS, a filesystem nobody heard of) is not asked by a look that concerns
-everybody's processes. What must be asked is asked by a program of its own, which can be ended or left behind.
+An allow-list: whatever is not named here (FUSE, NFS, an unknown filesystem) is not queried by a read of all processes.
+What must be queried is queried by a separate process, which can be ended or abandoned.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below
 
 LINKS = 40  # as many as the kernel follows
 PATIENCE_SECONDS = 5.0
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-LEFT_BEHIND_MAX = 4  # programs that no signal reached; with that many no more are started
+LEFT_BEHIND_MAX = 4  # processes that no signal reached; with that many no more are started
 ON_DISKS = (
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat"),
     *("msdos", "ntfs", "ntfs3", "iso9660", "udf", "squashfs", "erofs", "cramfs", "overlay"),
@@ -31,23 +31,25 @@ _ANSWERS = frozenset((*ON_DISKS, *IN_MEMORY, *OF_THE_KERNEL))
 
 
 def may_hang(kind: str) -> bool:
-    """Of a filesystem of that kind, as mount(8) calls it."""
+    """Of a filesystem of that type, as mount(8) names it."""
     return kind not in _ANSWERS
 
 
-def silent_mount(path: str, mounts: Iterable[Mount]) -> Mount | None:
+def silent_mount(path: str, mounts: Iterable[MountEntry]) -> MountEntry | None:
     """The mount of a path without links, where it may hang."""
     mount = covering(path, mounts)
     return mount if mount is not None and may_hang(mount.kind) else None
 
 
-def leads_through_silent(path: str, mounts: Iterable[Mount]) -> bool:
-    """Whether a mount that may hang is on the way to a path without links, or at its end."""
+def leads_through_silent(path: str, mounts: Iterable[MountEntry]) -> bool:
+    """Whether a mount that may hang is on the path (without links), or at its end."""
     return any(may_hang(mount.kind) and is_at_or_below(path, mount.point) for mount in mounts)
 
 
-def real_path(path: str, mounts: Iterable[Mount]) -> str:
-    """As realpath does, but it asks nothing of a filesystem that may hang: from there on, it stays as it is written."""
+def real_path(path: str, mounts: Iterable[MountEntry]) -> str:
+    """Like realpath, but it does not query a filesystem that may hang: from there on, the path stays as it is
+    written.
+    """
     known = tuple(mounts)
     at, links = "/", 0
     left = [step for step in reversed(os.path.abspath(path).split("/")) if step]  # noqa: PTH100
@@ -69,15 +71,15 @@ def real_path(path: str, mounts: Iterable[Mount]) -> str:
     return at
 
 
-class Answering:
-    """Whether paths answer at all. One that did not is asked again after a while, and then after a longer one."""
+class Responsiveness:
+    """Whether paths answer at all. One that did not is retried after a while, with growing pauses."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._silent: dict[str, tuple[float, float]] = {}  # until when it is not asked, and for how long that was
+        self._silent: dict[str, tuple[float, float]] = {}  # until when it is not retried, and the length of the pause
         self._left_behind: list[subprocess.Popen[bytes]] = []
 
-    def why_not(self, path: str, mounts: Iterable[Mount]) -> str | None:
+    def why_not(self, path: str, mounts: Iterable[MountEntry]) -> str | None:
         """A sentence; None: it answers. Blocks for a few seconds at most."""
         known = tuple(mounts)
         mount = silent_mount(real_path(path, known), known)
@@ -93,8 +95,8 @@ class Answering:
             self._silent[path] = until, _ = self._now() + wait, wait
         rest = max(1, round((until - self._now()) / 60))
         return (
-            f"did not answer within {PATIENCE_SECONDS:g} s: the filesystem {mount.kind} at {mount.point} hangs; it is "
-            f"skipped and asked again in {rest} min"
+            f"did not answer within {PATIENCE_SECONDS:g} s: the filesystem {mount.kind} at {mount.point} "
+            f"hangs; it is skipped and retried in {rest} min"
         )
 
     def _answers(self, path: str) -> bool:
@@ -107,7 +109,7 @@ class Answering:
         )
         with suppress(subprocess.TimeoutExpired):
             child.wait(PATIENCE_SECONDS)
-            return True  # also an error is an answer, and whoever looks there gets it
+            return True  # an error is an answer, too, and whoever reads there gets it
         child.kill()
         with suppress(subprocess.TimeoutExpired):
             child.wait(1)

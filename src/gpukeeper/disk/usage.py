@@ -1,4 +1,4 @@
-"""How full a filesystem is, as `df` tells it. Looks only."""
+"""How full a filesystem is, like `df`. Reads only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpukeeper.disk.mounts import is_at_or_below, own_mounts
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is reserved for root is neither used nor free: for everybody else it is gone."""
+    """Space reserved for root is neither used nor free: it is not available to other users."""
 
     device: int
     mount_point: str
     size: int
     taken: int  # bytes in files
-    free: int  # bytes that anybody may still write
-    inodes: int | None  # None: it makes them as it needs them
+    free: int  # bytes available to ordinary users
+    inodes: int | None  # None: it creates them on demand
     inodes_free: int | None
 
     @property
     def used(self) -> float:
-        """Share of the bytes that anybody may have."""
+        """Share of the bytes available to ordinary users."""
         return self.taken / (self.taken + self.free) if self.taken + self.free else 0.0
 
     @property
@@ -34,7 +34,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage(path: str | int, proc: str = "/proc") -> Usage:
-    """Of the filesystem that a path or an open descriptor lies on. May hang where a network filesystem does."""
+    """Of the filesystem of a path or an open descriptor. May hang if a network filesystem does."""
     found = os.statvfs(path)
     limited = found.f_files > 0
     return Usage(

@@ -1,7 +1,7 @@
-"""Walking a tree by descriptors: what it holds, counted. Looks only.
+"""Walking a tree by descriptors: what it contains, counted. Reads only.
 
-No link is followed and no mount entered, whatever is renamed meanwhile. However deep the tree, only the lowest folders
-are held open. Imports little and speaks plain values: the programs of `crew_child` start with it.
+No link is followed and no mount entered, whatever is renamed in the meantime. However deep the tree, only the lowest
+directories are open. Imports little and returns plain values: the processes of `worker` start with it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from gpukeeper.disk import kernel
 
 Identity: TypeAlias = tuple[int, int]  # device, inode
 Lister: TypeAlias = Callable[[int], AbstractContextManager[Iterator["os.DirEntry[str]"]]]
-Pending: TypeAlias = tuple[bytes, int]  # a folder not yet visited: path below the top, depth
+Pending: TypeAlias = tuple[bytes, int]  # a directory not yet visited: path below the top, depth
 MOUNT_POINT = "contains a mount point"
 CHANGED = "changed while it was measured"
-OUT_OF_TIME = "could not be finished in the time there was"
-LOCKED = "somebody holds a lock on a folder in it"
+OUT_OF_TIME = "could not be finished in the available time"
+LOCKED = "a directory in it is locked"
 OPEN = "it is in use: a process has a file of it open or mapped"
-ANY_DEVICE = -1  # of an open file whose filesystem is not known: its inode counts on every one
-BLOCK = 512  # st_blocks counts these, whatever the filesystem's own block is
-CHUNK = 1024  # entries at a time: a folder may have millions
+ANY_DEVICE = -1  # of an open file whose filesystem is unknown: its inode counts on every one
+BLOCK = 512  # unit of st_blocks, whatever the filesystem's own block size is
+CHUNK = 1024  # entries at a time: a directory may have millions
 DESCRIPTORS = 48
-PATH_BYTES = 3000  # the kernel takes paths of 4,095 bytes; deeper folders stay with whoever is there already
-PROBLEMS_KEPT = 100  # each is the same story for whoever decides: not measured
+# the kernel limits paths to 4,095 bytes; deeper directories stay with the process that is there already
+PATH_BYTES = 3000
+PROBLEMS_KEPT = 100  # all mean the same for the decision: not measured
 
 _times = attrgetter("st_ctime_ns"), attrgetter("st_mtime_ns"), attrgetter("st_atime_ns")
 _blocks, _links, _inode, _mode = (attrgetter(name) for name in ("st_blocks", "st_nlink", "st_ino", "st_mode"))
@@ -43,21 +44,20 @@ def never() -> bool:
 
 
 def read_ns(found: os.stat_result) -> int:
-    """When a file was read after its last change, as far as that is recorded; 0: it was not.
-
-    Not of a folder: `du`, a backup or an index of names reads every folder and uses nothing.
+    """When a file was read after its last change, as far as that is recorded; 0: it was not. Not of a directory: `du`,
+    a backup or an index of names reads every directory and uses nothing.
     """
     read = found.st_atime_ns
     later = read > found.st_mtime_ns and read > found.st_ctime_ns
     return read if later and not stat.S_ISDIR(found.st_mode) else 0
 
 
-class Enough(Exception):
-    """The walk ends here; what was not visited is not known."""
+class WalkStopped(Exception):
+    """The walk ends here; what was not visited is unknown."""
 
 
-class Tally:
-    """What was counted. Two of them can be put together, so that several programs can walk one tree."""
+class WalkTotals:
+    """What was counted. Two of them can be merged, so that several processes can walk one tree."""
 
     def __init__(self, open_files: Mapping[Identity, int]) -> None:
         self.open_files = open_files
@@ -67,10 +67,10 @@ class Tally:
         self.held_by: int | None = None
         self.problems: list[str] = []
         self.uids: set[int] = set()  # owners of the entries
-        self.links: dict[Identity, list[int]] = {}  # of files with several: links it has, links seen here, blocks
+        self.links: dict[Identity, list[int]] = {}  # of files with several links: links it has, links seen here, blocks
 
     def add(self, found: list[os.stat_result]) -> None:
-        """Written for speed, a thousand entries at a time: millions of them are usual."""
+        """Written for speed, a thousand entries at a time: trees often have millions."""
         if not found:
             return
         self.entries += len(found)
@@ -96,7 +96,7 @@ class Tally:
         return self.blocks * BLOCK
 
     def back(self) -> int:
-        """What removing all of it would give back: nothing of a file that has a link elsewhere."""
+        """What removing all of it would return: nothing of a file that has a link elsewhere."""
         elsewhere = sum(blocks for links, seen, blocks in self.links.values() if seen < links)
         return (self.blocks - elsewhere) * BLOCK
 
@@ -153,8 +153,8 @@ class Tally:
             self.blocks -= one.st_blocks
 
 
-class Folder:
-    """One on the way from the top to where a walk is. `fd` -1: closed for now."""
+class OpenDirectory:
+    """One on the path from the top to the current position. `fd` -1: closed for now."""
 
     __slots__ = ("blocks", "fd", "identity", "name", "shape", "todo")
 
@@ -165,30 +165,32 @@ class Folder:
 
 
 class Descent:
-    """The way down. Only the lowest folders are open; one above is opened again from below, and must be the same."""
+    """The path down. Only the lowest directories are open; one above is opened again from below, and must be the
+    same.
+    """
 
     def __init__(self, top: int, path: bytes = b"") -> None:
-        """The top stays the caller's, who closes it. `path`: where it is, for the names of what is pending."""
+        """The top belongs to the caller, who closes it. `path`: its position, for the names of what is pending."""
         self.prefix = path
-        self.folders = [Folder("", top, os.fstat(top))]
+        self.folders = [OpenDirectory("", top, os.fstat(top))]
 
     @property
-    def here(self) -> Folder:
+    def here(self) -> OpenDirectory:
         return self.folders[-1]
 
-    def enter(self, name: str) -> tuple[Folder, os.stat_result]:
+    def enter(self, name: str) -> tuple[OpenDirectory, os.stat_result]:
         fd = kernel.open_inside(self.here.fd, name)
-        # Taken before it is read, since reading it may move its own access time.
+        # Taken before it is read, since reading it may update its own access time.
         found = os.fstat(fd)
-        folder = Folder(name, fd, found)
+        folder = OpenDirectory(name, fd, found)
         self.folders.append(folder)
         highest = len(self.folders) - 1 - DESCRIPTORS
         if highest >= 1:
             _close(self.folders[highest])
         return folder, found
 
-    def leave(self) -> Folder:
-        """Goes one up, and gives the folder that was left."""
+    def leave(self) -> OpenDirectory:
+        """Goes up one level, and returns the directory that was left."""
         left = self.folders.pop()
         try:
             if self.here.fd < 0:
@@ -207,12 +209,12 @@ class Descent:
         return b"/".join(name for name in names if name)
 
 
-class Walk:
+class TreeWalk:
     """One walk over one tree, or over the part of it below `path`."""
 
     def __init__(
         self,
-        tally: Tally,
+        tally: WalkTotals,
         entries_max: int = 2**63,
         depth_max: int = 2**63,
         is_time_up: Callable[[], bool] = never,
@@ -223,7 +225,9 @@ class Walk:
         self.is_time_up, self.lister, self.locking = is_time_up, lister, locking
 
     def below(self, top: int, at: Pending = (b"", 0), quantum: int | None = None) -> list[Pending]:
-        """Counts all below the folder, which is open and counted. Having counted `quantum`, it gives what is left."""
+        """Counts all below the directory, which is open and counted. After `quantum` entries, it returns what is
+        left.
+        """
         path, depth = at
         way = Descent(top, path)
         enough = None if quantum is None else self.tally.entries + quantum
@@ -245,7 +249,7 @@ class Walk:
             way.close()
 
     def one(self, top: int, at: Pending, quantum: int) -> list[Pending]:
-        """Counts a folder that was pending, and all below it. Gives what is left then."""
+        """Counts a directory that was pending, and all below it. Returns what is left then."""
         path, _ = at
         try:
             fd = kernel.open_inside(top, path)
@@ -270,9 +274,9 @@ class Walk:
         self.lock(folder.fd, name)
         self._list(folder, depth + len(way.folders) - 1)
 
-    def _list(self, folder: Folder, depth: int) -> None:
+    def _list(self, folder: OpenDirectory, depth: int) -> None:
         if depth >= self.depth_max:
-            raise Enough(f"is deeper than {self.depth_max:,} levels")
+            raise WalkStopped(f"is deeper than {self.depth_max:,} levels")
         try:
             with self.lister(folder.fd) as entries:
                 while chunk := list(islice(entries, CHUNK)):
@@ -282,8 +286,8 @@ class Walk:
         except OSError as error:
             self.tally.problem(reason(folder.name, error))
 
-    def _chunk(self, folder: Folder, chunk: list[os.DirEntry[str]]) -> None:
-        # Folders are not asked before they are opened: what is mounted on one may never answer.
+    def _chunk(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]]) -> None:
+        # Directories are not queried before they are opened: what is mounted on one may never answer.
         folder.todo += [(entry.name, None) for entry in chunk if entry.is_dir(follow_symlinks=False)]
         chunk = [entry for entry in chunk if not entry.is_dir(follow_symlinks=False)]
         try:
@@ -295,8 +299,8 @@ class Walk:
         self.count(found)
         self._look_for_open(folder, chunk, found)
 
-    def _look_for_open(self, folder: Folder, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
-        """Asked of the kernel, file by file: a look at processes may miss one that keeps moving its descriptors."""
+    def _look_for_open(self, folder: OpenDirectory, chunk: list[os.DirEntry[str]], found: list[os.stat_result]) -> None:
+        """Asked of the kernel, file by file: a scan of processes may miss one that keeps moving its descriptors."""
         if not self.locking:
             return
         for entry, one in zip(chunk, found, strict=True):
@@ -315,35 +319,35 @@ class Walk:
 
     def count(self, found: list[os.stat_result]) -> None:
         if self.is_time_up():
-            raise Enough("could not be measured in the time there was")
+            raise WalkStopped("could not be measured in the available time")
         self.tally.add(found)
         if self.tally.entries > self.entries_max:
-            raise Enough(f"has more than {self.entries_max:,} entries")
+            raise WalkStopped(f"has more than {self.entries_max:,} entries")
 
     def lock(self, folder: int, name: str) -> None:
-        """Tried, not kept: who wants it later finds a folder that nobody can reach any more."""
+        """Tried, not kept: a process that wants it later finds a directory that is out of reach."""
         if not self.locking:
             return
         try:
             if not kernel.lock(folder):
                 self.tally.problem(LOCKED)
         except OSError as error:
-            self.tally.problem(f"whether {printable(name)} is locked could not be learned: {error.strerror}")
+            self.tally.problem(f"whether {printable(name)} is locked could not be determined: {error.strerror}")
 
     def _leave(self, way: Descent) -> None:
         try:
             way.leave()
         except OSError as error:
-            raise Enough(CHANGED) from error  # the way back up is lost
+            raise WalkStopped(CHANGED) from error  # the way back up is lost
 
-    def _compare(self, folders: Iterable[Folder]) -> None:
+    def _compare(self, folders: Iterable[OpenDirectory]) -> None:
         for folder in folders:
             if folder.fd >= 0 and shape(os.fstat(folder.fd)) != folder.shape:
                 self.tally.problem(CHANGED)
 
 
 def pending(way: Descent, depth: int) -> list[Pending] | None:
-    """What is left to visit, to be handed to others. None: too deep for a path, so it cannot be handed out."""
+    """What is left to visit, for others. None: too deep for a path, so it cannot be given to others."""
     left: list[Pending] = []
     path = way.prefix
     for level, folder in enumerate(way.folders):
@@ -355,7 +359,7 @@ def pending(way: Descent, depth: int) -> list[Pending] | None:
 
 
 def shape(found: os.stat_result) -> tuple[int, int]:
-    """What moves when entries come and go."""
+    """What changes when entries come and go."""
     return found.st_mtime_ns, found.st_nlink
 
 
@@ -368,7 +372,7 @@ def reason(name: str, error: OSError) -> str:
 
 
 def printable(name: str) -> str:
-    """Names are bytes and hostile: no terminal codes, no line breaks, nothing that is not UTF-8."""
+    """Names are bytes and not trusted: no terminal codes, no line breaks, nothing that is not UTF-8."""
     whole = os.fsencode(name).decode("utf-8", "backslashreplace")
     return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in whole)
 
@@ -382,7 +386,7 @@ def _reopened(below: int, identity: Identity) -> int:
     return fd
 
 
-def _close(folder: Folder) -> None:
+def _close(folder: OpenDirectory) -> None:
     if folder.fd >= 0:
         os.close(folder.fd)
         folder.fd = -1

@@ -1,10 +1,11 @@
-"""Which entries of some folders were used, and since when that is known: the kernel tells of each file that is closed.
+"""Which entries of some directories were used, and since when that is known: the kernel reports each file that is
+closed.
 
 fanotify on whole filesystems, so that it does not matter by which mount or in which namespace a file is used. Closing
-is the end of every use, mapped files and programs included; what is still open is seen by `open_files`. Whatever is
-missed (the queue was full, the filesystem unmounted, an event could not be resolved) begins the time anew.
-Needs root and Linux 5.9. Not told: what an overlay reads from its layers, and what an NFS server reads; both keep a
-tree for their own reasons.
+is the end of every use, mapped files and programs included; what is still open is found by `open_files`. Whatever is
+missed (the queue was full, the filesystem unmounted, an event could not be resolved) restarts the time. Needs root and
+Linux 5.9. Not reported: what an overlay reads from its layers, and what an NFS server reads; both keep a tree for other
+reasons.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.access_times import Watched
+from gpukeeper.disk.access_times import WatchRecord
 from gpukeeper.disk.mounts import covering, own_mounts
 from gpukeeper.model.unknown import Unknown
 
-REMEMBERED = 50_000  # entries; more are forgotten, the oldest first, and with them the time before
+REMEMBERED = 50_000  # entries; more are dropped, the oldest first, and with them the time before
 _CLOEXEC, _NONBLOCK, _REPORT_DIR_AND_NAME = 0x1, 0x2, 0xC00
 _ADD, _FILESYSTEM = 0x1, 0x100
 _CLOSED, _OVERFLOW = 0x18, 0x4000
@@ -42,35 +43,35 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A file of that name, in that folder, was closed. Without a handle: it is not told where."""
+    """A file of that name, in that directory, was closed. Without a handle: the directory is not reported."""
 
     filesystem: bytes
-    handle: bytes | None  # type and bytes, as open_by_handle_at wants them
+    handle: bytes | None  # type and bytes, as open_by_handle_at requires them
     name: str
     pid: int
-    lost: bool = False  # others were not told
+    lost: bool = False  # others were not reported
 
 
 class _Disk(msgspec.Struct):
-    mark: str  # as fdinfo calls its mark
+    mark: str  # the name of its mark in fdinfo
     filesystem: bytes
     since: float
     folders: set[str]
 
 
 def since_start() -> float:
-    """Seconds that no clock change moves; a suspended machine counts."""
+    """Seconds that no clock change affects; a suspended machine counts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Watch:
+class FileWatcher:
     def __init__(self, clock: Callable[[], float] = since_start) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._fd = -1
         self._wake = (-1, -1)
         self._disks: dict[str, _Disk] = {}  # by the name of its mark
-        self._last: dict[tuple[str, str], float] = {}  # by folder and entry
-        self._why: dict[str, str] = {}  # by folder: why it is not watched
+        self._last: dict[tuple[str, str], float] = {}  # by directory and entry
+        self._why: dict[str, str] = {}  # by directory: why it is not watched
 
     def start(self) -> str | None:
         """Why nothing can be watched; None: it begins."""
@@ -101,8 +102,8 @@ class Watch:
                 except OSError as error:
                     self._why[folder] = error.strerror or str(error)
 
-    def watched(self, folder: str, name: str, now: datetime) -> Watched | Unknown | None:
-        """Of an entry of that folder. Unknown: it could not be watched; None: nobody asked for that."""
+    def watched(self, folder: str, name: str, now: datetime) -> WatchRecord | Unknown | None:
+        """Of an entry of that directory. Unknown: it could not be watched; None: it was not requested."""
         with self._lock:
             if self._fd < 0:
                 return None
@@ -112,7 +113,7 @@ class Watch:
                 return Unknown(self._why.get(folder, "its filesystem is another one now"))
             time_now, last = self._clock(), self._last.get((folder, name))
             at = None if last is None else now - timedelta(seconds=time_now - last)
-            return Watched(now - timedelta(seconds=time_now - disk.since), at)
+            return WatchRecord(now - timedelta(seconds=time_now - disk.since), at)
 
     def _add(self, folder: str) -> None:
         mount = covering(folder, own_mounts())
@@ -136,7 +137,7 @@ class Watch:
         self._disks[mark] = _Disk(mark, filesystem, self._clock(), {folder})
 
     def _marks(self) -> set[str]:
-        """That are there. One of a filesystem that was unmounted is not, even if it was mounted again since."""
+        """Those that exist. That of a filesystem that was unmounted does not, even if it was mounted again since."""
         with open(f"/proc/self/fdinfo/{self._fd}") as lines:  # noqa: PTH123 - of the kernel
             return {line.split()[1] for line in lines if line.startswith("fanotify sdev:")}
 
@@ -148,12 +149,12 @@ class Watch:
                         return
                     self._drain()
         except (OSError, ValueError):
-            return  # closed meanwhile; whoever asks next reads what is left
+            return  # closed in the meantime; the next caller reads what is left
         finally:
             os.close(ended)
 
     def _drain(self) -> None:
-        """Everything that was told so far. A folder is resolved once at a time: it may be renamed later."""
+        """Everything that was reported so far. A directory is resolved once at a time: it may be renamed later."""
         known: dict[tuple[bytes, bytes], str | None] = {}
         now = self._clock()
         while True:
@@ -169,7 +170,7 @@ class Watch:
 
     def _note(self, event: Event, known: dict[tuple[bytes, bytes], str | None], now: float) -> None:
         disks = [one for one in self._disks.values() if one.filesystem == event.filesystem]
-        lost = event.lost or not disks  # of which of them is not known
+        lost = event.lost or not disks  # which of them is unknown
         for disk in self._disks.values() if lost else disks:
             if lost or event.handle is None:
                 disk.since = now
@@ -197,10 +198,10 @@ class Watch:
                 if error.errno == errno.ESTALE:
                     return None
                 raise
-        raise FileNotFoundError(errno.ENOENT, "none of its folders is there any more")
+        raise FileNotFoundError(errno.ENOENT, "none of its directories exists any more")
 
     def _forget(self) -> None:
-        """The older half, and all that was before: since then it is not known what nobody used."""
+        """The older half, and all that was before: since then the use of entries is incomplete."""
         oldest = sorted(self._last.items(), key=lambda item: item[1])[: len(self._last) // 2]
         for key, _ in oldest:
             del self._last[key]
@@ -210,7 +211,7 @@ class Watch:
 
 @contextmanager
 def opened(folder: str) -> Iterator[int]:
-    """For a moment only: what stays open keeps its filesystem from being unmounted."""
+    """For a moment only: an open file would keep its filesystem from being unmounted."""
     fd = os.open(folder, kernel.FOLDER)
     try:
         yield fd
@@ -219,7 +220,7 @@ def opened(folder: str) -> Iterator[int]:
 
 
 def entry_of(folder: str, path: str, name: str) -> str | None:
-    """The entry of a folder to which a file belongs that is called `name` in `path`. None: it is not below it."""
+    """The entry of a directory that contains the file `name` in `path`. None: it is not below it."""
     if path == folder:
         return name
     prefix = folder.rstrip("/") + "/"
@@ -248,7 +249,7 @@ def _event(info: bytes, pid: int) -> Event:
                 filesystem, struct.pack("=Ii", size, of_type) + info[begin : begin + size], os.fsdecode(name), pid
             )
         at += max(length, 4)
-    return Event(b"", None, "", pid, lost=True)  # of which filesystem is not told either
+    return Event(b"", None, "", pid, lost=True)  # the filesystem is not reported either
 
 
 def resolve(mount: int, handle: bytes) -> str:
@@ -263,7 +264,7 @@ def resolve(mount: int, handle: bytes) -> str:
 
 
 def _resolvable(folder: str) -> None:
-    """OSError where handles cannot be opened again: then it would not be known what an event is about."""
+    """OSError if handles cannot be opened again: then an event could not be resolved."""
     buffer = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128), 136)
     number = ctypes.c_int()
     if _libc.name_to_handle_at(_HERE, os.fsencode(folder), buffer, ctypes.byref(number), 0):
@@ -271,4 +272,4 @@ def _resolvable(folder: str) -> None:
         raise OSError(failed, os.strerror(failed))
     with opened(folder) as mount:
         if resolve(mount, buffer.raw) != folder:
-            raise OSError(errno.EXDEV, "its path is another one for the kernel")
+            raise OSError(errno.EXDEV, "the kernel has another path for it")

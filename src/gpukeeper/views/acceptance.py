@@ -117,7 +117,7 @@ def provisional(machine: Machine, wish: Wish) -> Report:
 def machine_words(machine: Machine, wish: Wish) -> str:
     """ "node-3: 8 × NVIDIA H200; driver 570.1, torch 2.11.0"."""
     if isinstance(machine.gpus, Unknown):
-        return f"{machine.node}: its GPUs could not be listed ({machine.gpus.why})"
+        return f"{machine.node}: the GPUs could not be read ({machine.gpus.why})"
     names: dict[str, int] = {}
     for gpu in machine.gpus:
         name = fact(gpu.name) if not gpu.profile else f"{fact(gpu.name)} {gpu.profile}"

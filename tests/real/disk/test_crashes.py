@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk.measure import open_directory
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.disk.trash import sweep
 from gpukeeper.model.decision import Changed
 from tests.real.disk.bed import REPOSITORY
@@ -65,14 +65,14 @@ def settled(root: Path, path: Path, which: str) -> str:
     if path.is_dir():  # a file of ours may have its name
         assert len(list(path.rglob("*"))) == whole, which
     waiting = finished(root)
-    assert all(isinstance(answer, Removal | Changed) for answer in waiting), (which, waiting)
+    assert all(isinstance(answer, TreeRemoval | Changed) for answer in waiting), (which, waiting)
     with open_directory(str(root)) as parent:
         sweep(parent)
     assert trash_in(root) == [], which
     if not path.exists():
         return "finished" if waiting else "done"
     assert len(list(path.rglob("*"))) == whole, which
-    assert isinstance(removed(path), Removal), which
+    assert isinstance(removed(path), TreeRemoval), which
     return "undone" if waiting else "not begun"
 
 
@@ -81,13 +81,13 @@ def test_when_the_time_is_up_the_rest_waits_and_the_next_run_goes_on(tmp_path: P
     answer = None
     for budget in (0.1 * step for step in range(1, 1000)):
         answer = removed(path, until=time.monotonic() + budget)
-        if isinstance(answer, Removal):
+        if isinstance(answer, TreeRemoval):
             break
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert not path.exists()
     if answer.left:
-        assert "the next pass goes on" in answer.left[-1]
+        assert "the next pass continues" in answer.left[-1]
         (rest,) = finished(tmp_path)
-        assert isinstance(rest, Removal)
+        assert isinstance(rest, TreeRemoval)
         assert answer.entries + rest.entries == 200 * 201 + 1
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk import open_files, unresponsive
-from gpukeeper.disk.unresponsive import Answering
+from gpukeeper.disk.unresponsive import Responsiveness
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Shape
@@ -91,7 +91,7 @@ def test_as_a_root_it_is_skipped_reported_and_asked_again_later(
 def test_what_did_not_answer_is_asked_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unresponsive, "PATIENCE_SECONDS", 0.2)
     now, asked = [0.0], list[float]()
-    answering = Answering(lambda: now[0])
+    answering = Responsiveness(lambda: now[0])
     answers = answering._answers
     monkeypatch.setattr(answering, "_answers", lambda path: (asked.append(now[0]), answers(path))[1])
     with dead_mount(tmp_path / "dead"):

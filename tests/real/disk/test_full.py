@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Refused
 from tests.real.disk.bed import as_nobody, ext4, fill, mounted, need_root
 from tests.unit.disk.trees import expected, removed, trash_in, tree
@@ -29,7 +29,7 @@ def test_on_a_full_tmpfs_a_tree_is_removed(tmp_path: Path) -> None:
         fill(disk)
         assert os.statvfs(disk).f_bfree == 0
         answer = removed(path)
-        assert isinstance(answer, Removal), answer
+        assert isinstance(answer, TreeRemoval), answer
         assert answer.bytes_back == 12 * 8192
         assert [one.name for one in disk.iterdir()] == ["ballast"]
 
@@ -41,7 +41,7 @@ def test_on_a_tmpfs_without_inodes_a_tree_is_kept_with_a_reason(tmp_path: Path) 
             (disk / f"ballast{number}").touch()
         answer = removed(path)
         assert isinstance(answer, Refused)
-        assert "no room" in answer.why
+        assert "no space" in answer.why
         assert len(list(path.rglob("f*"))) == 12
         assert trash_in(disk) == []
 
@@ -52,7 +52,7 @@ def test_on_a_full_ext4_root_removes_a_tree_with_what_is_reserved_for_it(tmp_pat
         disk.chmod(0o777)
         as_nobody(disk, "fill(here)")
         assert os.statvfs(disk).f_bavail == 0
-        assert isinstance(removed(path), Removal)
+        assert isinstance(removed(path), TreeRemoval)
         assert trash_in(disk) == []
 
 
@@ -63,7 +63,7 @@ def test_on_an_ext4_without_a_free_block_a_tree_is_kept_with_a_reason(tmp_path: 
         assert os.statvfs(disk).f_bavail == 0
         answer = removed(path)
         assert isinstance(answer, Refused)
-        assert "no room" in answer.why
+        assert "no space" in answer.why
         assert len(list(path.rglob("f*"))) == 12
         assert trash_in(disk) == []
 
@@ -76,4 +76,4 @@ def test_on_a_full_ext4_an_ordinary_user_is_told_what_to_do(tmp_path: Path) -> N
         assert kind == "Refused"
         assert "run as root" in why
         assert len(list((disk / "tree").rglob("f*"))) == 12
-        assert isinstance(removed(disk / "tree", expected(disk / "tree")), Removal)
+        assert isinstance(removed(disk / "tree", expected(disk / "tree")), TreeRemoval)

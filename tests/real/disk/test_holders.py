@@ -12,7 +12,7 @@ import pytest
 
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from tests.real.disk.bed import REPOSITORY
 from tests.unit.disk.trees import expected, removed, tree
 
@@ -44,7 +44,7 @@ def deletions(path: Path) -> int:
     """How often it was deleted, of so many tries; it is made anew then, and nobody uses that one."""
     lost = 0
     for _ in range(TRIES):
-        lost += isinstance(removed(path, expected(path), scan=scan), Removal)
+        lost += isinstance(removed(path, expected(path), scan=scan), TreeRemoval)
         if lost:
             break
     return lost
@@ -52,7 +52,7 @@ def deletions(path: Path) -> int:
 
 def goes_in_the_end(path: Path) -> bool:
     """Somebody else on this machine may be as restless for a while."""
-    return any(isinstance(removed(path, expected(path), scan=scan), Removal) for _ in range(TRIES))
+    return any(isinstance(removed(path, expected(path), scan=scan), TreeRemoval) for _ in range(TRIES))
 
 
 @pytest.mark.parametrize("how", ["moving", "disguised", "relayed", "passed"])

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.measure import measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Expected, Removal, remove
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove
 from gpukeeper.disk.trash import RETURNED, TRASH
 from tests.real.disk.bed import REPOSITORY, picture
 from tests.unit.disk.trees import everything_seen, tree
@@ -84,7 +84,7 @@ def attempt(ground: Ground, scan: Callable[[], OpenFiles]) -> object:
         found = measure("tree", parent)
         if found is None or not isinstance(found.ctime_ns, int):
             return found
-        wanted = Expected((found.device, found.inode), found.ctime_ns)
+        wanted = ExpectedTree((found.device, found.inode), found.ctime_ns)
         return remove(parent, "tree", wanted, scan=scan, until=time.monotonic() + 60)
 
 
@@ -120,7 +120,7 @@ def test_a_tree_whose_name_somebody_takes_meanwhile_never_stays_in_the_trash(tmp
             with open_directory(str(root)) as parent:
                 found = measure("tree", parent)
                 if found is not None and found.inode == inodes[-1] and isinstance(found.ctime_ns, int):
-                    wanted = Expected((found.device, found.inode), found.ctime_ns)
+                    wanted = ExpectedTree((found.device, found.inode), found.ctime_ns)
                     in_use = OpenFiles({(found.device, found.inode): 1}, {}, (), frozenset(), None)
                     remove(parent, "tree", wanted, scan=lambda: busy(in_use), until=time.monotonic() + 60)  # noqa: B023
     there = {one.stat().st_ino for one in root.iterdir()} | {one.stat().st_ino for one in tmp_path.iterdir()}
@@ -150,7 +150,7 @@ def test_the_deleter_alone_leaves_nothing_outside_touched(ground: Ground) -> Non
         while running.poll() is None:
             ground.refill()
             with open_directory(str(ground.root)) as root, open_directory("tree", root) as top:
-                eraser = Eraser(time.monotonic() + 60)
+                eraser = TreeDeleter(time.monotonic() + 60)
                 if tries % 3:
                     eraser.empty(top)
                 else:
@@ -168,5 +168,5 @@ def test_after_the_neighbour_is_gone_the_tree_is_removed(ground: Ground) -> None
     ground.refill()
     while time.clock_gettime_ns(5) <= (ground.root / "tree").stat().st_ctime_ns:
         pass
-    assert isinstance(attempt(ground, everything_seen), Removal)
+    assert isinstance(attempt(ground, everything_seen), TreeRemoval)
     assert picture(ground.canary) == ground.before

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.real.disk.bed import mounted, need_root, picture
@@ -53,7 +53,7 @@ def test_a_bind_mount_of_a_single_file_inside_is_untouched(tmp_path: Path) -> No
         assert removed(path, wanted) == IN_USE
         assert trash_in(tmp_path) == []
         answer = removed(path, wanted, scan=blind)  # the kernel itself refuses then
-        assert isinstance(answer, Removal | Unknown | Changed)
+        assert isinstance(answer, TreeRemoval | Unknown | Changed)
     assert outside.read_text() == "precious"
 
 
@@ -62,7 +62,7 @@ def test_a_mount_on_the_tree_itself_is_refused(tmp_path: Path) -> None:
     wanted, before = expected(path), picture(outside)
     with mounted(path, "--bind", outside):
         for one in (wanted, expected(outside)):
-            assert removed(path, one) == Refused("it was left where it is: something is mounted on it")
+            assert removed(path, one) == Refused("it was not removed: something is mounted on it")
     assert picture(outside) == before
     assert len(list(path.rglob("f*"))) == 12
 
@@ -72,7 +72,7 @@ def test_the_deleter_itself_enters_no_mount(tmp_path: Path) -> None:
     outside, path = tree(tmp_path, "outside"), tree(tmp_path)
     before = picture(outside)
     with mounted(path / "d0", "--bind", outside), mounted(path / "d1/f0", "--bind", outside / "d0/f0"):
-        eraser, fd = Eraser(time.monotonic() + 60), os.open(path, os.O_RDONLY)
+        eraser, fd = TreeDeleter(time.monotonic() + 60), os.open(path, os.O_RDONLY)
         eraser.empty(fd)
         os.close(fd)
         assert picture(outside) == before
@@ -95,7 +95,7 @@ def test_a_tree_that_another_mount_namespace_has_mounted_is_kept(tmp_path: Path,
     with child(MOUNT_AND_WAIT, "--bind", path / inside, point, before=("unshare", "--mount")):
         assert removed(path, wanted) == IN_USE
         assert trash_in(tmp_path) == []
-    assert isinstance(removed(path), Removal)
+    assert isinstance(removed(path), TreeRemoval)
 
 
 def test_a_tree_in_which_another_mount_namespace_mounted_something_is_kept(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_folder_of_a_lower_layer_cannot_be_taken_and_one_of_the_upper_can(tmp_
         answer = removed(merged / "image")
         assert isinstance(answer, Refused)
         assert "layer" in answer.why
-        assert isinstance(removed(tree(merged, "own")), Removal)
+        assert isinstance(removed(tree(merged, "own")), TreeRemoval)
         assert sorted(one.name for one in merged.iterdir()) == ["image"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.disk import open_files
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Changed
 from tests.real.disk.bed import mounted, need_root
 from tests.unit.disk.trees import READY, child, expected, removed, trash_in, tree
@@ -39,7 +39,7 @@ def test_a_mount_in_a_namespace_that_only_a_descriptor_keeps_is_seen(tmp_path: P
     with child(KEEP_BY_DESCRIPTOR, path / "d0", point):
         assert removed(path, wanted) == IN_USE
         assert trash_in(tmp_path) == []
-    assert isinstance(removed(path), Removal)
+    assert isinstance(removed(path), TreeRemoval)
 
 
 def test_a_mount_in_a_namespace_that_only_a_mount_keeps_is_seen(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_mount_in_a_namespace_that_only_a_mount_keeps_is_seen(tmp_path: Path) 
             assert trash_in(tmp_path) == []
         finally:
             subprocess.run(["umount", names / "one"], check=True)
-    assert isinstance(removed(path), Removal)
+    assert isinstance(removed(path), TreeRemoval)
 
 
 def test_a_namespace_that_cannot_be_entered_is_not_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

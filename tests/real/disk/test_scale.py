@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from tests.unit.disk.trees import look, removed
 
 
@@ -23,6 +23,6 @@ def test_two_hundred_thousand_files_are_measured_and_removed(tmp_path: Path) -> 
     found = look(tmp_path / "tree")
     assert (found.entries, found.problems) == (200_000 + 400 + 7 + 1, ())
     answer = removed(tmp_path / "tree", progress=lambda entries: None)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.access_times import Watched
-from gpukeeper.disk.watch import Watch
+from gpukeeper.disk.access_times import WatchRecord
+from gpukeeper.disk.watch import FileWatcher
 from gpukeeper.model.unknown import Unknown
 from tests.engines import require
 from tests.real.disk.bed import ext4, mounted, need_root
@@ -44,8 +44,8 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @contextmanager
-def watching(folder: Path, clock: Hand) -> Iterator[Watch]:
-    watch = Watch(clock)
+def watching(folder: Path, clock: Hand) -> Iterator[FileWatcher]:
+    watch = FileWatcher(clock)
     require("root", watch.start() is None)
     watch.add(str(folder))
     try:
@@ -54,9 +54,9 @@ def watching(folder: Path, clock: Hand) -> Iterator[Watch]:
         watch.close()
 
 
-def seen(watch: Watch, folder: Path, name: str = "tree") -> Watched:
+def seen(watch: FileWatcher, folder: Path, name: str = "tree") -> WatchRecord:
     found = watch.watched(str(folder), name, NOW)
-    assert isinstance(found, Watched), found
+    assert isinstance(found, WatchRecord), found
     return found
 
 
@@ -68,16 +68,16 @@ def test_a_read_by_somebody_else_is_seen_and_our_own_is_not(disk: Path) -> None:
     path, clock = tree(disk), Hand()
     tree(disk, "other")
     with watching(disk, clock) as watch:
-        assert seen(watch, disk) == Watched(NOW)
+        assert seen(watch, disk) == WatchRecord(NOW)
         clock.seconds += 60
         (path / "d0/f0").read_bytes()
-        assert seen(watch, disk) == Watched(NOW - timedelta(seconds=60))
+        assert seen(watch, disk) == WatchRecord(NOW - timedelta(seconds=60))
         read(path / "d0/f0")
         assert seen(watch, disk).last == NOW
         clock.seconds += 30
         ago = NOW - timedelta(seconds=90)
-        assert seen(watch, disk) == Watched(ago, NOW - timedelta(seconds=30))
-        assert seen(watch, disk, "other") == Watched(ago)
+        assert seen(watch, disk) == WatchRecord(ago, NOW - timedelta(seconds=30))
+        assert seen(watch, disk, "other") == WatchRecord(ago)
 
 
 def test_a_file_that_is_an_entry_itself_is_seen(disk: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_end_of_a_long_use_counts(disk: Path) -> None:
     with watching(disk, clock) as watch:
         with child(HOLD_OPEN, path / "d0/f0"):
             clock.seconds += 3600
-        assert seen(watch, disk) == Watched(NOW - timedelta(hours=1), NOW)
+        assert seen(watch, disk) == WatchRecord(NOW - timedelta(hours=1), NOW)
 
 
 FLOOD = """
@@ -141,7 +141,7 @@ def test_a_filesystem_that_was_unmounted_is_not_watched_any_more(tmp_path: Path)
     clock = Hand()
     with ext4(tmp_path, "16M") as disk:
         tree(disk)
-        watch = Watch(clock)
+        watch = FileWatcher(clock)
         require("root", watch.start() is None)
         watch.add(str(disk))
         assert seen(watch, disk)

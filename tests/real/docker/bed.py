@@ -28,8 +28,8 @@ import msgspec
 
 from gpukeeper.devices.driver.client import CHILD
 from gpukeeper.devices.driver.facts import GpuFacts
-from gpukeeper.devices.driver.protocol import Answer as DriverAnswer
-from gpukeeper.devices.driver.protocol import Question
+from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
+from gpukeeper.devices.driver.protocol import DriverRequest
 from tests.halt import PYTHONPATH
 from tests.real.docker import fake_driver, images, kernel
 from tests.real.docker.api import Answer, Api, Refused, json_lines, unframed
@@ -382,7 +382,7 @@ class Bed:
     def ask_child(self, about: str) -> DriverAnswer:
         """One answer of the program that asks the driver, as gpukeeper reads it."""
         command = [str(self._interpreter()), *CHILD[1:]]
-        question = msgspec.json.encode(Question(1, about)) + b"\n"
+        question = msgspec.json.encode(DriverRequest(1, about)) + b"\n"
         asked = subprocess.run(
             command, input=question, env=self.environ(), stdout=subprocess.PIPE, timeout=30, check=True
         )

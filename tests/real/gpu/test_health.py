@@ -15,7 +15,7 @@ from gpukeeper.acceptance.bench.interpreter import find_python
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import Done, Job, Machine
 from gpukeeper.devices.holders import is_walled
-from gpukeeper.devices.leash_child import descendants
+from gpukeeper.devices.supervisor import descendants
 from gpukeeper.model.gpu import Health
 from gpukeeper.model.unknown import Unknown
 from tests.engines import has_gpu, require

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpukeeper.devices.busy import Use
+from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.naming import resolve
 from gpukeeper.devices.usage import GpuUsage
@@ -77,7 +77,7 @@ def running(program: str) -> Iterator[int]:
         child.communicate()
 
 
-def the_gpu(uses: dict[str, Use] | Unknown) -> Use:
+def the_gpu(uses: dict[str, GpuUse] | Unknown) -> GpuUse:
     """The one that a program gets which asks for none in particular."""
     assert not isinstance(uses, Unknown), uses
     inventory = asyncio.run(LocalGpus().inventory())
@@ -87,7 +87,7 @@ def the_gpu(uses: dict[str, Use] | Unknown) -> Use:
     return uses[first[0]]
 
 
-def read(reader: GpuUsage) -> Use:
+def read(reader: GpuUsage) -> GpuUse:
     return the_gpu(asyncio.run(reader.read()))  # type: ignore[arg-type]
 
 

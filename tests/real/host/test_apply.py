@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.trash import DOOMED, TRASH
+from gpukeeper.disk.trash import DELETING, TRASH
 from gpukeeper.platforms.host import capture
 from tests.engines import require
 from tests.real.host.machine import AS_NOBODY, NOBODY, Host, can_be_nobody, held_open, sees_everybody, until
@@ -74,7 +74,7 @@ def test_what_is_opened_between_plan_and_apply_is_kept(host: Host) -> None:
     assert host.apply().outcomes()["tmp-old"]["result"] == "reclaimed"
 
 
-@pytest.mark.parametrize("moment", [TRASH, DOOMED])
+@pytest.mark.parametrize("moment", [TRASH, DELETING])
 def test_killed_in_the_middle_the_next_apply_finishes_it(host: Host, moment: str) -> None:
     """As soon as the tree is taken, or its deletion has begun."""
     host.tree("tmp-old", files=20_000, size=1)
@@ -94,7 +94,7 @@ def test_killed_in_the_middle_the_next_apply_finishes_it(host: Host, moment: str
 
 def _is_there(host: Host, moment: str) -> bool:
     trashes = list(host.root.glob(f"{TRASH}*"))
-    return any((one / DOOMED).is_symlink() for one in trashes) if moment == DOOMED else bool(trashes)
+    return any((one / DELETING).is_symlink() for one in trashes) if moment == DELETING else bool(trashes)
 
 
 def test_a_person_may_remove_a_tree_that_is_not_due(host: Host) -> None:

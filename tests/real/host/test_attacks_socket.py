@@ -135,7 +135,7 @@ def test_a_tree_in_a_folder_that_the_user_may_not_write_to_is_not_removed(attack
     with attacked.serving():
         answer = attacked.remove(path)
     assert (answer["done"], path.exists()) == (False, True), answer
-    assert "may not write to its folder" in answer["words"]
+    assert "may not write to its directory" in answer["words"]
 
 
 def test_the_ages_of_the_policy_apply_to_a_users_request(public: Path) -> None:

@@ -94,8 +94,8 @@ READ_ONCE, NEVER_READ = THREE_HOURS - 60, THREE_HOURS + 60
     ("options", "read", "words"),
     [
         ("relatime", READ_ONCE, "reads in the 24h after that are not recorded on"),
-        ("noatime", READ_ONCE, "reads leave no trace on"),
-        ("noatime", NEVER_READ, "reads leave no trace on"),
+        ("noatime", READ_ONCE, "but reads are not recorded on"),
+        ("noatime", NEVER_READ, "but reads are not recorded on"),
         ("strictatime", READ_ONCE, "last recorded read"),
         ("relatime", NEVER_READ, "last recorded read"),  # the first read after a change is recorded
     ],

@@ -435,7 +435,7 @@ def one_of_each(plane: ControlPlane, namespace: str) -> None:
 
 def differences(bench: Bench) -> dict[str, dict[str, Any]]:
     """By name: each field that a list and a look tell differently, but for the time of looking. What a list does not
-    count, to stay small, is not known there: that is no contradiction."""
+    count, to stay small, is unknown there: that is no contradiction."""
 
     async def story() -> dict[str, dict[str, Any]]:
         listed = [

@@ -46,14 +46,14 @@ def test_the_loop_of_v23_ends_by_removing_the_trainjob_and_not_by_its_runtime(
 
     def level() -> Cause | None:
         found = asked.about(made, datetime.now(UTC))
-        return next((one for one in found.causes if "ttlSecondsAfterFinished: 8 stands in" in one.words), None)
+        return next((one for one in found.causes if "ttlSecondsAfterFinished: 8 is set in" in one.words), None)
 
     cause = trainer_v23.until(level, "it is looked at while it has failed")
     assert cause is not None
-    assert "makes it anew" in cause.words
+    assert "recreates it" in cause.words
     assert f"kubectl -n {namespace} delete trainjob {RUN}" in cause.remedy
     assert SNAPSHOT in cause.remedy
-    assert "A TTL on the TrainJob comes too late" in cause.remedy
+    assert "A TTL on the TrainJob would take effect too late" in cause.remedy
 
     api.wait_for("configmaps", namespace, SNAPSHOT, lambda one: one is not None)
     runtime = api.get("trainingruntimes", namespace, "torch")
@@ -113,7 +113,7 @@ def test_what_cannot_be_scheduled_says_why_and_how_many_gpus_were_asked_for(
     assert found is not None
     cause = one_of(found, "cannot be scheduled")
     assert "nvidia.com/gpu" in cause.words, "the scheduler's own words"
-    assert any("999 GPUs asked for, counted as 256: no node has more" in line for line in found.tree), found.tree
+    assert any("999 GPUs requested, counted as 256: no node has more" in line for line in found.tree), found.tree
 
 
 def test_a_runtime_that_is_missing_is_named_with_what_to_create(
@@ -122,4 +122,4 @@ def test_a_runtime_that_is_missing_is_named_with_what_to_create(
     made = api.create(objects.train_job(RUN, "absent"), namespace)
     found = Asked(trainer_v23).about(made, datetime.now(UTC))
     cause = one_of(found, "TrainingRuntime absent, does not exist")
-    assert cause.remedy.startswith(f"Create a TrainingRuntime called absent in namespace {namespace}")
+    assert cause.remedy.startswith(f"Create a TrainingRuntime named absent in namespace {namespace}")

@@ -440,7 +440,7 @@ def test_odd_times(plane: ControlPlane, namespace: str, finished: str | None, kn
         return
     subject = bench.subjects()["pod/odd"]
     assert isinstance(subject.ended, Unknown), subject.ended
-    assert any("when it ended is not known" in one for one in subject.findings), subject.findings
+    assert any("its end time is unknown" in one for one in subject.findings), subject.findings
     assert bench.again().outcomes == []  # counted from when it was first seen ended: now
     bench.later(minutes=59)
     assert bench.again().outcomes == []

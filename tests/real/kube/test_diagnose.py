@@ -119,7 +119,7 @@ def test_a_finalizer_whose_controller_is_switched_off(
     try:
         ready = lambda seen: seen and seen["status"].get("readyReplicas") == 1  # noqa: E731
         api.wait_for("deployments", namespace, "kuberay-operator", ready)
-        cause = one_of(asked.about(stuck, now), f"the finalizer {RAY_FINALIZER} keeps it")
+        cause = one_of(asked.about(stuck, now), f"the finalizer {RAY_FINALIZER} blocks it")
         assert "KubeRay runs" in cause.words
         assert "1 of 1 ready" in cause.words
 
@@ -131,17 +131,17 @@ def test_a_finalizer_whose_controller_is_switched_off(
             "leases", namespace, "ray-operator-leader", {"spec": {"renewTime": text_of(now - timedelta(hours=1))}}
         )
         asked = Asked(plane)  # one that has not seen the Lease change
-        first = one_of(asked.about(stuck, now), f"the finalizer {RAY_FINALIZER} keeps it")
-        assert "Whether it will ever end is not known" in first.words
+        first = one_of(asked.about(stuck, now), f"the finalizer {RAY_FINALIZER} blocks it")
+        assert "Whether it will ever complete is unknown" in first.words
         asked.passed = 20
         found = asked.about(stuck, now)
         assert isinstance(asked.kuberay(now), Gone)
-        cause = one_of(found, f"the finalizer {RAY_FINALIZER} keeps it")
-        assert "asked for 1m1s ago" in cause.words
+        cause = one_of(found, f"the finalizer {RAY_FINALIZER} blocks it")
+        assert "requested 1m1s ago" in cause.words
         assert "is scaled to 0" in cause.words
         assert "Waiting does not help" in cause.words
         assert f"kubernetes.release: [{RAY_FINALIZER}]" in cause.remedy
-        assert any(line.startswith("looked after by KubeRay v1.4.2: gone: ") for line in found.tree)
+        assert any(line.startswith("controller KubeRay v1.4.2: not running: ") for line in found.tree)
 
         # Who may not look at Deployments learns nothing, so nothing is proven.
         user = plane.new_user(
@@ -150,8 +150,8 @@ def test_a_finalizer_whose_controller_is_switched_off(
         blind = Asked(plane, user)
         blind.about(stuck, now)
         blind.passed = 3600
-        cause = one_of(blind.about(stuck, now), f"the finalizer {RAY_FINALIZER} keeps it")
-        assert "whether KubeRay runs cannot be told" in cause.words
+        cause = one_of(blind.about(stuck, now), f"the finalizer {RAY_FINALIZER} blocks it")
+        assert "whether KubeRay runs is unknown" in cause.words
         one_of(blind.about(stuck, now), "its Events could not be read")
 
         # A renewed Lease alone brings it back to life.
@@ -215,8 +215,8 @@ def test_the_foreground_loop_of_v23_is_proven_and_ends_without_its_finalizer(
         found = Asked(plane).about(removed, asked_for + PAST)
     finally:
         plane.programs["kube-controller-manager"].resume()
-    cause = one_of(found, f"the finalizer {FOREGROUND} keeps it")
-    assert "its controller makes jobset/run-7 anew each time" in cause.words
+    cause = one_of(found, f"the finalizer {FOREGROUND} blocks it")
+    assert "its controller recreates jobset/run-7 each time" in cause.words
     assert "Waiting does not help" in cause.words
     assert f"kubernetes.release: [{FOREGROUND}]" in cause.remedy
     assert any("v2.3.0" in line for line in found.tree)
@@ -254,11 +254,11 @@ def test_a_jobset_that_v21_made_anew_under_a_complete_trainjob(
     asked = Asked(plane)
     now = time_of(second["metadata"]["creationTimestamp"]) + timedelta(minutes=1)
     found = asked.about(one, now)
-    assert "after the TrainJob ended: Kubeflow Trainer (v2.1.0) made it anew" in one_of(found, "was made").words
-    level = one_of(found, "ttlSecondsAfterFinished: 2 stands in its runtime (TrainingRuntime torch)")
-    assert "Kubeflow Trainer v2.1.0 makes it anew at once" in level.words
+    assert "after the TrainJob ended: Kubeflow Trainer (v2.1.0) recreated it" in one_of(found, "was created").words
+    level = one_of(found, "ttlSecondsAfterFinished: 2 is set in its runtime (TrainingRuntime torch)")
+    assert "Kubeflow Trainer v2.1.0 recreates it at once" in level.words
     one_of(found, "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)")
-    assert "1 pod below it still there, with 1 GPU" in one_of(found, "it has finished").words
+    assert "1 pod below it did not end, with 1 GPU" in one_of(found, "it has finished").words
     kinds = [line.split("/")[0] for line in found.tree[:4]]
     assert kinds == ["trainjob", "  jobset", "    job", "      pod"]
     assert worker["metadata"]["name"] in found.tree[3]
@@ -310,6 +310,6 @@ def test_the_job_of_a_pod_may_not_be_read(plane: ControlPlane, api: Api, namespa
     now = time_of(pod["metadata"]["creationTimestamp"]) + timedelta(minutes=1)
     found = Asked(plane, user).about(pod, now)
     assert "it belongs to Job train, which may not be read" in found.causes[0].words
-    assert "leaves it alone" in found.causes[0].remedy
+    assert "gpukeeper keeps it" in found.causes[0].remedy
     part = Asked(plane).about(pod, now)
-    assert "is part of job/train: removed alone, its controller makes it anew" in part.causes[0].words
+    assert "is part of job/train: if it is removed alone, its controller recreates it" in part.causes[0].words

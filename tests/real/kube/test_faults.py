@@ -38,7 +38,7 @@ from tests.real.kube.proxy import Asked, Cut, Fault, First, Jumble, Late, Lose, 
 
 SEEDS = [int(os.environ["SEED"])] if os.environ.get("SEED") else list(range(30))
 DUE = ("run-0", "run-1", "run-2")  # pods that ended; two Jobs come with them
-WAITS = 1  # deletes of one seed whose outcome is not known at once: each costs half a minute
+WAITS = 1  # deletes of one seed whose outcome is unknown at once: each costs half a minute
 HOLD = "gpukeeper.io/hold-until"
 DELETES: tuple[Callable[[], Fault | None], ...] = (
     lambda: None,

@@ -311,7 +311,7 @@ def test_idle_for_the_whole_window_is_warned(bed: Bed, tmp_path: Path, subject: 
     said = asked(bed, tmp_path, subject)
     assert (said.verdict, said.action) == (Verdict.DUE, Action.WARN), said
     assert "idle for" in said.reason
-    assert "terminal (nobody outside sees" in said.reason
+    assert "terminal (terminal input in a pod" in said.reason
     assert "cpu" not in said.reason, "cAdvisor's counters are there, so they were looked at"
 
 

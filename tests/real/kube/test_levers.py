@@ -133,7 +133,7 @@ def test_what_kueue_suspends_is_not_suspended_by_us(plane: ControlPlane, namespa
     bench = Bench(plane.kubeconfig(), namespace)
     reply = bench.ask("root", "stop", f"job/{RUN}", attended=True)
     assert not reply.done
-    assert "Kueue owns its suspension" in reply.words
+    assert "Kueue manages its suspension" in reply.words
     assert not (plane.api.get("jobs", namespace, RUN) or {})["spec"].get("suspend")
     plane.api.wait_pods(namespace, 1)
 

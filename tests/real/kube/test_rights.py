@@ -169,7 +169,7 @@ def test_without_the_right_to_delete_it_is_refused_by_name(plane: ControlPlane, 
     report = bench.again()
     found = {one.ref.kind: one for one in report.outcomes if one.ref is not None}
     assert (found["job"].result, found["pod"].result) == (Result.REFUSED, Result.RECLAIMED)
-    assert f"gpukeeper may not delete jobs.batch in the namespace {namespace}" in found["job"].reason
+    assert f"gpukeeper may not delete jobs.batch in namespace {namespace}" in found["job"].reason
     assert plane.api.names("jobs", namespace) == {"train"}
     plane.grant(user, REMOVE, namespace=namespace)
     trial = {"apiVersion": "batch/v1", "kind": "DeleteOptions", "dryRun": ["All"]}  # a query is ignored beside a body

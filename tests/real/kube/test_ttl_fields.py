@@ -70,9 +70,9 @@ def test_whether_a_trainjob_has_a_ttl_is_read_from_its_crd(trainer_v23: ControlP
     rules = [{"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["get"]}]
     for user in ("admin", trainer_v23.new_user(rules, namespace=namespace)):
         found = Asked(trainer_v23, user).about(one, datetime.now(UTC))
-        one_of(found, f"a TrainJob has no TTL in this cluster (its CRD has no spec.{TTL}): nobody but gpukeeper")
+        one_of(found, f"a TrainJob has no TTL in this cluster (its CRD has no spec.{TTL}): only gpukeeper")
         assert "this kind has no TTL" in found.tree[0]
-        assert "write the annotation gpukeeper.io/ttl" in one_of(found, f"spec.{TTL}: 60 was applied").words
+        assert "use the annotation gpukeeper.io/ttl" in one_of(found, f"spec.{TTL}: 60 was applied").words
 
 
 def test_a_ttl_that_the_crd_of_a_trainjob_has_is_left_to_the_platform(with_ttl: ControlPlane, namespace: str) -> None:
@@ -114,13 +114,13 @@ def test_a_ttl_that_was_applied_under_spec_of_a_v1_job_is_reported(
     found = Bench(training_operator.kubeconfig(), namespace).subjects()
     for kind in V1_REPLICAS:
         (words,) = [one for one in found[f"{kind.lower()}/{kind.lower()}"].findings if TTL in one]
-        assert words.startswith(f"spec.{TTL}: 600 was applied, and the {kind} does not have it")
-        assert words.endswith(f"write spec.runPolicy.{TTL}")
+        assert words.startswith(f"spec.{TTL}: 600 was applied, but the {kind} has no such field")
+        assert words.endswith(f"use spec.runPolicy.{TTL}")
         assert found[f"{kind.lower()}/{kind.lower()}"].marks.ttl is None
 
     ended = api.wait_condition("pytorchjobs", namespace, "pytorchjob", "Succeeded")
     cause = one_of(Asked(training_operator).about(ended, datetime.now(UTC)), f"spec.{TTL}: 600 was applied")
-    assert cause.words.endswith(f"write spec.runPolicy.{TTL}")
+    assert cause.words.endswith(f"use spec.runPolicy.{TTL}")
     api.patch("pytorchjobs", namespace, "pytorchjob", {"spec": {"runPolicy": {TTL: 7200}}})
     corrected = Bench(training_operator.kubeconfig(), namespace).subjects()["pytorchjob/pytorchjob"]
     assert not [one for one in corrected.findings if TTL in one], "it was written where it counts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy, foreign, quiet
+from gpukeeper.platforms.ray.busy import ClusterState, busy, foreign, quiet
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
 from tests.real.ray.bed import Node, until
 
@@ -16,7 +16,7 @@ def api_of(node: Node) -> StateApi:
     return found
 
 
-def answers_of(node: Node) -> Answers:
+def answers_of(node: Node) -> ClusterState:
     return asyncio.run(api_of(node).answers(node.session))
 
 

@@ -315,7 +315,7 @@ def test_a_ray_that_cannot_be_asked_is_not_idle(fresh_cluster: FRESH) -> None:
             os.kill(pid, signal.SIGKILL)
     node = run(node_of(ray, cluster))
     assert isinstance(node.busy, Unknown), node.busy
-    assert any("not known" in words for words in node.findings)
+    assert any("is unknown" in words for words in node.findings)
     assert run(sweep(ray, cluster)) == []
     assert (cluster.root / "scratch/tmpone").is_dir()
 

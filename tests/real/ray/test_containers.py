@@ -26,7 +26,7 @@ from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.settings import RaySettings
 from gpukeeper.wiring import SystemClock
 from tests.engines import has_docker, has_ray, require
@@ -110,8 +110,8 @@ def everything_seen() -> OpenFiles:
 def platform(bed: DockerBed, *names: str, above: int = 0) -> RayPlatform:
     """Of these containers only: nothing of this machine itself, whatever others do there."""
 
-    async def inside(patterns: Sequence[str]) -> Sequence[Inside]:
-        return [Inside(name, bed.pid(name), bed.id(name)) for name in names]
+    async def inside(patterns: Sequence[str]) -> Sequence[NodeContainer]:
+        return [NodeContainer(name, bed.pid(name), bed.id(name)) for name in names]
 
     settings = RaySettings(roots=(ROOT,), cpu=50.0, window=timedelta(seconds=1))
     temporary = (Temporary(root=ROOT, names=settings.names, above=above, platform="ray"),)

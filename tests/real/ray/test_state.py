@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api
 from tests.real.ray.asking import answers_of, api_of, ray_says, until_idle
 from tests.real.ray.bed import NEWEST, VERSIONS, Cluster, until
@@ -81,8 +81,8 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
     def asked(setting: str | None, given: str | None) -> StateApi | Unknown:
         return asyncio.run(find_api(head.session, setting, addresses(head.argv), given))
 
-    assert "wants a token" in str(asked(None, token))
-    assert "wants a token" in str(asked(cluster.dashboard, None))
+    assert "requires a token" in str(asked(None, token))
+    assert "requires a token" in str(asked(cluster.dashboard, None))
     assert "refused the token" in str(asked(cluster.dashboard, "f" * 32))
     api = asked(cluster.dashboard, token)
     assert isinstance(api, StateApi)
@@ -141,7 +141,7 @@ wait_for_end()
     until_idle(head)
 
 
-def _answers(api: StateApi, cluster: Cluster) -> Answers:
+def _answers(api: StateApi, cluster: Cluster) -> ClusterState:
     return asyncio.run(api.answers(cluster.head.session))
 
 

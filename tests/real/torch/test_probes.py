@@ -46,7 +46,7 @@ def test_work_that_is_planted_into_the_timing_shows_in_the_figure(worker: bed.Wo
 
 def test_an_unknown_kind_of_number_is_refused(worker: bed.Worker) -> None:
     words = worker.ask("gemm", dtypes=["fp7"])["broken"]["words"]
-    assert words.splitlines()[-1].startswith("ValueError: unknown kind of number 'fp7'; known: fp32")
+    assert words.splitlines()[-1].startswith("ValueError: unknown dtype 'fp7'; valid values: fp32")
 
 
 def test_a_copy_inside_memory_is_timed_and_compared(worker: bed.Worker) -> None:

@@ -39,7 +39,7 @@ def test_contradictions_stop_a_rank_before_it_waits_for_anybody(tmp_path: Path) 
     """C1.9: the record says what to change."""
     left = together.torchrun(tmp_path, 1, "nonsense")
     assert left.exit_code != 0
-    assert "There is no probe 'nonsense' over several GPUs" in left.broken(0)
+    assert "Unknown probe 'nonsense' over several GPUs" in left.broken(0)
 
 
 def test_parameters_are_the_same_on_all_ranks_after_every_step(tmp_path: Path) -> None:

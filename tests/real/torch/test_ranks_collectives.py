@@ -77,4 +77,4 @@ def test_a_sum_of_sums_is_found(tmp_path: Path) -> None:
 
 def test_a_dtype_that_cannot_hold_the_sum_is_refused(tmp_path: Path) -> None:
     left = together.torchrun(tmp_path, 1, "collectives", ops=["all_reduce"], sizes=[64], dtype="fp4")
-    assert "BadSetting: There is no dtype 'fp4' for collectives" in left.broken(0)
+    assert "BadSetting: Unknown dtype 'fp4' for collectives" in left.broken(0)

@@ -12,7 +12,7 @@ import pytest
 from gpukeeper.acceptance.bench.interpreter import find_python
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import Broken, Done, Job
-from gpukeeper.devices.leash_child import descendants
+from gpukeeper.devices.supervisor import descendants
 from tests.engines import has_torch, require
 from tests.real.torch import bed
 

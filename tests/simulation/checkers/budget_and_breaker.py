@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.event import Intended, Passed
-from gpukeeper.platforms.simulated.world import Happened
+from gpukeeper.platforms.simulated.world import LogEntry
 from tests.simulation.harness import Run
 
 
@@ -30,7 +30,7 @@ def violations(run: Run) -> Iterator[str]:
     yield from _running_at_once(run)
 
 
-def _within_an_hour(run: Run, intents: list[Happened], most: int, what: str) -> Iterator[str]:
+def _within_an_hour(run: Run, intents: list[LogEntry], most: int, what: str) -> Iterator[str]:
     for i, entry in enumerate(intents):
         hour = [h for h in intents[i:] if h.at - entry.at < timedelta(minutes=59)]
         if len(hour) > most and not _clock_was_wrong(run):

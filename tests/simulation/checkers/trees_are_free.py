@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.model.event import Intended
-from gpukeeper.platforms.simulated.world import Happened
+from gpukeeper.platforms.simulated.world import LogEntry
 from tests.simulation.harness import Run
 
 TAKEN = ("done", "halfway")
@@ -27,7 +27,7 @@ def violations(run: Run) -> Iterator[str]:
             yield from _old_enough(run, intent, look[1])
 
 
-def _free(intent: Intended, entry: Happened, when: str) -> Iterator[str]:
+def _free(intent: Intended, entry: LogEntry, when: str) -> Iterator[str]:
     assert intent.ref is not None
     if entry.in_use:
         yield f"{intent.ref.name} was deleted, and in use {when}"
@@ -35,7 +35,7 @@ def _free(intent: Intended, entry: Happened, when: str) -> Iterator[str]:
         yield f"{intent.ref.name} was deleted, and work ran beside it {when}"
 
 
-def _old_enough(run: Run, intent: Intended, look: Happened) -> Iterator[str]:
+def _old_enough(run: Run, intent: Intended, look: LogEntry) -> Iterator[str]:
     """A full disk shortens ages, and only a full one."""
     assert intent.ref is not None
     if intent.rule != "temporary_tree" or not isinstance(look.last_used, datetime):

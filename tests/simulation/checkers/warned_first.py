@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.model.decision import Action
 from gpukeeper.model.event import WarningSent
-from gpukeeper.platforms.simulated.world import Happened
+from gpukeeper.platforms.simulated.world import LogEntry
 from tests.simulation.harness import Run
 
 STAGES = {"idle": 2, "max_runtime": 2, "restart_loop": 1, "taken_gpu": 1, "retention": 1, "own_ttl": 1}
@@ -46,13 +46,13 @@ def _not_heard(run: Run) -> Iterator[str]:
             yield f"the warning about {one.uid} at {one.at} is recorded as delivered and nobody heard it"
 
 
-def _was_stopped(run: Run, i: int, act: Happened) -> bool:
+def _was_stopped(run: Run, i: int, act: LogEntry) -> bool:
     """What is removed was stopped by gpukeeper before, with its warnings, and nobody has started it since."""
     mine = [h for h in run.world.log[:i] if h.uid == act.uid and (h.kind == "person" or h.effect == "done")]
     return bool(mine) and act.action == Action.REMOVE and (mine[-1].action, mine[-1].effect) == (Action.STOP, "done")
 
 
-def _too_early(run: Run, i: int, act: Happened, rule: str) -> Iterator[str]:
+def _too_early(run: Run, i: int, act: LogEntry, rule: str) -> Iterator[str]:
     """Never before the time that was announced last by this rule; nor, by any rule, before an announced removal."""
     sent = [h.line for h in run.world.log[:i] if h.uid == act.uid and isinstance(h.line, WarningSent) and h.line.until]
     own = [line.until for line in sent if line.rule == rule][-1:]

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices.busy import Judge, Use, of_sources
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.busy import GpuUse, Judge, of_sources
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.driver.facts import Activity, GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
 TICK = timedelta(seconds=30)
 NEVER = Unknown("not supported", by_design=True)
-FAILED = Unknown("the driver answered: unknown error")
+FAILED = Unknown("the driver returned an error: unknown error")
 MIG = (
     SliceFacts(uuid="MIG-1", index=0, gpu_instance=7, compute_instance=0),
     SliceFacts(uuid="MIG-2", index=1, gpu_instance=9, compute_instance=0),
@@ -129,7 +129,7 @@ def test_an_energy_counter_that_stands_still_makes_all_stale(energy: Any) -> Non
     frozen = whole(energy_mj=4_600_000 if energy == 5 else energy, energy_before_mj=4_600_000)
     assert judge.judge([frozen], START + 4 * TICK)["GPU-1"].busy == 0.006
     late = judge.judge([frozen], START + 5 * TICK)["GPU-1"].busy
-    assert "stands still" in why(late)
+    assert "does not grow" in why(late)
     growing = whole(energy_mj=9_000_000, energy_before_mj=4_600_000)
     assert judge.judge([growing], START + 6 * TICK)["GPU-1"].busy == 0.006
 
@@ -140,7 +140,7 @@ def test_a_clock_set_back_does_not_keep_a_dead_source_alive() -> None:
     frozen = whole(energy_before_mj=4_600_000)
     hour_ago = START - timedelta(hours=1)
     judge.judge([frozen], hour_ago)
-    assert "stands still" in why(judge.judge([frozen], hour_ago + 5 * TICK)["GPU-1"].busy)
+    assert "does not grow" in why(judge.judge([frozen], hour_ago + 5 * TICK)["GPU-1"].busy)
 
 
 def test_the_first_minute_after_a_driver_load_is_discarded() -> None:
@@ -160,13 +160,13 @@ def test_the_first_minute_after_a_driver_load_is_discarded() -> None:
 
 def export(energy: int | Unknown, engine: float | Unknown = 0.0, gi: int | None = None, **facts: Any) -> Any:
     key = ("GPU-1", gi)
-    return {key: Exported(uuid="GPU-1", gpu_instance=gi, engine=engine, energy_mj=energy, **facts)}
+    return {key: ExportedGpu(uuid="GPU-1", gpu_instance=gi, engine=engine, energy_mj=energy, **facts)}
 
 
 def test_the_exporter_is_a_second_source_once_its_own_energy_counter_grew() -> None:
     judge = Judge()
     first = judge.judge([whole(gpm=NEVER, utilisation=1.0)], START, export(10, 7.0))["GPU-1"].busy
-    assert "may be old" in why(first)
+    assert "may be stale" in why(first)
     assert judge.judge([whole(gpm=NEVER, utilisation=1.0)], START + TICK, export(20, 7.0))["GPU-1"].busy == 7.0
 
 
@@ -175,7 +175,7 @@ def test_an_exporter_that_repeats_itself_is_no_source() -> None:
     for tick, energy in enumerate([10, 20, 20, 20, 20, 20, 20]):
         reading = whole(gpm=NEVER, energy_before_mj=tick, energy_mj=tick + 1)
         last = judge.judge([reading], START + tick * TICK, export(energy))["GPU-1"].busy
-    assert "may be old" in why(last)
+    assert "may be stale" in why(last)
 
 
 def test_an_exporter_that_is_down_does_not_matter_where_two_others_answered() -> None:
@@ -198,7 +198,7 @@ def test_utilisation_from_driver_and_exporter_is_one_source() -> None:
 
 def test_a_slice_needs_its_counters_and_the_life_of_the_whole() -> None:
     assert busy(cut((part(33.0),)), uuid="MIG-1") == 33.0
-    assert "not seen to grow" in why(busy(cut((part(0.0),), energy_before_mj=4_600_000), uuid="MIG-1"))
+    assert "does not grow" in why(busy(cut((part(0.0),), energy_before_mj=4_600_000), uuid="MIG-1"))
     assert "not supported" in why(busy(cut((part(NEVER),)), uuid="MIG-1"))
     assert "cannot be true" in why(busy(cut((part(float("nan")),)), uuid="MIG-1"))
 
@@ -214,9 +214,9 @@ def test_an_older_slice_is_measured_by_the_exporter_by_its_gpu_instance() -> Non
 
 def test_a_gpu_that_is_cut_is_never_idle_itself() -> None:
     """Tools show utilisation 0 there; it means not supported."""
-    assert "cut into slices" in why(busy(cut((part(0.0),), utilisation=0.0, gpm=0.0)))
+    assert "split into slices" in why(busy(cut((part(0.0),), utilisation=0.0, gpm=0.0)))
     assert "could not be listed" in why(busy(cut(Unknown("driver"))))
-    assert "is not known" in why(busy(whole(sliced=Unknown("driver"))))
+    assert "is unknown" in why(busy(whole(sliced=Unknown("driver"))))
 
 
 def test_cutting_anew_voids_one_reading_and_is_remembered() -> None:
@@ -252,7 +252,7 @@ def latched(**facts: Any) -> GpuFacts:
 def test_full_use_with_nobody_there_is_latched() -> None:
     use = Judge().judge([latched()], START)["GPU-1"]
     assert use.latched
-    assert "nobody is there" in why(use.busy)
+    assert "without a process" in why(use.busy)
 
 
 @pytest.mark.parametrize(
@@ -383,5 +383,5 @@ def test_no_sequence_of_readings_breaks_it_or_gives_what_is_no_use(readings: lis
         now, energy = now + timedelta(seconds=seconds), energy + seconds
         gpus = [whole(gpm=one, energy_mj=energy), cut((part(other),), uuid="GPU-2", energy_mj=energy)]
         for use in judge.judge(gpus, now).values():
-            assert isinstance(use, Use)
+            assert isinstance(use, GpuUse)
             assert isinstance(use.busy, Unknown) or 0.0 <= use.busy <= 100.0

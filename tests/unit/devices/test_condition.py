@@ -124,10 +124,10 @@ def test_the_name_of_a_process_cannot_fake_its_parent() -> None:
     ("command", "why"),
     [
         (child(H200, state="failed", why="Driver/library version mismatch"), "version mismatch"),
-        ([sys.executable, "-c", "print('hello')"], "gave no record"),
+        ([sys.executable, "-c", "print('hello')"], "invalid reply"),
         ([sys.executable, "-c", "import time; time.sleep(600)"], "did not answer within"),
         (child(SLICED, {"index": 2, "uuid": {"why": "GPU is lost"}}), "GPU is lost"),
-        (child(), f"names no {UUID}"),
+        (child(), f"reports no {UUID}"),
     ],
 )
 def test_what_the_driver_does_not_tell_is_unknown(proc: Path, command: list[str], why: str) -> None:
@@ -138,7 +138,7 @@ def test_what_the_driver_does_not_tell_is_unknown(proc: Path, command: list[str]
 
 
 def test_facts_that_a_model_does_not_have_are_unknown_by_design(proc: Path) -> None:
-    absent = {"why": "the NVIDIA driver answered: Not Supported", "by_design": True}
+    absent = {"why": "the NVIDIA driver returned an error: Not Supported", "by_design": True}
     found = look(proc, gpus=(H200 | {"advice": absent, "remap_pending": absent},))
     assert found.advice == Unknown(str(absent["why"]), by_design=True)
     assert found.remap_pending == found.advice
@@ -158,7 +158,7 @@ def test_the_real_child_is_read() -> None:
     found = examine(UUID, SINCE)
     assert isinstance(found, Unknown)
     assert "driver" in found.why
-    assert "gave no record" not in found.why
+    assert "invalid reply" not in found.why
 
 
 # The kernel's log

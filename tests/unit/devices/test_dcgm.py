@@ -39,14 +39,14 @@ DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{LABELS}}} 0.091734
 SLICE = LABELS + ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
 
 
-def only(text: str) -> dcgm.Exported:
+def only(text: str) -> dcgm.ExportedGpu:
     found = read_dcgm(text)
     assert not isinstance(found, Unknown), found
     ((_key, export),) = found.items()
     return export
 
 
-def one(name: str, value: str, labels: str = LABELS) -> dcgm.Exported:
+def one(name: str, value: str, labels: str = LABELS) -> dcgm.ExportedGpu:
     return only(f"{name}{{{labels}}} {value}\n")
 
 
@@ -226,21 +226,21 @@ def test_an_exporter_is_asked_over_http(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://exporter/metrics", "exporter:9400", ""])
 def test_only_web_addresses_are_opened(url: str) -> None:
-    assert "is no address" in fetched(url).why
+    assert "is not a valid address" in fetched(url).why
 
 
 def test_failures_are_unknown_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(b"gone", 503) as url:
         assert "503" in fetched(url).why
-    assert "could not be asked" in fetched(url).why  # nobody listens there any more
+    assert "could not be queried" in fetched(url).why  # nobody listens there any more
     with serving(b"", 302, {"Location": "http://127.0.0.1:1/"}) as url:
         assert "302" in fetched(url).why
     with serving(b"\xff\xfe\n") as url:
-        assert "could not be asked" in fetched(url).why
+        assert "could not be queried" in fetched(url).why
     with serving(TEXT.encode(), headers={"Content-Length": str(len(TEXT) + 1)}) as url:
-        assert "broke off" in fetched(url).why  # at the end of a line, so that the text alone looks whole
+        assert "was cut off" in fetched(url).why  # at the end of a line, so that the text alone looks whole
     with serving(b"zz\r\n", headers={"Transfer-Encoding": "chunked"}) as url:
-        assert "could not be asked" in fetched(url).why
+        assert "could not be queried" in fetched(url).why
     monkeypatch.setattr(dcgm, "SIZE_MAX", 10)
     with serving(TEXT.encode()) as url:
         assert "larger than" in fetched(url).why

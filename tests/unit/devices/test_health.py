@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpukeeper.devices.driver.facts import NO_SLICE_UTILISATION, GpuFacts, SliceFacts
-from gpukeeper.devices.health import Driver, gpus_of, health_of
+from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
 from gpukeeper.model.condition import Advice, Xid
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import program
@@ -40,9 +40,9 @@ for question in asked():
 """
 
 
-def driven(text: str, use: Callable[[Driver], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
+def driven(text: str, use: Callable[[HealthMonitor], Awaitable[Any]], deadline: timedelta = MINUTE) -> Any:
     async def run() -> Any:
-        driver = Driver(program(text), deadline)
+        driver = HealthMonitor(program(text), deadline)
         try:
             return await use(driver)
         finally:
@@ -64,7 +64,7 @@ def test_readings_keep_what_was_not_measured_apart_from_zero() -> None:
 
 
 def test_a_driver_that_is_stuck_is_given_up_and_the_next_look_begins_anew(tmp_path: Any) -> None:
-    async def twice(driver: Driver) -> tuple[Any, Any]:
+    async def twice(driver: HealthMonitor) -> tuple[Any, Any]:
         return await driver.health(), await driver.health()
 
     text = HANGS_ONCE.format(file=str(tmp_path / "seen"), answer=HEALTH)
@@ -77,7 +77,7 @@ def test_a_driver_that_is_stuck_is_given_up_and_the_next_look_begins_anew(tmp_pa
 def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
     """An interrupted run: whoever asks next must not read the old answer."""
 
-    async def interrupted(driver: Driver) -> Any:
+    async def interrupted(driver: HealthMonitor) -> Any:
         await driver.health()
         asking = asyncio.ensure_future(driver.health())
         await asyncio.sleep(0)
@@ -92,7 +92,7 @@ def test_a_question_that_is_given_up_does_not_get_its_answer_later() -> None:
 def test_whatever_is_wrong_with_the_program_is_unknown_and_says_why() -> None:
     for text, why in (
         ("sys.stderr.write('Segmentation fault'); sys.exit(1)", "Segmentation fault"),
-        ("next(asked()); print('hello')", "gave no record"),
+        ("next(asked()); print('hello')", "invalid reply"),
         ("give(next(asked()), {'state': 'failed', 'why': 'GPU is lost'})", "GPU is lost"),
     ):
         found = driven(text, lambda driver: driver.health())
@@ -110,7 +110,7 @@ seen.touch()
 for question in asked(): give(question, answer)
 """
 
-    async def twice(driver: Driver) -> tuple[Any, Any]:
+    async def twice(driver: HealthMonitor) -> tuple[Any, Any]:
         return await driver.health(), await driver.health()
 
     first, second = driven(text, twice)
@@ -151,7 +151,7 @@ def test_gpus_that_cannot_be_tested_say_why() -> None:
         )
     )
     assert gpus == ()
-    assert ["lost" in silent[0], "has none" in silent[1], "no permission" in silent[2]] == [True] * 3
+    assert ["lost" in silent[0], "has no slices" in silent[1], "no permission" in silent[2]] == [True] * 3
 
 
 def test_health_of_a_slice_is_that_of_its_gpu_with_its_own_memory() -> None:

@@ -38,7 +38,7 @@ def test_a_driver_that_never_answers_is_given_up() -> None:
 
 def test_a_child_that_fails_is_unknown_with_its_last_words() -> None:
     answer = inventory(MINUTE, program("raise SystemExit('libc is too old')"))
-    assert answer == Unknown("asking the NVIDIA driver failed (exit 1): libc is too old")
+    assert answer == Unknown("querying the NVIDIA driver failed (exit 1): libc is too old")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_note_says_why_no_gpu_is_shown(tmp_path: Path) -> None:
     driver, pci = tmp_path / "driver", tmp_path / "pci"
     note = gpu_note(str(driver), str(pci))
     assert note is not None
-    assert "no NVIDIA driver" in note
+    assert "No NVIDIA driver" in note
     (pci / "0000:01:00.0").mkdir(parents=True)
     (pci / "0000:01:00.0/vendor").write_text("0x10de\n")
     (pci / "0000:01:00.0/class").write_text("0x030200\n")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukeeper.devices import meter
-from gpukeeper.devices.busy import Use
+from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, Meters
 from gpukeeper.model.identity import Ref, Seen
@@ -30,10 +30,10 @@ class Still:
 class Driver:
     """Stands where the reader of the driver stands."""
 
-    def __init__(self, answer: Mapping[str, Use] | Unknown) -> None:
+    def __init__(self, answer: Mapping[str, GpuUse] | Unknown) -> None:
         self.answer, self.asked = answer, 0
 
-    async def read(self) -> Mapping[str, Use] | Unknown:
+    async def read(self) -> Mapping[str, GpuUse] | Unknown:
         self.asked += 1
         return self.answer
 
@@ -47,8 +47,8 @@ def counted(cpu_ns: int, starttime: int = 7) -> Counters:
     return Counters(starttime=starttime, cpu_ns=cpu_ns, disk_bytes=0, network_bytes=0, typed=NO_TERMINAL)
 
 
-def use(uuid: str, busy: float, *, part: bool = False, covered_s: float = 1.0) -> Use:
-    return Use(uuid=uuid, slice=part, busy=busy, memory_used_mib=0, pids=(), parent=None, covered_s=covered_s)
+def use(uuid: str, busy: float, *, part: bool = False, covered_s: float = 1.0) -> GpuUse:
+    return GpuUse(uuid=uuid, slice=part, busy=busy, memory_used_mib=0, pids=(), parent=None, covered_s=covered_s)
 
 
 def read(one: GpuMeter | CounterMeter | Meters, *subjects: Subject) -> dict[tuple[str, str, str], object]:
@@ -66,7 +66,7 @@ def test_everybody_who_shares_a_gpu_is_told_its_use() -> None:
 
 def test_what_the_driver_does_not_name_is_not_known() -> None:
     found = read(GpuMeter(Driver({}), Still(), ["docker"]), workload("a", "GPU-9"))  # type: ignore[arg-type]
-    assert found == {("a", "gpu", "GPU-9"): Unknown("the driver says nothing of GPU-9")}
+    assert found == {("a", "gpu", "GPU-9"): Unknown("the driver does not report GPU-9")}
     silent = Unknown("the driver did not answer")
     assert read(GpuMeter(Driver(silent), Still(), ["docker"]), workload("a", "GPU-9")) == {  # type: ignore[arg-type]
         ("a", "gpu", "GPU-9"): silent

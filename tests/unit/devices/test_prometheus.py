@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gpukeeper.devices.prometheus import TOKEN, TOKEN_FILE, Line, Prometheus, Where
+from gpukeeper.devices.prometheus import TOKEN, TOKEN_FILE, Prometheus, SeriesSelector, TimeSeries
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -73,13 +73,13 @@ def success(data: object, **more: object) -> dict[str, object]:
     return {"status": "success", "data": data, **more}
 
 
-def raw(prometheus: Prometheus) -> list[Line] | Unknown:
-    return asyncio.run(prometheus.raw(Where(("up",), "pod", ("a",)), NOW - 5 * MINUTE, NOW))
+def raw(prometheus: Prometheus) -> list[TimeSeries] | Unknown:
+    return asyncio.run(prometheus.raw(SeriesSelector(("up",), "pod", ("a",)), NOW - 5 * MINUTE, NOW))
 
 
 def test_points_are_asked_for_as_they_were_scraped() -> None:
     with served(success(MATRIX)) as server:
-        assert raw(Prometheus(server.url)) == [Line({"__name__": "up", "pod": "a"}, [(1.5, 0.25)])]
+        assert raw(Prometheus(server.url)) == [TimeSeries({"__name__": "up", "pod": "a"}, [(1.5, 0.25)])]
     assert server.paths[0].startswith("/api/v1/query?")
     assert server.query == {"query": ['{__name__=~"up",pod=~"a"}[300s]'], "time": [f"{NOW.timestamp():.3f}"]}
 
@@ -94,7 +94,10 @@ def test_an_expression_is_worked_out_at_each_step() -> None:
 
 def test_series_and_labels_are_asked_for_in_a_time() -> None:
     with served(success([{"pod": "a"}])) as server:
-        wheres = [Where(("up",), "pod", ("a",)), Where(("up",), "exported_pod", ("a",), (("cluster", 'x"y'),))]
+        wheres = [
+            SeriesSelector(("up",), "pod", ("a",)),
+            SeriesSelector(("up",), "exported_pod", ("a",), (("cluster", 'x"y'),)),
+        ]
         assert asyncio.run(Prometheus(server.url).series(wheres, NOW - MINUTE, NOW)) == [{"pod": "a"}]
     assert server.query["match[]"] == [
         '{__name__=~"up",pod=~"a"}',
@@ -106,7 +109,7 @@ def test_series_and_labels_are_asked_for_in_a_time() -> None:
 
 
 def test_names_are_taken_literally() -> None:
-    assert Where(("a", "b"), "pod", ("x.y-0", "z|w")).matchers() == '__name__=~"a|b",pod=~"x\\\\.y-0|z\\\\|w"'
+    assert SeriesSelector(("a", "b"), "pod", ("x.y-0", "z|w")).matchers() == '__name__=~"a|b",pod=~"x\\\\.y-0|z\\\\|w"'
 
 
 def test_its_clock_is_read() -> None:
@@ -166,7 +169,7 @@ def test_an_answer_that_breaks_off_or_grows_too_large_is_not_believed() -> None:
     with served(body, headers={"Content-Length": str(len(body) + 7)}) as server:
         found = raw(Prometheus(server.url))
     assert isinstance(found, Unknown)
-    assert "broke off" in found.why or "IncompleteRead" in found.why
+    assert "was cut off" in found.why or "IncompleteRead" in found.why
     with served(success(MATRIX)) as server:
         found = raw(Prometheus(server.url, size_max=50))
     assert isinstance(found, Unknown)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.devices.holders import parse_container, parse_stat
-from gpukeeper.devices.signals import Ended, Target, end, kill, terminate
+from gpukeeper.devices.signals import EndedProcesses, Target, end, kill, terminate
 from gpukeeper.model.decision import Accepted, Changed, Refused
 
 LONG = timedelta(minutes=1)
@@ -59,16 +59,18 @@ def alive(child: subprocess.Popen[str]) -> bool:
 def test_a_signal_handler_gets_its_grace(tmp_path: Path) -> None:
     with running(SAVING, str(tmp_path / "work")) as child:
         target = seen(child.pid)
-        assert asyncio.run(terminate([target], LONG)) == Ended(gone=(target,))
+        assert asyncio.run(terminate([target], LONG)) == EndedProcesses(gone=(target,))
     assert (tmp_path / "work").read_text() == "saved"
 
 
 def test_who_ignores_the_signal_is_left_after_the_grace() -> None:
     with running(DEAF) as child, running(PLAIN) as other:
         deaf, plain = seen(child.pid), seen(other.pid)
-        assert asyncio.run(terminate([deaf, plain], timedelta(seconds=2))) == Ended(gone=(plain,), left=(deaf,))
+        assert asyncio.run(terminate([deaf, plain], timedelta(seconds=2))) == EndedProcesses(
+            gone=(plain,), left=(deaf,)
+        )
         assert alive(child)
-        assert asyncio.run(kill([deaf], LONG)) == Ended(gone=(deaf,))
+        assert asyncio.run(kill([deaf], LONG)) == EndedProcesses(gone=(deaf,))
 
 
 def test_a_stopped_process_dies_by_sigkill() -> None:
@@ -76,7 +78,7 @@ def test_a_stopped_process_dies_by_sigkill() -> None:
         target = seen(child.pid)
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        assert asyncio.run(terminate([target], A_BLINK)) == Ended(left=(target,))
+        assert asyncio.run(terminate([target], A_BLINK)) == EndedProcesses(left=(target,))
         assert isinstance(asyncio.run(end(target, A_BLINK * 20)), Accepted)
         assert child.wait() == -signal.SIGKILL
 
@@ -164,14 +166,14 @@ def test_a_zombie_is_gone() -> None:
         target = seen(child.pid)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert asyncio.run(terminate([target], A_BLINK)) == Ended(gone=(target,))
+        assert asyncio.run(terminate([target], A_BLINK)) == EndedProcesses(gone=(target,))
 
 
 def test_what_has_ended_is_gone_whatever_cgroup_it_fell_into(tmp_path: Path) -> None:
     with running(PLAIN) as child:
         target = Target(child.pid, 77, "a" * 64)
         proc = fake_proc(tmp_path, target, cgroup="0::/\n", state="Z")
-        assert asyncio.run(terminate([target], A_BLINK, proc=proc)) == Ended(gone=(target,))
+        assert asyncio.run(terminate([target], A_BLINK, proc=proc)) == EndedProcesses(gone=(target,))
         assert alive(child)
 
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.devices.busy import Use
-from gpukeeper.devices.dcgm import Exported
+from gpukeeper.devices.busy import GpuUse
+from gpukeeper.devices.dcgm import ExportedGpu
 from gpukeeper.devices.usage import GpuUsage
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import program
@@ -84,7 +84,7 @@ ANSWERS_ONCE = f"give(next(asked()), {ANSWER!r})"
 
 def test_one_child_answers_again_and_again() -> None:
     with asking(answering()) as usage:
-        assert read(usage)["GPU-1"] == Use(uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,))
+        assert read(usage)["GPU-1"] == GpuUse(uuid="GPU-1", slice=False, busy=12.5, memory_used_mib=615, pids=(0,))
         assert read(usage)["GPU-1"].pids == (1,)
 
 
@@ -104,10 +104,10 @@ def test_a_child_that_hangs_is_given_up_and_another_is_started_later() -> None:
         assert "did not answer within" in first.why
         assert usage._client._child is None
         soon = read(usage)
-        assert "asked again in 5s" in soon.why
+        assert "retried in 5s" in soon.why
         ticks.at = 5.0
-        assert "asked again" not in read(usage).why
-        assert "asked again in 10s" in read(usage).why
+        assert "retried in" not in read(usage).why
+        assert "retried in 10s" in read(usage).why
 
 
 def test_the_pause_grows_to_five_minutes_and_no_further() -> None:
@@ -133,7 +133,7 @@ if not marker.exists():
 {answering()}"""
     ticks = Ticks()
     with asking(text, ticks) as usage:
-        assert read(usage) == Unknown("asking the NVIDIA driver failed (exit 1): the GPU fell off the bus")
+        assert read(usage) == Unknown("querying the NVIDIA driver failed (exit 1): the GPU fell off the bus")
         ticks.at = 10.0
         assert read(usage)["GPU-1"].busy == 12.5
         ticks.at = 11.0
@@ -152,7 +152,7 @@ def test_an_answer_makes_the_next_pause_short_again() -> None:
         for _ in range(3):
             assert not isinstance(read(usage), Unknown)
             assert isinstance(read(usage), Unknown)
-            assert "asked again in 5s" in read(usage).why
+            assert "retried in 5s" in read(usage).why
             ticks.at += 5.0
 
 
@@ -160,7 +160,7 @@ def test_what_is_no_record_is_unknown() -> None:
     wrong = ('{"id": 1, "state": "answered", "gpus": [{"index": 0}]}', '{"id": 1, "state": "odd"}')
     for babble in ("hello", "{}", *wrong, "NaN"):
         with asking(answering_raw(babble)) as usage:
-            assert "no record" in read(usage).why
+            assert "invalid reply" in read(usage).why
 
 
 def answering_raw(line: str) -> str:
@@ -176,7 +176,7 @@ def test_half_an_answer_is_none() -> None:
 def test_endless_talk_is_cut() -> None:
     text = "import sys; sys.stdin.readline()\nwhile True: sys.stdout.write('x' * 65536)"
     with asking(text) as usage:
-        assert "does not stop talking" in read(usage).why
+        assert "its reply is too long" in read(usage).why
 
 
 def test_a_child_that_cannot_be_started_is_unknown(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_the_exporter_is_asked_and_counts() -> None:
 
     async def fetch(url: str, deadline: timedelta) -> Any:
         assert url == "http://exporter:9400/metrics"
-        return {("GPU-1", None): Exported(uuid="GPU-1", engine=70.0, energy_mj=next(energy))}
+        return {("GPU-1", None): ExportedGpu(uuid="GPU-1", engine=70.0, energy_mj=next(energy))}
 
     with asking(answering(), exporter="http://exporter:9400/metrics", fetch=fetch) as usage:
         assert read(usage)["GPU-1"].busy == 12.5  # it has not been seen to move yet

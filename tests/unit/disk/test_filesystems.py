@@ -9,7 +9,7 @@ import pytest
 
 from gpukeeper.disk import filesystems
 from gpukeeper.disk.filesystems import lasting_ids, lasting_uid
-from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.mounts import MountEntry
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     return answers
 
 
-def mount(point: str, kind: str, device: str = "7:1", source: str = "/") -> Mount:
-    return Mount(device, source, point, kind)
+def mount(point: str, kind: str, device: str = "7:1", source: str = "/") -> MountEntry:
+    return MountEntry(device, source, point, kind)
 
 
 def test_the_id_is_the_same_under_another_number(asked: dict[str, tuple[int, int]]) -> None:

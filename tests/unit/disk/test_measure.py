@@ -14,13 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.disk.measure import CHANGED, MOUNT_POINT, Limits, Measured, instant, measure, open_directory, printable
+from gpukeeper.disk.measure import (
+    CHANGED,
+    MOUNT_POINT,
+    Limits,
+    TreeMeasurement,
+    instant,
+    measure,
+    open_directory,
+    printable,
+)
 from gpukeeper.model.unknown import Unknown
 
 MIB = 1024 * 1024
 
 
-def measured(path: Path, **given: object) -> Measured:
+def measured(path: Path, **given: object) -> TreeMeasurement:
     with open_directory(str(path.parent)) as parent:
         found = measure(path.name, parent, **given)  # type: ignore[arg-type]
     assert found is not None
@@ -181,7 +190,7 @@ def test_a_tree_beyond_the_limit_of_depth_has_no_known_size(tmp_path: Path) -> N
 def test_when_time_is_up_the_walk_ends_and_says_so(tmp_path: Path) -> None:
     filled(tmp_path / "tree/file", 1)
     found = measured(tmp_path / "tree", is_time_up=lambda: True)
-    assert found.size == Unknown("could not be measured in the time there was")
+    assert found.size == Unknown("could not be measured in the available time")
     assert found.inode == (tmp_path / "tree").stat().st_ino
 
 

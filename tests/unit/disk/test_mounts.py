@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpukeeper.disk.mounts import Mount, has_mount_inside, own_mounts, parse_mounts, source_of, unparsed
+from gpukeeper.disk.mounts import MountEntry, has_mount_inside, own_mounts, parse_mounts, source_of, unparsed
 
 TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 40 27 254:1 /scratch /tmp rw shared:3 - ext4 /dev/vdb rw
@@ -16,7 +16,9 @@ TEXT = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 
 
 def test_blanks_in_names_are_read_back() -> None:
-    assert parse_mounts(TEXT)[2] == Mount("0:44", "/", "/tmp/with blank/point", "tmpfs", options=("rw",), number=41)
+    assert parse_mounts(TEXT)[2] == MountEntry(
+        "0:44", "/", "/tmp/with blank/point", "tmpfs", options=("rw",), number=41
+    )
 
 
 def test_a_mount_inside_a_tree_is_seen_even_of_a_single_file() -> None:
@@ -36,7 +38,7 @@ def test_a_folder_is_named_as_its_filesystem_names_it() -> None:
 
 
 def test_of_two_mounts_on_one_point_the_later_counts() -> None:
-    assert source_of("/m/x", (Mount("1:1", "/", "/m"), Mount("2:2", "/", "/m"))) == ("2:2", "/x")
+    assert source_of("/m/x", (MountEntry("1:1", "/", "/m"), MountEntry("2:2", "/", "/m"))) == ("2:2", "/x")
 
 
 def test_this_machine_has_a_root() -> None:

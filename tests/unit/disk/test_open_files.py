@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk.measure import Measured, measure, open_directory
-from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
+from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import (
     FIRST_PID_NAMESPACE,
-    Below,
+    DirectoryUse,
     OpenFiles,
     below,
     is_in_use,
@@ -66,7 +66,7 @@ def everything_seen(open_files: OpenFiles) -> OpenFiles:
     return msgspec.structs.replace(open_files, hidden=None)
 
 
-def look(root: Path, name: str, proc: str = "/proc") -> tuple[Measured, Below]:
+def look(root: Path, name: str, proc: str = "/proc") -> tuple[TreeMeasurement, DirectoryUse]:
     used = below(str(root), everything_seen(scan(proc)))
     with open_directory(str(root)) as parent:
         found = measure(name, parent, used.open_files.files)
@@ -177,13 +177,13 @@ print(flush=True); sys.stdin.read()
 
 
 def test_a_mount_of_the_folder_above_says_nothing_about_the_tree() -> None:
-    mounts = (Mount("8:1", "/", "/"),)
+    mounts = (MountEntry("8:1", "/", "/"),)
     seen = OpenFiles({}, {}, mounts, frozenset({("8:1", "/tmp"), ("8:1", "/tmp/tree-2"), ("8:2", "/tmp/tree")}), None)
     assert is_in_use("tree", PLAIN, below("/tmp", seen)) is False
     assert is_in_use("tree-2", PLAIN, below("/tmp", seen)) is True
 
 
-PLAIN = Measured(device=1, inode=2, uid=0, size=0, entries=1, newest=Unknown(""), ctime_ns=0, problems=())
+PLAIN = TreeMeasurement(device=1, inode=2, uid=0, size=0, entries=1, newest=Unknown(""), ctime_ns=0, problems=())
 NOBODY = OpenFiles({}, {}, (), frozenset(), None)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.disk import crew, measure, remove
+from gpukeeper.disk import measure, remove, worker_pool
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import KERNEL, OpenFiles
-from gpukeeper.disk.remove import Expected, Removal, remove_files
-from gpukeeper.disk.trash import DOOMED, TAKEN, Taken, take
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
+from gpukeeper.disk.trash import DELETING, TAKEN, TrashedTree, take
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from tests.unit.disk.trees import (
@@ -43,8 +43,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is shared out at once: nothing is done alone until the other programs have started."""
     monkeypatch.setattr(measure, "ALONE", 5)
     monkeypatch.setattr(remove, "ALONE", 5)
-    monkeypatch.setattr(crew, "MEANWHILE", 1)
-    monkeypatch.setattr(crew.Crew, "is_ready", lambda self: True)
+    monkeypatch.setattr(worker_pool, "MEANWHILE", 1)
+    monkeypatch.setattr(worker_pool.WorkerPool, "is_ready", lambda self: True)
 
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -60,7 +60,7 @@ def test_a_tree_that_nobody_uses_is_removed_and_its_bytes_are_counted(tmp_path: 
     os.sync()
     found = look(path)
     answer = removed(path)
-    assert isinstance(answer, Removal), answer
+    assert isinstance(answer, TreeRemoval), answer
     assert (answer.entries, answer.bytes_back, answer.left) == (16, found.size, ())
     assert list(tmp_path.iterdir()) == []
 
@@ -70,7 +70,7 @@ def test_a_single_file_and_a_link_are_trees_too(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("outside")
     (tmp_path / "file").write_text("x")
     for name in ("link", "file"):
-        assert isinstance(removed(tmp_path / name), Removal)
+        assert isinstance(removed(tmp_path / name), TreeRemoval)
     assert [one.name for one in tmp_path.iterdir()] == ["outside"]
 
 
@@ -80,7 +80,7 @@ def test_links_in_a_tree_are_removed_and_not_followed(tmp_path: Path) -> None:
     path = tree(tmp_path)
     (path / "folder").symlink_to(tmp_path / "outside")
     (path / "d0/up").symlink_to("../..")
-    assert isinstance(removed(path), Removal)
+    assert isinstance(removed(path), TreeRemoval)
     assert (tmp_path / "outside/file").read_text() == "content"
 
 
@@ -94,7 +94,7 @@ def test_a_file_opened_since_the_look_keeps_the_tree(tmp_path: Path, program: st
     with child(program, path / "d1/f1") as pid:
         assert removed(path, wanted) == Changed(f"it is in use by pid {pid}")
         assert kept(path)
-    assert isinstance(removed(path, expected(path)), Removal)
+    assert isinstance(removed(path, expected(path)), TreeRemoval)
 
 
 @pytest.mark.parametrize("where", ["", "d1"])
@@ -152,7 +152,7 @@ def test_a_tree_that_changed_since_the_look_is_kept(tmp_path: Path, change: obje
     change(path)  # type: ignore[operator]
     answer = removed(path, wanted)
     assert isinstance(answer, Changed)
-    assert "changed since it was looked at" in answer.why
+    assert "changed since it was read" in answer.why
     assert kept(path)
 
 
@@ -166,7 +166,7 @@ def test_a_change_by_somebody_who_was_inside_while_it_was_taken_is_seen(tmp_path
         change(folder / "tree")  # type: ignore[operator]
 
     answer = removed(path, scan=before_the_look(act))
-    assert answer == Changed("something in it changed since it was looked at")
+    assert answer == Changed("something in it changed since it was read")
     assert kept(path)
 
 
@@ -178,9 +178,9 @@ def test_a_lock_keeps_the_tree_even_if_its_holder_cannot_be_seen(tmp_path: Path,
     path = tree(tmp_path)
     for locked in (path, path / "d1"):
         with child(LOCK, locked, kind):
-            assert removed(path, scan=nobody) == Changed("somebody holds a lock on a folder in it")
+            assert removed(path, scan=nobody) == Changed("a directory in it is locked")
             assert kept(path)
-    assert isinstance(removed(path, scan=nobody), Removal)
+    assert isinstance(removed(path, scan=nobody), TreeRemoval)
 
 
 def test_what_the_adapter_asks_keeps_the_tree(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_the_adapter_asks_keeps_the_tree(tmp_path: Path) -> None:
     assert asked == [path.stat().st_ino]
     assert removed(path, still_free=lambda fd: Unknown("path too long")) == Unknown("path too long")
     assert kept(path)
-    assert isinstance(removed(path, still_free=lambda fd: None), Removal)
+    assert isinstance(removed(path, still_free=lambda fd: None), TreeRemoval)
 
 
 def test_an_error_in_between_puts_the_tree_back(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_error_in_between_puts_the_tree_back(tmp_path: Path) -> None:
     def unreadable() -> OpenFiles:
         raise PermissionError(13, "Permission denied")
 
-    assert removed(path, scan=unreadable) == Unknown("looking at it once more failed: Permission denied")
+    assert removed(path, scan=unreadable) == Unknown("the check before deleting failed: Permission denied")
     assert kept(path)
 
 
@@ -237,7 +237,7 @@ def test_sockets_and_pipes_keep_the_tree_unless_they_are_known_to_be_dead(tmp_pa
     os.mkfifo(path / "d0/pipe")
     assert isinstance(removed(path), Unknown)
     assert kept(path)
-    assert isinstance(removed(path, sockets=True), Removal)
+    assert isinstance(removed(path, sockets=True), TreeRemoval)
 
 
 def test_without_time_to_check_the_tree_is_kept(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_mount_of_the_tree_somewhere_keeps_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", f".gpukeeper-trash-{'0' * 16}"])
 def test_what_is_no_name_of_a_tree_is_refused(tmp_path: Path, name: str) -> None:
     with open_directory(str(tmp_path)) as parent:
-        answer = remove.remove(parent, name, Expected((1, 2), 3), scan=everything_seen, until=time.monotonic() + 9)
+        answer = remove.remove(parent, name, ExpectedTree((1, 2), 3), scan=everything_seen, until=time.monotonic() + 9)
     assert isinstance(answer, Refused)
 
 
@@ -283,7 +283,7 @@ def test_hard_links_give_back_once_and_nothing_with_a_link_outside(tmp_path: Pat
     assert isinstance(found.size, int)
     assert found.size > found.back + 900_000 - 1
     answer = removed(path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert answer.bytes_back == found.back
     assert (tmp_path / "other").stat().st_size == 900_000
 
@@ -293,7 +293,7 @@ def test_holes_give_nothing_back(tmp_path: Path) -> None:
     with (path / "d0/sparse").open("wb") as file:
         file.truncate(10**12)
     answer = removed(path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert isinstance(answer.bytes_back, int)
     assert answer.bytes_back < 100_000
 
@@ -303,7 +303,7 @@ def test_the_figure_of_the_filesystem_is_told_beside_ours(tmp_path: Path) -> Non
     (path / "large").write_bytes(b"x" * 80 * 1024 * 1024)
     os.sync()
     answer = removed(path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert isinstance(answer.free_grew, int)
     assert isinstance(answer.bytes_back, int)
     assert answer.bytes_back >= 80 * 1024 * 1024
@@ -321,7 +321,7 @@ def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypat
     os.sync()
     found, told = look(path), list[int]()
     answer = removed(path, progress=told.append)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())
     assert told == sorted(told)
     assert len(told) > 2
@@ -348,12 +348,12 @@ def test_measuring_alone_and_shared_out_give_the_same(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("shared")
 def test_a_program_that_ends_early_is_a_problem_and_no_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "CHILD", ("false",))
+    monkeypatch.setattr(worker_pool, "CHILD", ("false",))
     tree(tmp_path)
     with open_directory(str(tmp_path)) as parent:
         found = measure.measure("tree", parent, alone=1)
     assert found is not None
-    assert found.size == Unknown(crew.ENDED)
+    assert found.size == Unknown(worker_pool.ENDED)
 
 
 @pytest.mark.usefixtures("shared")
@@ -362,13 +362,13 @@ def test_when_a_program_ends_early_the_rest_waits_in_the_trash(tmp_path: Path, m
     wanted = expected(path)
     with monkeypatch.context() as broken:
         broken.setattr(measure, "ALONE", 10**6)
-        broken.setattr(crew, "CHILD", ("false",))
+        broken.setattr(worker_pool, "CHILD", ("false",))
         answer = removed(path, wanted)
-    assert isinstance(answer, Removal)
-    assert "the next pass goes on" in answer.left[0]
+    assert isinstance(answer, TreeRemoval)
+    assert "the next pass continues" in answer.left[0]
     assert not path.exists()
     (again,) = finished(tmp_path)
-    assert isinstance(again, Removal)
+    assert isinstance(again, TreeRemoval)
     assert (answer.entries + again.entries, list(tmp_path.iterdir())) == (16, [])
 
 
@@ -392,7 +392,7 @@ def test_ten_thousand_levels_are_measured_and_removed(
     path = tree(tmp_path)
     deep(path / "d1", 10_000)
     answer = removed(path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert (answer.entries, answer.left) == (10_017, ())
     assert list(tmp_path.iterdir()) == []
 
@@ -407,7 +407,7 @@ def test_names_that_are_no_text_are_removed(tmp_path: Path, alone: bool, request
         os.mkdir(folder)  # noqa: PTH102 - bytes
         Path(os.fsdecode(folder + b"/" + name)).write_text("x")
     answer = removed(path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert (answer.entries, list(tmp_path.iterdir())) == (28, [])
 
 
@@ -437,17 +437,17 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> Non
         subprocess.run(["chattr", "+i", path / f"d{folder}/f0"], check=True)
     try:
         answer = removed(path)
-        assert isinstance(answer, Removal)
+        assert isinstance(answer, TreeRemoval)
         assert answer.entries == 5 * 3 + 25
         assert answer.left[0].endswith("could not be removed: Operation not permitted")
         assert len(answer.left) == 21
         assert answer.left[-1].startswith("and ")
         (again,) = finished(tmp_path)
-        assert isinstance(again, Removal)
+        assert isinstance(again, TreeRemoval)
         assert again.entries == 0
     finally:
         subprocess.run(["chattr", "-i", *tmp_path.rglob("f0")], check=True)
-    assert isinstance(finished(tmp_path)[0], Removal)
+    assert isinstance(finished(tmp_path)[0], TreeRemoval)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -458,8 +458,8 @@ def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
     path = tree(tmp_path)
     with open_directory(str(tmp_path)) as parent:
         taken = take(parent, "tree", expected(path).identity)
-    assert isinstance(taken, Taken)
-    assert finished(tmp_path) == [Changed("an interrupted run had taken it; it was put back")]
+    assert isinstance(taken, TrashedTree)
+    assert finished(tmp_path) == [Changed("an interrupted run had moved it to the trash; it was put back")]
     assert kept(path)
 
 
@@ -468,7 +468,7 @@ def half_deleted(tmp_path: Path) -> Path:
     with open_directory(str(tmp_path)) as parent:
         take(parent, "tree", expected(path).identity)
     (folder,) = trash_in(tmp_path)
-    (folder / TAKEN).rename(folder / DOOMED)
+    (folder / TAKEN).rename(folder / DELETING)
     (folder / "tree/d0/f0").unlink()
     return folder
 
@@ -476,7 +476,7 @@ def half_deleted(tmp_path: Path) -> Path:
 def test_what_was_half_deleted_is_finished(tmp_path: Path) -> None:
     half_deleted(tmp_path)
     (answer,) = finished(tmp_path)
-    assert isinstance(answer, Removal)
+    assert isinstance(answer, TreeRemoval)
     assert (answer.entries, list(tmp_path.iterdir())) == (15, [])
 
 
@@ -510,7 +510,7 @@ def test_many_files_cost_one_look(tmp_path: Path) -> None:
     with child(HOLD_OPEN, tmp_path / "log-9") as pid, open_directory(str(tmp_path)) as parent:
         answer = remove_files(parent, files, scan=scan, until=time.monotonic() + A_WHILE)
     assert answer.kept == {
-        "log-7": Changed("it changed since it was looked at"),
+        "log-7": Changed("it changed since it was read"),
         "log-8": Changed("it is gone already"),
         "log-9": Changed(f"it is in use by pid {pid}"),
     }

@@ -42,7 +42,7 @@ def test_ones_own_entry_in_a_folder_that_everybody_may_write_to(folder: Path, mo
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o707, 0o776, 0o772])
 def test_a_folder_that_may_not_be_written_to_or_searched_or_only_by_some(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    assert "may not write to its folder" in (why_not(folder) or "")
+    assert "may not write to its directory" in (why_not(folder) or "")
 
 
 def test_ones_own_folder_by_the_owners_rights(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_ones_own_folder_by_the_owners_rights(folder: Path) -> None:
 def test_a_folder_above_that_may_not_be_entered(folder: Path) -> None:
     folder.chmod(0o777)
     folder.parent.chmod(0o700)
-    assert "may not enter a folder above it" in (why_not(folder) or "")
+    assert "may not enter a directory above it" in (why_not(folder) or "")
 
 
 def test_entries_of_others_are_named_and_counted() -> None:

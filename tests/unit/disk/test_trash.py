@@ -14,13 +14,13 @@ import pytest
 from gpukeeper.disk import kernel
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import (
-    DOOMED,
+    DELETING,
     FREED,
     RETURNED,
     TAKEN,
     TRASH,
-    Taken,
     Trash,
+    TrashedTree,
     is_trash,
     leftovers,
     making,
@@ -47,9 +47,9 @@ def identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def taken_from(parent: int, path: Path) -> Taken:
+def taken_from(parent: int, path: Path) -> TrashedTree:
     taken = take(parent, path.name, identity(path))
-    assert isinstance(taken, Taken), taken
+    assert isinstance(taken, TrashedTree), taken
     return taken
 
 
@@ -132,7 +132,7 @@ def test_where_names_cannot_be_exchanged_the_tree_comes_back_all_the_same(
     assert trash_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("moment", ["made", "exchanged", "doomed", "freed"])
+@pytest.mark.parametrize("moment", ["made", "exchanged", "deleting", "freed"])
 def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path, parent: int, moment: str) -> None:
     path = tree(tmp_path)
     trash = Trash(parent, f"{TRASH}{'0' * 16}", -1, holds_place=True)
@@ -144,8 +144,8 @@ def test_a_crash_at_any_moment_leaves_no_file_of_ours_at_the_name(tmp_path: Path
         assert trash._make_place("tree")
     else:
         trash._move_in("tree")
-    if moment in {"doomed", "freed"}:
-        kernel.rename_inside(trash.fd, TAKEN, trash.fd, DOOMED)
+    if moment in {"deleting", "freed"}:
+        kernel.rename_inside(trash.fd, TAKEN, trash.fd, DELETING)
     if moment == "freed":
         kernel.rename_inside(parent, "tree", trash.fd, FREED)
     os.close(trash.fd)
@@ -169,7 +169,7 @@ def test_what_another_run_is_at_work_on_is_nothing_left_over(tmp_path: Path, par
     with making(parent, "1:2") as trash:
         assert isinstance(trash, Trash)
         taken = trash.take(path.name, identity(path))
-        assert isinstance(taken, Taken)
+        assert isinstance(taken, TrashedTree)
         assert leftovers(parent) == ()
         assert sweep(parent) == 0
         answer = put_back(parent, taken)
@@ -188,11 +188,11 @@ def forged(tmp_path: Path, mode: int = 0o700, proof: str = "1 {dev}:{ino} {dev}:
     return folder
 
 
-@pytest.mark.parametrize("link", [TAKEN, DOOMED])
+@pytest.mark.parametrize("link", [TAKEN, DELETING])
 def test_a_trash_folder_that_proves_itself_is_ours(tmp_path: Path, parent: int, link: str) -> None:
     """The forger of the next test with nothing wrong: so that it fails there for the reason it names."""
     forged(tmp_path, link=link)
-    assert [(one.name, one.doomed) for one in leftovers(parent)] == [("tree", link == DOOMED)]
+    assert [(one.name, one.deleting) for one in leftovers(parent)] == [("tree", link == DELETING)]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import open_files
-from gpukeeper.disk.measure import Measured, measure, open_directory
+from gpukeeper.disk.measure import TreeMeasurement, measure, open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Answer, Expected, finish, remove
+from gpukeeper.disk.remove import Answer, ExpectedTree, finish, remove
 from gpukeeper.disk.trash import TRASH, leftovers
 
 A_WHILE = 120.0
@@ -34,23 +34,23 @@ def everything_seen() -> OpenFiles:
     return msgspec.structs.replace(open_files.scan(), hidden=None)
 
 
-def look(path: Path) -> Measured:
+def look(path: Path) -> TreeMeasurement:
     with open_directory(str(path.parent)) as parent:
         found = measure(path.name, parent)
     assert found is not None
     return found
 
 
-def expected(path: Path) -> Expected:
+def expected(path: Path) -> ExpectedTree:
     found = look(path)
     assert isinstance(found.ctime_ns, int), found.problems
     # Times have the grain of the kernel's tick: what changes within the same one cannot be told apart.
     while time.clock_gettime_ns(COARSE_CLOCK) <= found.ctime_ns:
         pass
-    return Expected((found.device, found.inode), found.ctime_ns)
+    return ExpectedTree((found.device, found.inode), found.ctime_ns)
 
 
-def removed(path: Path, wanted: Expected | None = None, **given: object) -> Answer:
+def removed(path: Path, wanted: ExpectedTree | None = None, **given: object) -> Answer:
     wanted = expected(path) if wanted is None else wanted
     settings = {"scan": everything_seen, "until": time.monotonic() + A_WHILE} | given
     with open_directory(str(path.parent)) as parent:

@@ -23,10 +23,10 @@ from gpukeeper.notify.workload import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform, SimulatedTerminal
 from gpukeeper.platforms.simulated.clock import VirtualClock, VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import Place, World
+from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-HERE = Place("docker", "node-3", ("GPU-0", "GPU-1"), ("ann", "bob"))
+HERE = SimulatedPlace("docker", "node-3", ("GPU-0", "GPU-1"), ("ann", "bob"))
 POLICY = Policy(
     mode=Mode.ENFORCE,
     scope={"docker": PlaceScope()},

@@ -24,10 +24,10 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.simulated.adapter import SimulatedMeter, SimulatedPlatform
 from gpukeeper.platforms.simulated.clock import VirtualLoop, run_virtually
 from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import Place
+from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 
-THERE = Place("docker", "node-4", ("GPU-2",), ("ann",))
+THERE = SimulatedPlace("docker", "node-4", ("GPU-2",), ("ann",))
 CALLS = ("observe", "look", "capture", "act", "wake")
 
 

@@ -18,7 +18,7 @@ from gpukeeper.model.subject import Marks, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import Faults
-from gpukeeper.platforms.simulated.world import Place
+from gpukeeper.platforms.simulated.world import SimulatedPlace
 from tests.unit.engine.bench import HERE, HOUR, MINUTE, Bench, virtual
 from tests.unit.engine.test_observe import ReadOnly
 from tests.unit.engine.test_verify import intent
@@ -101,7 +101,7 @@ async def test_a_silent_place_does_not_prevent_a_hold_elsewhere(b: Bench) -> Non
             yield
 
     b.ended("eval")
-    b.change_ports(platforms=(Silent(b.world, Place("docker", "node-4", (), ())), b.platform))
+    b.change_ports(platforms=(Silent(b.world, SimulatedPlace("docker", "node-4", (), ())), b.platform))
     assert (await ask(b, "hold", "eval")).done
     assert "Not everything could be read: node-4 did not answer." in (await ask(b, "hold", "nope")).words
 

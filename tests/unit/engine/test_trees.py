@@ -21,12 +21,12 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.faults import CALM, Faults
 from gpukeeper.platforms.simulated.thing import Thing, tell
-from gpukeeper.platforms.simulated.world import Crashed, Place, World
+from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 from tests.unit.engine.bench import DAY, HOUR, MINUTE, Bench, virtual
 from tests.unit.lifecycle.examples import subject
 
 GIB = 1024**3
-NODES = Place("ray", "lab", (), ("ann",), nodes=("worker-1", "worker-2"))
+NODES = SimulatedPlace("ray", "lab", (), ("ann",), nodes=("worker-1", "worker-2"))
 SCOPE = {"docker": PlaceScope(), "ray": PlaceScope()}
 TEMPORARY = (Temporary(root="/tmp", names=("tmp*",), above=5 * GIB, platform="ray"),)
 KEPT = {

@@ -53,7 +53,7 @@ def finding(gpu: str, verdict: Grade = Grade.PASS, value: float = 100.0) -> Find
 def test_a_machine_in_words_leaves_out_what_is_not_known() -> None:
     assert machine_words(MACHINE, Wish()) == "node-3: 2 × NVIDIA H200; driver 570.1"
     silent = msgspec.structs.replace(MACHINE, gpus=Unknown("the driver is silent"))
-    assert machine_words(silent, Wish()) == "node-3: its GPUs could not be listed (the driver is silent)"
+    assert machine_words(silent, Wish()) == "node-3: the GPUs could not be read (the driver is silent)"
 
 
 def test_what_holds_for_several_gpus_is_one_line_and_a_fault_stands_alone() -> None:

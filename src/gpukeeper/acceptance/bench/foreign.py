@@ -17,7 +17,7 @@ from gpukeeper.devices import holders
 from gpukeeper.devices.condition import holds
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
 from gpukeeper.devices.holders import Holder
-from gpukeeper.devices.leash_child import descendants
+from gpukeeper.devices.supervisor import descendants
 from gpukeeper.model.condition import FIRST_BASELINE_MIB, INFRASTRUCTURE, OF_A_SESSION
 from gpukeeper.model.gpu import Fact
 from gpukeeper.model.unknown import Unknown

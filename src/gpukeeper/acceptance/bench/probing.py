@@ -23,7 +23,7 @@ import msgspec
 
 from gpukeeper.acceptance.judging.messages import classify
 from gpukeeper.acceptance.record import Answer, Broken, Done, Job
-from gpukeeper.devices.leash import Ended, Leashed
+from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 from gpukeeper.model import reading
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU
@@ -96,7 +96,7 @@ class Worker:
 
     def __init__(self, bench: Bench, gpu: str) -> None:
         self._bench, self._gpu = bench, gpu
-        self._process: Leashed | None = None
+        self._process: ChildProcess | None = None
         self._hello: dict[str, Any] = {}
         self.words = ""  # what earlier processes said last, and this one so far
 
@@ -111,7 +111,9 @@ class Worker:
         await self.close()
         began = time.monotonic()
         try:
-            self._process = await Leashed.start(self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER)
+            self._process = await ChildProcess.start(
+                self._bench.worker(), self._bench.environment((self._gpu,)), FOLDER
+            )
             said = _record(await self._process.line(self._bench.to_start_s))
         except BaseException as error:
             return await self._broken(error, began, self._bench.to_start_s)
@@ -154,7 +156,7 @@ class Worker:
     async def _broken(self, error: BaseException, began: float, deadline_s: float) -> Broken:
         process = self._process
         seconds = time.monotonic() - began
-        if isinstance(error, Ended) and process is not None:
+        if isinstance(error, ProcessEnded) and process is not None:
             code = await _exit_code(process)
             words = f"exited{_how(code)}\n{_last_lines(await process.last_words())}".strip()
             await self.close()
@@ -247,7 +249,7 @@ async def _torchrun(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> tuple[int | None, str]:
     try:
-        process = await Leashed.start(command, environment, FOLDER)
+        process = await ChildProcess.start(command, environment, FOLDER)
     except OSError as error:
         return 127, f"torchrun could not be started: {error.strerror}"
     try:
@@ -342,7 +344,7 @@ def _number(said: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-async def _exit_code(process: Leashed) -> int | None:
+async def _exit_code(process: ChildProcess) -> int | None:
     try:
         return await process.wait(2.0)
     except TimeoutError:

@@ -22,8 +22,8 @@ from gpukeeper.acceptance.record import Answer, Broken, Job, Machine
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders, kernel_log
 from gpukeeper.devices.driver.facts import GpuFacts, Listed
-from gpukeeper.devices.driver.protocol import Answer as DriverAnswer
-from gpukeeper.devices.health import Driver, gpus_of, health_of
+from gpukeeper.devices.driver.protocol import DriverReply as DriverAnswer
+from gpukeeper.devices.health import HealthMonitor, gpus_of, health_of
 from gpukeeper.model.condition import Xid
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading
 from gpukeeper.model.unknown import Unknown
@@ -48,12 +48,12 @@ class LocalWorkbench:
         device: str = "cuda",
         *,
         count: int = 1,
-        driver: Driver | None = None,
+        driver: HealthMonitor | None = None,
         bench: Bench | None = None,
     ) -> None:
         assert device in ("cuda", CPU), device
         self._python, self._device, self._count = python, device, count
-        self._driver = driver or Driver()
+        self._driver = driver or HealthMonitor()
         self._bench = bench or Bench("" if isinstance(python, Unknown) else python, device)
         self._workers = Workers(self._bench)
         self._opened, self._opened_ticks = datetime.now(UTC), time.monotonic()

@@ -37,7 +37,7 @@ MEANING: Mapping[Grade, str] = {
     Grade.PASS: "accepted",
     Grade.WARN: "accepted with warnings",
     Grade.FAIL: "not accepted",
-    Grade.INCONCLUSIVE: "not accepted: not everything could be tested and judged",
+    Grade.INCONCLUSIVE: "not accepted, because not everything could be tested and judged",
     Grade.SKIPPED: "not tested",
 }
 _AT_FIRST = 6  # findings of a GPU that are shown as they are; the rest unfolds
@@ -117,7 +117,7 @@ def _facts(report: Report) -> dict[str, str]:
         "Model": ", ".join(names) or "–",
         "Driver": fact(report.machine.environment.get("driver", "unknown")),
         "Started": moment(report.started),
-        "Took": in_words(report.ended - report.started),
+        "Duration": in_words(report.ended - report.started),
         "Profile": f"{report.profile} (at most {report.within_s:g} s)",
         "GPU busy time": percent(sum(busy) / len(busy), 0) if busy else "not measured",
         "Run": report.run,
@@ -339,7 +339,7 @@ def _counters(report: Report) -> Markup:
         ]
         for (gpu, counter), found in grouped.items()
     ]
-    head = ("where", "counter", "before", "after", "change", "while")
+    head = ("where", "counter", "before", "after", "change", "during")
     return section("counters", "Counters", table(head, lines, "Counters that changed while a check ran"))
 
 

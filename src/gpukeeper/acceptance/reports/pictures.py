@@ -40,7 +40,7 @@ def of_gpu(report: Report, uuid: str) -> Markup | None:
         return None
     held = plots.held_back(sorted(mine, key=lambda one: one.at))
     told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in held.items())
-    words = f"clocks throttled by: {told}" if told else "clocks were not throttled"
+    words = f"clocks throttled: {told}" if told else "clocks were not throttled"
     return _figure(f"{gpu_words(report, uuid)} over time", words, plots.timeline(gpu_words(report, uuid), mine))
 
 

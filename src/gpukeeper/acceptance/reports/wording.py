@@ -15,7 +15,7 @@ from gpukeeper.model.unknown import Unknown
 NODE = "node"  # in the place of a GPU: a finding about the machine as a whole
 SPEEDS, TIMES = frozenset({"TFLOP/s", "GB/s", "samples/s"}), frozenset({"us", "ms", "s"})
 LESS_IS_BETTER = TIMES | {"C", "elements", "words", "errors"}  # temperatures, and counts of what is wrong
-_SIGNS = {"us": "µs", "C": "°C", "percent": "%"}
+_SIGNS = {"us": "µs", "C": "°C", "percent": "%", "elements": "wrong elements", "words": "wrong words"}
 # Who has to do something, and what, from the mildest to the hardest.
 DUTIES: Mapping[Remedy, tuple[str, str]] = {
     Remedy.NONE: ("", "no action is required"),
@@ -121,8 +121,8 @@ def less_is_better(unit: str) -> bool:
 def direction(unit: str) -> str:
     """In words; nothing of a unit that does not tell it, as shares and watts do not."""
     if unit in SPEEDS:
-        return "more is better"
-    return "less is better" if less_is_better(unit) else ""
+        return "higher is better"
+    return "lower is better" if less_is_better(unit) else ""
 
 
 def value_of(finding: Finding) -> float | None:

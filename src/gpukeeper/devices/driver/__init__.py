@@ -1,1 +1,1 @@
-"""The NVIDIA driver: one program that calls it (child), one protocol, one set of facts, one client."""
+"""The NVIDIA driver: one process that calls it (child), one protocol, one set of facts, one client."""

@@ -1,4 +1,4 @@
-"""How busy each GPU was since the question before: GPM, utilisation samples, energy. For the child; no judgement."""
+"""How busy each GPU was since the previous query: GPM, utilisation samples, energy. For the child; no judgement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpukeeper.devices.driver.nvml import energy, errors, every_gpu, fact, never
 from gpukeeper.model.condition import NOT_ASKED
 from gpukeeper.model.unknown import Unknown
 
-SHORTEST_WINDOW_S = 1.0  # the slowest product takes a utilisation sample each second
+SHORTEST_WINDOW_S = 1.0  # the slowest product takes one utilisation sample per second
 GAP_US = 2_000_000  # a longer gap between two samples was not measured
 NO_GPM = Unknown("this model has no performance monitoring (GPM)", by_design=True)
-ONLY_SLICES = Unknown("the GPU is cut into slices, and each is measured by itself", by_design=True)
+ONLY_SLICES = Unknown("the GPU is split into slices, and each is measured separately", by_design=True)
 
 
-class Samples:
-    """What the driver's buffer of utilisation samples gave since the last question."""
+class UtilisationSamples:
+    """What the driver's buffer of utilisation samples returned since the last query."""
 
     def __init__(self) -> None:
         self.newest_us = 0
@@ -32,7 +32,7 @@ class Samples:
         self.count, self.total, self.peak, self.covered_us = 0, 0.0, 0.0, 0
 
     def add(self, at_us: int, value: float) -> None:
-        """The buffer repeats itself and holds empty places: only what is newer and can be true counts."""
+        """The buffer repeats itself and has empty slots: only newer and plausible samples count."""
         if at_us <= self.newest_us or not 0 <= value <= 100:
             return
         if self.newest_us:
@@ -41,7 +41,7 @@ class Samples:
         self.count, self.total, self.peak = self.count + 1, self.total + value, max(self.peak, value)
 
     def take(self) -> dict[str, Any]:
-        """As fields of Activity; the next ones begin anew."""
+        """As fields of Activity; then starts again."""
         mean: float | Unknown = Unknown("the driver has no new utilisation samples")
         if self.failure is not None:
             mean = self.failure
@@ -56,15 +56,15 @@ class Samples:
         return taken
 
 
-class Watch:
-    """What is remembered from one question to the next: the sample each window begins with."""
+class ActivityMonitor:
+    """What is kept from one query to the next: the sample that each window begins with."""
 
     def __init__(
         self, nvml: Any, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._nvml, self._clock, self._sleep = nvml, clock, sleep
         self._gpm: dict[str, tuple[Any, float]] = {}  # by uuid of a GPU or slice: a sample, and when it was taken
-        self._samples: dict[str, Samples] = {}
+        self._samples: dict[str, UtilisationSamples] = {}
         self._handles: dict[str, Any] = {}  # of whole GPUs
         self._energy: dict[str, int | Unknown] = {}
         self._asked: float | None = None
@@ -80,7 +80,7 @@ class Watch:
         return measured
 
     def collect(self) -> None:
-        """Between two questions: the driver's buffer is shorter than the time between them."""
+        """Between two queries: the driver's buffer is shorter than the time between them."""
         for uuid, handle in self._handles.items():
             samples = self._samples[uuid]
             try:
@@ -108,7 +108,7 @@ class Watch:
                 self._handles.pop(uuid, None)
             else:
                 self._handles[uuid] = handle
-                self._samples.setdefault(uuid, Samples())
+                self._samples.setdefault(uuid, UtilisationSamples())
             for key, instance in measured_by_gpm(gpu):
                 if key not in self._gpm and self._gpm_support(handle) is None:
                     new = True
@@ -119,7 +119,7 @@ class Watch:
         return new
 
     def _wait(self, new: bool) -> bool:
-        """A single question gets a window as well, and two questions at once do not get one that is too short."""
+        """A single query gets a window as well, and two concurrent queries do not get one that is too short."""
         since = 0.0 if new or self._asked is None else self._clock() - self._asked
         if since >= SHORTEST_WINDOW_S:
             return False
@@ -151,10 +151,10 @@ class Watch:
         known = {"gpm": instance} if isinstance(instance, Unknown) else self._busy(handle, part.uuid, instance)
         return msgspec.structs.replace(part, activity=Activity(**known))
 
-    # GPM: two samples give the true mean of the time between them.
+    # GPM: two samples give the exact mean of the time between them.
 
     def _busy(self, handle: Any, key: str, instance: int | None) -> dict[str, Any]:
-        """With the time between the samples: one that failed leaves a window that is shorter than the question's."""
+        """With the time between the samples: a failed sample leaves a window that is shorter than the query's."""
         unsupported = self._gpm_support(handle)
         if unsupported is not None:
             return {"gpm": unsupported}
@@ -201,7 +201,9 @@ class Watch:
         if metric.nvmlReturn != nvml.NVML_SUCCESS:
             return self._refused(nvml.NVMLError(metric.nvmlReturn))
         value = float(metric.value)
-        return value if math.isfinite(value) else Unknown("the driver's performance monitoring (GPM) gave no number")
+        return (
+            value if math.isfinite(value) else Unknown("the driver's performance monitoring (GPM) returned no number")
+        )
 
     def _free(self, sample: Any) -> None:
         if sample is not None:
@@ -224,7 +226,7 @@ def parts(gpu: GpuFacts) -> tuple[SliceFacts, ...]:
 
 
 def measured_by_gpm(gpu: GpuFacts) -> list[tuple[str, int | None]]:
-    """Uuid and GPU instance of what has a window of its own: the slices of a GPU that is cut, else the GPU."""
+    """Uuid and GPU instance of what has a window of its own: the slices of a GPU that is split, otherwise the GPU."""
     if gpu.sliced is not True:
         return [(str(gpu.uuid), None)]
     return [(part.uuid, part.gpu_instance) for part in parts(gpu) if isinstance(part.gpu_instance, int)]

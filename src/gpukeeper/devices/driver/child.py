@@ -27,15 +27,15 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.devices.driver.activity import Watch
+from gpukeeper.devices.driver.activity import ActivityMonitor
 from gpukeeper.devices.driver.health import health, identity
 from gpukeeper.devices.driver.nvml import condition, errors, gpus, utilisation, words
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question, State
+from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest, State
 from gpukeeper.devices.driver.sampler import Sampler
 from gpukeeper.model import reading
 
-COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples holds no more than some 10 s
-TO_END_S = 5.0  # for questions that wait when the input ends
+COLLECT_EVERY_S = 5.0  # the driver's own buffer of samples covers only some 10 s
+TO_END_S = 5.0  # for queries that wait when the input ends
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def serve(
         answer(line)
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: DriverReply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -88,31 +88,31 @@ def _end_soon() -> None:
 
 
 class Session:
-    """Opens the driver at the first question, and again after a failure: it may have been loaded anew meanwhile."""
+    """Opens the driver at the first query, and again after a failure: it may have been reloaded in the meantime."""
 
     def __init__(
         self, nvml: Any, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._nvml, self._clock, self._sleep = nvml, clock, sleep
         self._opened = False
-        self._watch: Watch | None = None
+        self._watch: ActivityMonitor | None = None
         self._sampler: Sampler | None = None
 
-    def answer(self, line: bytes) -> Answer:
+    def answer(self, line: bytes) -> DriverReply:
         try:
-            question = reading.decode(line, type=Question)
+            question = reading.decode(line, type=DriverRequest)
         except msgspec.DecodeError as error:
-            return Answer(id=NO_ID, state="failed", why=f"the question could not be read: {error}")
+            return DriverReply(id=NO_ID, state="failed", why=f"the request could not be read: {error}")
         if question.about not in SUBJECTS:
-            return Answer(id=question.id, state="failed", why=f"{question.about!r} is not a question")
+            return DriverReply(id=question.id, state="failed", why=f"{question.about!r} is not a valid request")
         try:
             if not self._opened:
                 self._nvml.nvmlInit()
                 self._opened = True
-            return Answer(id=question.id, state="answered", **self._found(question.about))
+            return DriverReply(id=question.id, state="answered", **self._found(question.about))
         except errors(self._nvml) as error:
             self.close()
-            return Answer(id=question.id, state=self._state(error), why=words(error))
+            return DriverReply(id=question.id, state=self._state(error), why=words(error))
 
     def collect(self) -> None:
         if self._watch is not None:
@@ -132,7 +132,7 @@ class Session:
         return "no driver" if getattr(error, "value", None) in missing else "failed"
 
     def _found(self, about: str) -> dict[str, Any]:
-        """Fields of the answer."""
+        """Fields of the reply."""
         nvml = self._nvml
         match about:
             case "inventory":
@@ -140,7 +140,7 @@ class Session:
             case "condition":
                 return {"gpus": gpus(nvml, condition)}
             case "usage":
-                self._watch = self._watch or Watch(nvml, self._clock, self._sleep)
+                self._watch = self._watch or ActivityMonitor(nvml, self._clock, self._sleep)
                 return {"gpus": self._watch.read()}
             case "identity":
                 return identity(nvml)

@@ -25,15 +25,15 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.devices.driver.protocol import NO_ID, Answer, Question, Subject
+from gpukeeper.devices.driver.protocol import NO_ID, DriverReply, DriverRequest, Subject
 from gpukeeper.model import reading
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.unknown import Unknown
 
-# -P: the folder we were started in is not trusted, and -m would import from it first.
+# -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = (sys.executable, "-P", "-m", "gpukeeper.devices.driver.child")
-TO_OPEN = 3  # deadlines for the first answer: without persistence a driver wakes its GPUs one after the other
-A_MOMENT = timedelta(seconds=5)  # to start a program and to give one up
+TO_OPEN = 3  # deadlines for the first reply: without persistence a driver wakes its GPUs one after the other
+A_MOMENT = timedelta(seconds=5)  # to start a process and to abandon one
 KILLED_WITHIN_S = 1.0
 ABANDONED_MAX = 4
 LONGEST_PAUSE = timedelta(minutes=5)
@@ -43,20 +43,20 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 _counting = threading.Lock()
 
 
-def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> Answer | Unknown:
-    """Blocks, for no longer than the deadline and a moment. Nothing of ours has a GPU open afterwards."""
+def ask_once(about: Subject, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
+    """Blocks, for no longer than the deadline and a moment. No process of ours has a GPU open afterwards."""
     until = time.monotonic() + deadline.total_seconds()
-    client = Client(child, deadline)
+    client = DriverClient(child, deadline)
     answer = client.ask(about)
     if not client.finish(max(until - time.monotonic(), 0.0)):
         return Unknown(f"the NVIDIA driver was not closed within {in_words(deadline)}")
     return answer
 
 
-class Client:
-    """The program and its end. One question at a time; made for threads. Blocks for the deadline and a moment at most.
+class DriverClient:
+    """The process and its end. One request at a time; made for threads. Blocks for the deadline and a moment at most.
 
-    `to_open`: deadlines for the first answer of a program. `pause`: before a program is started after a failure, longer
+    `to_open`: deadlines for the first reply of a process. `pause`: before a process is started after a failure, longer
     after each further one.
     """
 
@@ -80,19 +80,20 @@ class Client:
 
     @property
     def longest(self) -> timedelta:
-        """Of one question that has to wait for another one first."""
+        """Of one request that has to wait for another one first."""
         return self._deadline * (1 + self._to_open) + A_MOMENT
 
-    def ask(self, about: Subject) -> Answer | Unknown:
-        """After an answer that failed, as after Unknown, the next question starts another program: what this one
-        opened may be stale (the driver was reloaded, a GPU was lost)."""
+    def ask(self, about: Subject) -> DriverReply | Unknown:
+        """After a failed reply, as after Unknown, the next request starts another process: what this one opened may be
+        stale (the driver was reloaded, a GPU was lost).
+        """
         if not self._one_at_a_time.acquire(timeout=self._deadline.total_seconds()):
-            return Unknown("the NVIDIA driver is still being asked")
+            return Unknown("an earlier query of the NVIDIA driver is still in progress")
         try:
             wait = self._not_before - self._ticks()
             if self._child is None and wait > 0:
                 pause = in_words(timedelta(seconds=max(round(wait), 1)))
-                return Unknown(f"{self._last_why}; it is asked again in {pause}")
+                return Unknown(f"{self._last_why}; it is retried in {pause}")
             answer = self._ask(about)
             if isinstance(answer, Unknown) or answer.state == "failed":
                 self._failed(answer.why)
@@ -103,17 +104,17 @@ class Client:
             self._one_at_a_time.release()
 
     def finish(self, within_s: float) -> bool:
-        """Lets the program end by itself. False: it did not, and was given up."""
+        """Lets the process end by itself. False: it did not, and was abandoned."""
         child, self._child = self._child, None
         return child is None or child.finish(within_s)
 
     def close(self) -> None:
-        """Kills the program, also while it is asked. The next question starts another."""
+        """Kills the process, also during a query. The next request starts another."""
         until = time.monotonic() + A_MOMENT.total_seconds()
         while True:
             child = self._child
             if child is not None:
-                child.kill()  # a caller that waits for its answer sees that it ended
+                child.kill()  # a caller that waits for its reply sees that it ended
             if self._one_at_a_time.acquire(timeout=0.1):
                 break
             if time.monotonic() >= until:
@@ -124,26 +125,28 @@ class Client:
         finally:
             self._one_at_a_time.release()
 
-    def _ask(self, about: Subject) -> Answer | Unknown:
+    def _ask(self, about: Subject) -> DriverReply | Unknown:
         deadline = self._deadline if self._child is not None else self._deadline * self._to_open
         until = time.monotonic() + deadline.total_seconds()
         try:
             child = self._child = self._child or _Program(self._command)
         except OSError as error:
-            return Unknown(f"the program that asks the NVIDIA driver could not be started: {error.strerror or error}")
+            return Unknown(
+                f"the process that queries the NVIDIA driver could not be started: {error.strerror or error}"
+            )
         self._asked += 1
         try:
-            child.send(Question(self._asked, about))
+            child.send(DriverRequest(self._asked, about))
             while True:
-                answer = reading.decode(child.line(until), type=Answer)
+                answer = reading.decode(child.line(until), type=DriverReply)
                 if answer.id in (self._asked, NO_ID):
                     return answer
         except TimeoutError:
             return Unknown(f"the NVIDIA driver did not answer within {in_words(deadline)}")
         except msgspec.DecodeError as error:
-            return Unknown(f"the program that asks the NVIDIA driver gave no record: {error}")
+            return Unknown(f"the process that queries the NVIDIA driver returned an invalid reply: {error}")
         except (EOFError, OSError):
-            return Unknown(f"asking the NVIDIA driver failed {child.last_words()}")
+            return Unknown(f"querying the NVIDIA driver failed {child.last_words()}")
 
     def _failed(self, why: str) -> None:
         self._drop()
@@ -161,7 +164,7 @@ class _Program:
     """A running child with what was read of its output beyond the last line."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """OSError, also when too many earlier ones cannot be killed."""
+        """OSError, also if too many earlier ones cannot be killed."""
         with _counting:
             _abandoned[:] = [one for one in _abandoned if one.poll() is None]
             if len(_abandoned) >= ABANDONED_MAX:
@@ -180,22 +183,22 @@ class _Program:
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
 
-    def send(self, question: Question) -> None:
+    def send(self, question: DriverRequest) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # what it printed before it ended tells more
+        with suppress(BrokenPipeError):  # its last output says more
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
 
     def line(self, until: float) -> bytes:
-        """TimeoutError; EOFError when it ended; DecodeError for a line that is longer than any answer."""
+        """TimeoutError; EOFError if it ended; DecodeError for a line that is too long."""
         assert self._process.stdout is not None
         fd, seen = self._process.stdout.fileno(), 0
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        poll.register(self._stderr, select.POLLIN)  # a program whose stderr is full would wait for ever
+        poll.register(self._stderr, select.POLLIN)  # a process whose stderr is full would block forever
         while (end := self._received.find(b"\n", seen)) < 0:
             seen = len(self._received)
             if seen > ANSWER_MAX:
-                raise msgspec.DecodeError("it does not stop talking")
+                raise msgspec.DecodeError("its reply is too long")
             left = until - time.monotonic()
             if left <= 0 or not (ready := poll.poll(math.ceil(left * 1000))):
                 raise TimeoutError
@@ -213,23 +216,23 @@ class _Program:
 
     def last_words(self) -> str:
         """Its exit code and the last line of what it printed on stderr."""
-        code = "not known"
+        code = "unknown"
         with suppress(BlockingIOError, subprocess.TimeoutExpired):
             code = str(self._process.wait(timeout=KILLED_WITHIN_S))
             while self._listen():
                 pass
         last = "".join(self._words.decode("utf-8", "replace").strip().splitlines()[-1:])
-        return f"(exit {code}): {last or 'no word'}"
+        return f"(exit {code}): {last or 'no message'}"
 
     def _listen(self) -> bool:
-        """False: its stderr is closed. BlockingIOError: there is nothing to read now."""
+        """False: its stderr is closed. BlockingIOError: nothing to read now."""
         read = os.read(self._stderr, 65536)
         self._words += read
         del self._words[:-KEPT_WORDS]
         return bool(read)
 
     def finish(self, within_s: float) -> bool:
-        """Lets it end by itself. False: it did not, and was given up."""
+        """Lets it end by itself. False: it did not, and was abandoned."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
 """What the NVIDIA driver reports about a GPU: one type for inventory, condition, usage and health. Values only.
 
-Every question fills the identity, the memory, the processes and the slices; each question adds the facts of its subject
+Every request fills the identity, the memory, the processes and the slices; each request adds the facts of its subject
 (see `child`), and the others stay NOT_ASKED. A fact that the driver refused is Unknown with the reason.
 """
 
@@ -17,11 +17,11 @@ from gpukeeper.model.unknown import Unknown
 
 Listed: TypeAlias = tuple[int, ...] | Unknown  # pids that the driver lists; dead ones among them
 
-NO_SLICE_UTILISATION = Unknown("the driver has no utilisation of a GPU that is cut into slices", by_design=True)
+NO_SLICE_UTILISATION = Unknown("the driver reports no utilisation of a GPU that is split into slices", by_design=True)
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How busy a GPU or slice was since the question before. Percentages are means."""
+    """How busy a GPU or slice was since the previous request. Percentages are means."""
 
     window_s: float = 0.0
     gpm: float | Unknown = NOT_ASKED

@@ -1,4 +1,4 @@
-"""What an acceptance run reads of a GPU: what it is, its counters and its states. NVML calls, for the child only.
+"""What an acceptance run reads of a GPU: identity, counters and states. NVML calls, for the child only.
 
 A table by the key of a fact; each call that fails makes its own fact Unknown.
 """
@@ -25,20 +25,20 @@ from gpukeeper.model.unknown import Unknown
 
 Ask: TypeAlias = Callable[[Any, Any], Any]  # NVML and the handle of a GPU
 
-NO_FABRIC = Unknown("this GPU is on no NVLink fabric", by_design=True)
+NO_FABRIC = Unknown("this GPU is not on an NVLink fabric", by_design=True)
 NO_FABRIC_HEALTH = Unknown("the driver does not report it", by_design=True)
 NO_LINKS = Unknown("this GPU has no NVLinks, or none of them is up", by_design=True)
-AGREE = {0: "board", 10: "switch", 20: "switch", 30: "bridge", 40: "node", 50: "system"}  # common ancestor, in words
+AGREE = {0: "board", 10: "switch", 20: "switch", 30: "bridge", 40: "node", 50: "system"}  # common ancestor, as text
 NOT_KNOWN = "not known"
 MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
 ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell", 13: "Rubin"}
 
 
-# What is here, and stays.
+# What exists here, and does not change.
 
 
 def identity(nvml: Any) -> dict[str, Any]:
-    """Fields of an Answer."""
+    """Fields of a Reply."""
     found = every_gpu(nvml)
     named = [(str(gpu.uuid), handle) for handle, gpu in found if handle is not None]
     return {
@@ -57,7 +57,7 @@ def identity_of(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def between(nvml: Any, one: Any, two: Any) -> str:
-    """How two GPUs reach each other. NVLink comes first: the way over the bus is then not used."""
+    """How two GPUs reach each other. NVLink comes first: the path over the bus is then not used."""
     linked = fact(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, two, nvml.NVML_P2P_CAPS_INDEX_NVLINK))
     if isinstance(linked, Unknown):
         if not linked.by_design:
@@ -110,7 +110,7 @@ FACTS: dict[str, Ask] = {
 }
 
 
-# How it is now.
+# The current state.
 
 
 def health(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def violation(policy: str) -> Ask:
 def sram(nvml: Any, handle: Any) -> Any:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     status.version = nvml.nvmlEccSramErrorStatus_v1
-    nvml.nvmlDeviceGetSramEccErrorStatus(handle, nvml.byref(status))  # the binding does not do it
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, nvml.byref(status))  # the binding does not support it
     return status
 
 
@@ -213,7 +213,7 @@ def link_errors(nvml: Any, handle: Any, links: list[int] | Unknown) -> dict[str,
         return summed(lambda link: field_value(nvml, handle, getattr(nvml, f"NVML_FI_DEV_{name}"), link))
 
     found = {key: counted(getattr(nvml, f"NVML_NVLINK_ERROR_DL_{name}")) for key, name in LINK_ERRORS.items()}
-    if isinstance(found["nvlink_recovery"], Unknown):  # NVLink 5 counts otherwise
+    if isinstance(found["nvlink_recovery"], Unknown):  # NVLink 5 counts differently
         found["nvlink_recovery"] = by_field("NVLINK_COUNT_LINK_RECOVERY_EVENTS")
     return {**found, "nvlink_recovery_failed": by_field("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS")}
 
@@ -264,7 +264,7 @@ def inforom_ok(nvml: Any, handle: Any) -> bool:
 
 
 def repair_needed(nvml: Any, handle: Any) -> bool | Unknown:
-    """Two calls of the driver: repairs that are pending, and memory beyond repair. One that is due is enough."""
+    """Two calls of the driver: repairs that are pending, and memory beyond repair. One is enough."""
     found = [
         fact(nvml, lambda: any(nvml.nvmlDeviceGetRepairStatus(handle))),
         fact(nvml, lambda: bool(nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(handle))),

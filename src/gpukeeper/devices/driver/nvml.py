@@ -1,4 +1,4 @@
-"""The facts of a GPU that every question needs, and those of its condition, read by NVML calls. For the child only.
+"""The facts of a GPU that every request needs, and those of its condition, read by NVML calls. For the child only.
 
 A call that fails makes that one fact Unknown: the driver may be older than its bindings, or the GPU may have fallen off
 the bus after its uuid was read.
@@ -65,7 +65,7 @@ def is_sliced(nvml: Any, handle: Any) -> bool | Unknown:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
     except errors(nvml) as error:
-        # Most models cannot be cut at all and answer "not supported": that is a known fact.
+        # Most models cannot be split at all and answer "not supported": that is a known fact.
         unsupported = getattr(error, "value", None) == nvml.NVML_ERROR_NOT_SUPPORTED
         return False if unsupported else Unknown(words(error))
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
@@ -113,8 +113,9 @@ def memory(nvml: Any, handle: Any) -> tuple[int | Unknown, int | Unknown]:
 
 
 def listed(nvml: Any, handle: Any) -> Listed:
-    """Every pid that the driver lists, for computing, for graphics and through MPS. Without the first list it is
-    Unknown; a model may be without graphics, and a slice without MPS."""
+    """Every pid that the driver lists, for compute, for graphics and through MPS. Without the first list it is Unknown;
+    a model may have no graphics, and a slice no MPS.
+    """
     pids: set[int] = set()
     for ask, required in (
         (nvml.nvmlDeviceGetComputeRunningProcesses, True),
@@ -205,7 +206,7 @@ def number_in(nvml: Any, kind: int, value: Any) -> float:
 
 
 def fact(nvml: Any, ask: Callable[[], T], absent: tuple[int, ...] | None = None) -> T | Unknown:
-    """The value, or why there is none; by design, where the model or the driver never has it."""
+    """The value, or why there is none; by design, if the model or the driver never has it."""
     try:
         return ask()
     except errors(nvml) as error:
@@ -223,7 +224,7 @@ def errors(nvml: Any) -> tuple[type[Exception], ...]:
 
 
 def never(nvml: Any) -> tuple[int, ...]:
-    """Errors that any further call on this machine would give."""
+    """Errors that any further call on this machine would return."""
     return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
@@ -238,9 +239,9 @@ def never_here(nvml: Any) -> tuple[int, ...]:
 
 
 def text(answer: str | bytes) -> str:
-    """Older bindings answer with bytes."""
+    """Older bindings return bytes."""
     return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer
 
 
 def words(error: Exception) -> str:
-    return f"the NVIDIA driver answered: {error}"
+    return f"the NVIDIA driver returned an error: {error}"

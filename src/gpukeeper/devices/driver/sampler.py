@@ -1,4 +1,4 @@
-"""A thread of the child that samples what changes by the second, while GPUs are tested."""
+"""A thread of the child that samples what changes every second, while GPUs are tested."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from gpukeeper.model.gpu import Reading
 from gpukeeper.model.unknown import Unknown
 
 EVERY_S = 0.5
-MOST_ROUNDS = 20_000  # nearly three hours; with fewer questions every second one is kept, then every fourth
+MOST_ROUNDS = 20_000  # nearly three hours; with fewer requests every second one is kept, then every fourth
 MOST_READINGS = 160_000  # of all GPUs or slices together: one line of output
 Sampled: TypeAlias = tuple[tuple[str, ...], Any]  # the uuids that a GPU's readings are for, and its handle
 
 
 class Sampler:
-    """None in a Reading: not measured.
-
-    What is not asked for stays bounded: every second round is dropped, and the next ones come half as often. A question
-    begins anew.
+    """None in a Reading: not measured. What is not fetched stays bounded: every second round is dropped, and the next
+    ones are half as frequent. A request starts again.
     """
 
     def __init__(self, nvml: Any, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +71,7 @@ class Sampler:
         gpus: list[Sampled] = []
         due = self._clock()
         while not self._over.wait(max(due - self._clock(), 0.0)):
-            due = max(due + self._every_s, self._clock())  # what was missed is not made up for
+            due = max(due + self._every_s, self._clock())  # missed samples are not made up for
             with suppress(*errors(self._nvml)):
                 gpus = gpus or self.gpus()
             self.once(gpus)

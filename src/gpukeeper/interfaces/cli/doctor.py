@@ -129,7 +129,7 @@ def _ray(policy: Path | None) -> list[tuple[str, ...]]:
     """Whether the clusters of the nodes here can be asked: where one cannot, its nodes count as busy."""
     from gpukeeper.config.load import load_policy
     from gpukeeper.model.unknown import Unknown
-    from gpukeeper.platforms.ray.asking import Asking, Dashboard
+    from gpukeeper.platforms.ray.dashboards import Asking, Dashboard
     from gpukeeper.platforms.ray.processes import raylet_of, read_all
     from gpukeeper.platforms.ray.settings import settings_of
 

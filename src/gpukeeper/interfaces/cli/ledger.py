@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import typer
 from gpukeeper.interfaces.cli import ledger_status
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.journal import SqliteLedger
@@ -186,18 +186,6 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
 
 app.command("status")(ledger_status.status)
 app.command("verify")(ledger_status.verify)
-
-
-@contextmanager
-def opened_for_reading() -> Iterator[SqliteLedger]:
-    from gpukeeper.ledger.journal import open_ledger
-    from gpukeeper.ledger.paths import ledger_path
-
-    ledger = open_ledger(ledger_path(), write=False)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
 
 
 async def _lines(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpukeeper.interfaces.terminal import options as o
+from gpukeeper.interfaces.terminal.local_ledger import opened_for_reading
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.archive import Status
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 def status(json: o.Json = False) -> None:
     """How large the ledger is, its files, first and last line, schema and archives."""
-    from gpukeeper.interfaces.cli.ledger import opened_for_reading
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.ledger.inspection import files_of
 
@@ -33,7 +33,6 @@ def status(json: o.Json = False) -> None:
 
 def verify(json: o.Json = False) -> None:
     """Read every line and every archive and compare checksums. Changes nothing. Exit 1: something is damaged."""
-    from gpukeeper.interfaces.cli.ledger import opened_for_reading
     from gpukeeper.interfaces.terminal import show
     from gpukeeper.interfaces.terminal.session import say
     from gpukeeper.ledger.inspection import inspect

@@ -44,7 +44,7 @@ def tidy(
         say(f"The command ended with {code}; its temporary files are in {folder / host.INSIDE}")
     else:
         left = host.remove_folder(folder, since)
-        if isinstance(left, host.Kept):
+        if isinstance(left, host.Remainder):
             say(f"{left.path} was kept: {left.why}")
         elif left and sys.stderr.isatty():
             say(f"{size_in_words(left)} of temporary files were removed.")

@@ -23,7 +23,7 @@ from gpukeeper.platforms.docker.connect import QUICK, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, NOT_MODIFIED, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
-from gpukeeper.platforms.docker.wire import ImageInspected, Inspected, Made
+from gpukeeper.platforms.docker.wire import CreateResponse, ImageInspected, Inspected
 
 Answer = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows
@@ -33,7 +33,7 @@ LOST_RUN = "it was started at the same time, and that run ended before the engin
 NO_RESTART = {"RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}}
 
 
-class Acts:
+class ContainerActions:
     def __init__(
         self, engine: Engine, records: Records, holders: Callable[[Inspected], Awaitable[Sequence[Holder]]]
     ) -> None:
@@ -137,7 +137,7 @@ class Acts:
         try:
             body = {**recipe.body, "Image": await self._image_for(recipe)}
             answer = await self._engine.post("/containers/create", body, name=recipe.name)
-            made = reading.decode(answer, type=Made)
+            made = reading.decode(answer, type=CreateResponse)
             for network, settings in recipe.networks.items():
                 joined = {"Container": made.id, "EndpointConfig": settings}
                 await self._engine.post(f"/networks/{part(network)}/connect", joined)
@@ -147,7 +147,7 @@ class Acts:
             return Unknown(str(problem))
         return Accepted()
 
-    async def _image_for(self, recipe: archive.Recipe) -> str:
+    async def _image_for(self, recipe: archive.CreateRequest) -> str:
         """The image it was created from: by name if the name still refers to it, otherwise by id."""
         name = str(recipe.body.get("Image") or recipe.image)
         try:

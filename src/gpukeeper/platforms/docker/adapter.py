@@ -43,23 +43,23 @@ from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.inside import tell_inside
 from gpukeeper.platforms.docker import translate
-from gpukeeper.platforms.docker.acts import Acts
+from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.capture import Captures
 from gpukeeper.platforms.docker.connect import SLOW, Engine
-from gpukeeper.platforms.docker.leftovers import Leftovers
-from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
-from gpukeeper.platforms.docker.people import Directory
-from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.surroundings import (
+from gpukeeper.platforms.docker.host_facts import (
     SCAN,
-    Around,
+    HostInspector,
+    HostSnapshot,
     Inventory,
-    Surroundings,
     belongs,
     container_ids,
     holders_of,
 )
-from gpukeeper.platforms.docker.wire import Inspected, Listed, when
+from gpukeeper.platforms.docker.leftovers import Leftovers
+from gpukeeper.platforms.docker.orphans import is_another_engines, proof_of
+from gpukeeper.platforms.docker.records import FILTERS, Records
+from gpukeeper.platforms.docker.users import UserDirectory
+from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected, when
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)
@@ -86,18 +86,18 @@ class DockerPlatform:
     ) -> None:
         self._engine, self._place, self._clock, self._proc = engine, place, clock, proc
         self.records = Records(engine)
-        self._around = Surroundings(
+        self._around = HostInspector(
             self.records,
             inventory,
             local=engine.local,
-            directory=Directory(clock),
+            directory=UserDirectory(clock),
             trusted_labels=policy.owner_labels,
             keep_alive=policy.keep_alive,
             proc=proc,
         )
         self._captures = Captures(engine, clock)
         self._leftovers = Leftovers(self.records, engine, clock, self._at, cache=_wants_cache(policy))
-        self._acts = Acts(engine, self.records, self._holders)
+        self._acts = ContainerActions(engine, self.records, self._holders)
         self._left_since: dict[str, datetime] = {}  # by container: when a leftover of it was first seen
 
     @property
@@ -248,7 +248,7 @@ class DockerPlatform:
             return ()
         try:
             async with self._engine.opened():
-                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                listed = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
                 answers = [await self.records.inspect(one.id) for one in listed if translate.is_called(one, patterns)]
         except PlatformError as problem:
             return Unknown(str(problem))
@@ -264,7 +264,7 @@ class DockerPlatform:
             return {}
         try:
             async with self._engine.opened():
-                listed = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+                listed = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
                 answers = [await self.records.inspect(one.id) for one in listed if one.state != "running"]
         except PlatformError as problem:
             return Unknown(str(problem))
@@ -364,7 +364,7 @@ class DockerPlatform:
             return holder
         return await signals.end(signals.Target(holder.pid, holder.starttime, str(holder.container)), proc=self._proc)
 
-    async def _orphans(self, around: Around, containers: Sequence[Inspected]) -> list[Subject]:
+    async def _orphans(self, around: HostSnapshot, containers: Sequence[Inspected]) -> list[Subject]:
         by_id = {one.id: one for one in containers}
         left = []
         for holder in around.everyone():
@@ -379,14 +379,14 @@ class DockerPlatform:
         self._left_since = {id_: at for id_, at in self._left_since.items() if id_ in whose}
         return left
 
-    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: Around) -> Subject:
+    def _orphan(self, holder: Holder, container: Inspected | Unknown | None, around: HostSnapshot) -> Subject:
         started = holders.started(holder.starttime, holders.boot_time(self._proc))
         proof = proof_of(holder, started, container, self.records.once_had)
         id_ = str(holder.container)
         ended = when(container.state.finished_at) if isinstance(container, Inspected) else None
         first_seen = self._left_since.setdefault(id_, self._clock.now())
         since = ended if isinstance(ended, datetime) else first_seen
-        devices = Around(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
+        devices = HostSnapshot(around.gpus, {id_: (holder,)}, around.mig_minors).held(id_)
         return translate.orphan_subject(holder, started, since, holders.boot_id(self._proc), proof, devices, self._at())
 
     async def _holders(self, container: Inspected) -> Sequence[Holder]:
@@ -400,14 +400,14 @@ class DockerPlatform:
             raise PlatformError(f"the processes that hold its GPUs are unknown: {around.blind}")
         return holders_of(container, around, self._proc)
 
-    async def _subject(self, container: Inspected, around: Around) -> Subject:
+    async def _subject(self, container: Inspected, around: HostSnapshot) -> Subject:
         return translate.container_subject(container, await self._around.facts(container, around), self._at())
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())
 
 
 def _runs(container: Inspected | None) -> bool:

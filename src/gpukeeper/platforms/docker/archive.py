@@ -18,7 +18,7 @@ BEFORE_STOP = "stop/"  # captured when gpukeeper stopped it, before the restart 
 _FRAME = struct.Struct(">BxxxL")
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class CreateRequest(msgspec.Struct, frozen=True):
     """How to create it again."""
 
     name: str
@@ -39,14 +39,14 @@ def demultiplexed(stream: bytes) -> bytes:
     return b"".join(parts)
 
 
-def recipe(evidence: Evidence) -> Recipe | Unknown:
+def recipe(evidence: Evidence) -> CreateRequest | Unknown:
     try:
         return _recipe(evidence)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return Unknown(f"its captured manifest cannot be read: {error}")
 
 
-def _recipe(evidence: Evidence) -> Recipe:
+def _recipe(evidence: Evidence) -> CreateRequest:
     told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
     config, host = dict(told["Config"]), dict(told["HostConfig"])
     name, old_id = str(told["Name"]).removeprefix("/"), str(told["Id"])
@@ -63,7 +63,7 @@ def _recipe(evidence: Evidence) -> Recipe:
         for network, facts in joined.items()
         if network not in {mode, "bridge" if mode == "default" else mode, "host", "none"}
     }
-    return Recipe(name, image, {**config, "HostConfig": host}, others)
+    return CreateRequest(name, image, {**config, "HostConfig": host}, others)
 
 
 def restart_policy(evidence: Evidence) -> Mapping[str, Any] | None:

@@ -27,7 +27,7 @@ GLANCE = timedelta(seconds=15)
 TOO_MANY = Change("(more files changed than can be listed)")
 
 
-class Inside(msgspec.Struct, frozen=True):
+class ContainerChanges(msgspec.Struct, frozen=True):
     """What was written inside a container since its creation."""
 
     size: int | None
@@ -37,7 +37,7 @@ class Inside(msgspec.Struct, frozen=True):
 class Captures:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._inside: dict[str, tuple[datetime, Inside]] = {}
+        self._inside: dict[str, tuple[datetime, ContainerChanges]] = {}
         self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # timed out; not retried at each read
 
     async def losses(self, container: Inspected) -> tuple[int | None, tuple[str, ...] | Unknown]:
@@ -133,7 +133,7 @@ class Captures:
             archive.CHANGES: "\n".join(lines).encode("utf-8", "replace") + b"\n",
         }
 
-    async def _look_inside(self, id_: str, *, anew: bool = False) -> Inside:
+    async def _look_inside(self, id_: str, *, anew: bool = False) -> ContainerChanges:
         now = self._clock.now()
         self._inside = {key: one for key, one in self._inside.items() if now - one[0] < REMEMBERED}
         if id_ in self._inside and not anew:
@@ -144,7 +144,7 @@ class Captures:
         raw = await self._engine.raw(f"/containers/{part(id_)}/changes", deadline=deadline)
         # Millions of changed files must not block the removal forever: the log and the manifest are what is needed.
         changes = reading.decode(raw, type=list[Change] | None) if len(raw) < MOST else [TOO_MANY]
-        inside = Inside(sized.size_rw, tuple(changes or ()))
+        inside = ContainerChanges(sized.size_rw, tuple(changes or ()))
         self._inside[id_] = (now, inside)
         return inside
 

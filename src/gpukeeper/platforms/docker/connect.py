@@ -20,7 +20,7 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent, cannot_connect
-from gpukeeper.platforms.docker.wire import EngineEvent, Message
+from gpukeeper.platforms.docker.wire import EngineEvent, ErrorResponse
 
 T = TypeVar("T")
 SOCKET = "/var/run/docker.sock"
@@ -249,6 +249,6 @@ def _name_of(entry: msgspec.Raw) -> str:
 
 def _refusal(read: bytes) -> str:
     try:
-        return reading.decode(read, type=Message).message
+        return reading.decode(read, type=ErrorResponse).message
     except msgspec.DecodeError:
         return read[:200].decode("utf-8", "replace").strip()

@@ -17,8 +17,22 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import CONFLICT, NOT_FOUND, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import WHOLE_CACHE, At, cache_subject, image_subject, whole_cache_subject
-from gpukeeper.platforms.docker.wire import CacheEntry, DiskUsage, ImageInspected, ImageListed, Listed, Pruned, when
+from gpukeeper.platforms.docker.translate import (
+    WHOLE_CACHE,
+    PlaceAndTime,
+    cache_subject,
+    image_subject,
+    whole_cache_subject,
+)
+from gpukeeper.platforms.docker.wire import (
+    CacheEntry,
+    ContainerSummary,
+    DiskUsage,
+    ImageInspected,
+    ImageSummary,
+    PruneResponse,
+    when,
+)
 
 MEASURING = timedelta(minutes=3)  # the engine sums up its layers again for each request
 AN_HOUR, A_MINUTE, A_SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
@@ -30,7 +44,9 @@ class Leftovers:
     at most once an hour: older engines walk their whole disk for that.
     """
 
-    def __init__(self, records: Records, engine: Engine, clock: Clock, at: Callable[[], At], *, cache: bool) -> None:
+    def __init__(
+        self, records: Records, engine: Engine, clock: Clock, at: Callable[[], PlaceAndTime], *, cache: bool
+    ) -> None:
         self._records, self._engine, self._clock, self._at, self.cache = records, engine, clock, at, cache
         self._layers: int | None = None
         self._listed: tuple[datetime, list[CacheEntry] | Unknown] | None = None
@@ -39,7 +55,7 @@ class Leftovers:
         subjects: list[Subject] = []
         unseen: list[Unseen] = []
         try:
-            images, unread = await self._engine.listed("/images/json", ImageListed, "image", deadline=SLOW)
+            images, unread = await self._engine.listed("/images/json", ImageSummary, "image", deadline=SLOW)
             unseen += unread
             if isinstance(used, Unknown):
                 unseen.append(Unseen("images", used.why))
@@ -71,7 +87,7 @@ class Leftovers:
     async def look_at_image(self, ref: Ref) -> Subject | Gone | Unknown:
         try:
             image = await self._engine.get(f"/images/{part(ref.uid)}/json", ImageInspected)
-            containers = await self._engine.get("/containers/json", list[Listed], all=1, deadline=SLOW)
+            containers = await self._engine.get("/containers/json", list[ContainerSummary], all=1, deadline=SLOW)
             usage = await self._usage()
         except EngineError as error:
             return Gone(ref, self._clock.now()) if error.says_gone else Unknown(str(error))
@@ -81,11 +97,11 @@ class Leftovers:
             return Gone(ref, self._clock.now())
         self._layers = usage.layers_size
         measured = next((one for one in usage.images or () if one.id == image.id), None)
-        listed = measured or ImageListed(image.id, image.repo_tags, image.repo_digests, size=image.size)
+        listed = measured or ImageSummary(image.id, image.repo_tags, image.repo_digests, size=image.size)
         used_by = sum(one.image_id == image.id for one in containers)
         return self._image(listed, used_by, when(image.metadata.last_tag_time))
 
-    def _image(self, image: ImageListed, used_by: int, tagged: datetime | Unknown | None) -> Subject:
+    def _image(self, image: ImageSummary, used_by: int, tagged: datetime | Unknown | None) -> Subject:
         heard = self._records.image_used_at(image.id, image.repo_tags or ())
         return image_subject(image, used_by, tagged, heard, self._at())
 
@@ -135,7 +151,7 @@ class Leftovers:
             answer = await self._engine.post(
                 "/build/prune", all=True, filters=msgspec.json.encode(filters).decode(), deadline=MEASURING
             )
-            pruned = reading.decode(answer, type=Pruned)
+            pruned = reading.decode(answer, type=PruneResponse)
         except EngineError as error:
             return Refused(error.words)
         except (EngineSilent, msgspec.DecodeError) as problem:

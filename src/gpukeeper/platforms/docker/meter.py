@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpukeeper.devices.counters import Counters, read_counters
 from gpukeeper.model.subject import Subject
+from gpukeeper.platforms.docker.host_facts import belongs
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.surroundings import belongs
 from gpukeeper.platforms.docker.translate import incarnation
 
 

@@ -45,7 +45,7 @@ class Hint(msgspec.Struct, frozen=True):
     says: str
 
 
-class People(msgspec.Struct, frozen=True):
+class KnownUsers(msgspec.Struct, frozen=True):
     """What this machine knows about its users and about the directories that a container mentions."""
 
     by_uid: Mapping[int, str]
@@ -55,7 +55,7 @@ class People(msgspec.Struct, frozen=True):
     silent: Unknown | None = None  # a user it mentions could not be looked up
 
 
-class Owned(msgspec.Struct, frozen=True):
+class Ownership(msgspec.Struct, frozen=True):
     owner: str | Unknown | None
     verified: bool
     evidence: tuple[str, ...]
@@ -94,10 +94,10 @@ def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tupl
 
 def owned(
     container: Inspected,
-    people: People,
+    people: KnownUsers,
     trusted_labels: Sequence[str] = (),
     image_labels: Mapping[str, str] | Unknown = MappingProxyType({}),
-) -> Owned:
+) -> Ownership:
     """`image_labels`: labels inherited from the image, set by its author and not by the user who started it."""
     own = {} if isinstance(image_labels, Unknown) else dict(container.labels.items() - image_labels.items())
     hints = list(_hints(container, people, trusted_labels, own))
@@ -109,22 +109,22 @@ def owned(
     trusts = not container.labels.keys().isdisjoint(trusted_labels)
     unsure = image_labels if isinstance(image_labels, Unknown) and trusts else None
     if unsure is not None and container.state.running and (sure is None or sure.trust is not Trust.GOOD):
-        return Owned(unsure, False, evidence, tuple(findings))
+        return Ownership(unsure, False, evidence, tuple(findings))
     if sure is not None:
         others = {hint.who for hint in known if hint.who != sure.who and hint.trust is not Trust.WEAK}
         if others:
             findings.append(f"its owner is ambiguous: {sure.says}, but {_says(known, others)}")
         split = any(hint.who != sure.who and hint.trust is Trust.GOOD for hint in known)
         # Users can choose a uid, a name and a label, even together: enough to report the owner, not to be kept longer.
-        return Owned(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
+        return Ownership(sure.who, sure.trust is Trust.GOOD and not split, evidence, tuple(findings))
     silent = [one for one in (*people.folders.values(), people.silent) if isinstance(one, Unknown)]
     if silent:
-        return Owned(Unknown(silent[0].why), False, evidence, tuple(findings))
+        return Ownership(Unknown(silent[0].why), False, evidence, tuple(findings))
     claim = next(iter(known), None)
     if claim is None:
-        return Owned(None, False, evidence, tuple(findings))
+        return Ownership(None, False, evidence, tuple(findings))
     findings.append(f"its owner is only claimed: {claim.says}; no other evidence confirms it")
-    return Owned(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
+    return Ownership(claim.who, False, evidence, tuple(findings), only_claimed=unsure is None)
 
 
 def _surest(known: Sequence[Hint]) -> Hint | None:
@@ -147,7 +147,7 @@ def _says(known: Iterable[Hint], others: Iterable[str | None]) -> str:
 
 
 def _hints(
-    container: Inspected, people: People, trusted_labels: Sequence[str], own: Mapping[str, str]
+    container: Inspected, people: KnownUsers, trusted_labels: Sequence[str], own: Mapping[str, str]
 ) -> Iterable[Hint]:
     """`own`: labels that did not come with the image; the policy's trust applies only to those."""
     labels = container.labels
@@ -175,7 +175,7 @@ def _hints(
             yield _uid(uid, people, "its processes run as uid")
 
 
-def _label(key: str, value: str, people: People, trusted: bool) -> Hint:
+def _label(key: str, value: str, people: KnownUsers, trusted: bool) -> Hint:
     uid = _number(value)
     who = people.by_uid.get(uid) if uid is not None else (value if value in people.names else None)
     if who is None:
@@ -192,7 +192,7 @@ def _shown(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text[:SHOWN])
 
 
-def _uid(uid: int, people: People, words: str) -> Hint:
+def _uid(uid: int, people: KnownUsers, words: str) -> Hint:
     who = people.by_uid.get(uid)
     if who is None:
         return Hint(None, Trust.WEAK, f"{words} {uid}, which is not a user of this machine")

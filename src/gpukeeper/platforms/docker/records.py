@@ -20,7 +20,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, part
 from gpukeeper.platforms.docker.errors import EngineError, EngineSilent
 from gpukeeper.platforms.docker.translate import state_of
-from gpukeeper.platforms.docker.wire import EngineEvent, ImageInspected, Info, Inspected, Listed
+from gpukeeper.platforms.docker.wire import ContainerSummary, EngineEvent, ImageInspected, Info, Inspected
 
 ENDING_SIGNALS = frozenset({"2", "3", "6", "9", "15"})
 PAST = timedelta(hours=24)  # the engine remembers about 256 events; requested once
@@ -38,7 +38,7 @@ FILTERS: Mapping[str, list[str]] = {"type": ["container", "image"], "event": lis
 class Records:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._listed: dict[str, Listed] = {}
+        self._listed: dict[str, ContainerSummary] = {}
         self._known: dict[str, Inspected] = {}
         self._changed: set[str] = set()
         self._stops: dict[str, datetime] = {}
@@ -56,7 +56,9 @@ class Records:
         """Every container, and those that could not be inspected. PlatformError if there is not even a listing."""
         if not self._primed:
             await self._prime()
-        found, unseen = await self._engine.listed("/containers/json", Listed, "container", all=1, deadline=SLOW)
+        found, unseen = await self._engine.listed(
+            "/containers/json", ContainerSummary, "container", all=1, deadline=SLOW
+        )
         listed, self._unread = {one.id: one for one in found}, bool(unseen)
         stale = [id_ for id_, line in listed.items() if not self._fresh(id_, line)]
         answers = await self._ask(stale)
@@ -155,7 +157,7 @@ class Records:
         self.hearing, self._primed = False, False
         self._changed |= self._known.keys()
 
-    def _fresh(self, id_: str, line: Listed) -> bool:
+    def _fresh(self, id_: str, line: ContainerSummary) -> bool:
         return self.hearing and id_ in self._known and id_ not in self._changed and self._listed.get(id_) == line
 
     async def _ask(self, ids: Sequence[str]) -> list[Inspected | Unknown | None]:
@@ -222,5 +224,5 @@ def _at_most(kept: dict[str, Any], most: int) -> None:
         kept.pop(next(iter(kept)))
 
 
-def _name(line: Listed) -> str:
+def _name(line: ContainerSummary) -> str:
     return (line.names or [line.id[:12]])[0].removeprefix("/")

@@ -15,9 +15,9 @@ from gpukeeper.model import reading
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Marks, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.docker.asks import Asked
-from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ImageListed, Inspected, Listed, when
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
+from gpukeeper.platforms.docker.owners import Ownership
+from gpukeeper.platforms.docker.wire import CacheEntry, ContainerState, ContainerSummary, ImageSummary, Inspected, when
 
 PLATFORM = "docker"
 WHOLE_CACHE = "build-cache"  # its uid, too: no entry of the cache has this name
@@ -36,7 +36,7 @@ KILLED_SOON = timedelta(seconds=90)  # a stop may take a minute between its sign
 ANONYMOUS = re.compile(r"[0-9a-f]{64}")
 
 
-class At(msgspec.Struct, frozen=True):
+class PlaceAndTime(msgspec.Struct, frozen=True):
     """Where and when it was read."""
 
     place: str
@@ -46,20 +46,20 @@ class At(msgspec.Struct, frozen=True):
         return Ref(PLATFORM, self.place, kind, name, uid)
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ContainerFacts(msgspec.Struct, frozen=True):
     """What is known about a container besides its own description."""
 
-    asks: Asked
+    asks: GpuRequest
     devices: tuple[str, ...] | Unknown
     slices: tuple[str, ...]
-    owned: Owned
+    owned: Ownership
     image_labels: Mapping[str, str] | Unknown
     stopped_at: datetime | None  # time of a request to stop or kill it
     keep_alive: bool | Unknown | None
     loses: tuple[str, ...] | Unknown = ()
 
 
-def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
+def container_subject(container: Inspected, facts: ContainerFacts, at: PlaceAndTime) -> Subject:
     state, started, ended = state_of(container), when(container.state.started_at), when(container.state.finished_at)
     over = state is State.ENDED
     outcome = outcome_of(container, facts.stopped_at) if over else None
@@ -91,7 +91,7 @@ def container_subject(container: Inspected, facts: Facts, at: At) -> Subject:
     )
 
 
-def is_called(line: Listed, patterns: Iterable[str]) -> bool:
+def is_called(line: ContainerSummary, patterns: Iterable[str]) -> bool:
     """By name, or by label if the pattern is key=value."""
     names = [name.removeprefix("/") for name in line.names or ()]
     labels = [f"{key}={value}" for key, value in (line.labels or {}).items()]
@@ -139,7 +139,7 @@ def _ended_with(said: ContainerState) -> str:
     return f"exit code {said.exit_code}{', out of memory' if said.oom_killed else ''}"
 
 
-def class_of(container: Inspected, facts: Facts) -> str | Unknown:
+def class_of(container: Inspected, facts: ContainerFacts) -> str | Unknown:
     """By facts that users cannot choose freely; a policy's match list comes before this."""
     if facts.devices == () and not facts.asks:
         return WITHOUT_GPU
@@ -207,7 +207,7 @@ def slices_among(devices: tuple[str, ...] | Unknown, inventory: Sequence[GpuFact
     return tuple(uuid for uuid in devices if uuid in parts)
 
 
-def _findings(container: Inspected, facts: Facts) -> Iterable[str]:
+def _findings(container: Inspected, facts: ContainerFacts) -> Iterable[str]:
     if isinstance(facts.devices, Unknown):
         yield facts.devices.why
         return
@@ -246,7 +246,7 @@ def orphan_subject(
     boot: str,
     proof: str | Unknown | None,
     devices: tuple[str, ...] | Unknown,
-    at: At,
+    at: PlaceAndTime,
 ) -> Subject:
     comm = "".join(c if c.isprintable() and c != "/" else "?" for c in holder.comm)
     return Subject(
@@ -270,7 +270,7 @@ def orphan_subject(
 
 
 def image_subject(
-    image: ImageListed, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: At
+    image: ImageSummary, used_by: int, last_tagged: datetime | Unknown | None, heard: datetime | None, at: PlaceAndTime
 ) -> Subject:
     """Its build date proves nothing about its use, so it is only shown. `last_used`: when it was last tagged, or when
     an event mentioned it. Such a use begins a new incarnation, so that the ledger counts from it, too.
@@ -306,7 +306,7 @@ def _built(seconds: int) -> datetime | Unknown:
         return Unknown(f"the image has an invalid creation date ({seconds})")
 
 
-def cache_subject(entry: CacheEntry, at: At) -> Subject:
+def cache_subject(entry: CacheEntry, at: PlaceAndTime) -> Subject:
     created = when(entry.created_at)
     used = when(entry.last_used_at or "") or created
     return Subject(
@@ -322,7 +322,7 @@ def cache_subject(entry: CacheEntry, at: At) -> Subject:
     )
 
 
-def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: At) -> tuple[Subject, ...]:
+def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: PlaceAndTime) -> tuple[Subject, ...]:
     """All entries that no build uses now, as one subject to report; none if there are none. It cannot be removed."""
     if isinstance(entries, Unknown):
         return (_whole_cache(entries, entries, {}, at),)
@@ -335,7 +335,7 @@ def whole_cache_subject(entries: Sequence[CacheEntry] | Unknown, at: At) -> tupl
     return (_whole_cache(size, last, {"pieces": str(len(idle))}, at),)
 
 
-def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: At) -> Subject:
+def _whole_cache(size: int | Unknown, used: datetime | Unknown, labels: Mapping[str, str], at: PlaceAndTime) -> Subject:
     return Subject(
         seen=Seen(at.ref(CACHE, WHOLE_CACHE, WHOLE_CACHE), "", "", at.now),
         shape=Shape.CACHE,

@@ -11,11 +11,11 @@ from gpukeeper.model import reading
 from gpukeeper.model.unknown import Unknown
 
 
-class Part(msgspec.Struct, frozen=True, rename="pascal"):
+class WireStruct(msgspec.Struct, frozen=True, rename="pascal"):
     """Null and absent are the same for the engine, and so for us: every field has a default."""
 
 
-class Listed(Part, frozen=True):
+class ContainerSummary(WireStruct, frozen=True):
     """One entry of the list: enough to notice a change, not enough to decide."""
 
     id: str
@@ -27,7 +27,7 @@ class Listed(Part, frozen=True):
     labels: dict[str, str] | None = None
 
 
-class ContainerState(Part, frozen=True):
+class ContainerState(WireStruct, frozen=True):
     status: str = ""
     running: bool = False
     paused: bool = False
@@ -41,23 +41,23 @@ class ContainerState(Part, frozen=True):
     finished_at: str = ""
 
 
-class DeviceRequest(Part, frozen=True):
+class DeviceRequest(WireStruct, frozen=True):
     driver: str = ""
     count: int = 0
     device_ids: list[str] | None = msgspec.field(name="DeviceIDs", default=None)
     capabilities: list[list[str]] | None = None
 
 
-class DeviceMapping(Part, frozen=True):
+class DeviceMapping(WireStruct, frozen=True):
     path_on_host: str = ""
 
 
-class RestartPolicy(Part, frozen=True):
+class RestartPolicy(WireStruct, frozen=True):
     name: str = ""
     maximum_retry_count: int = 0
 
 
-class HostConfig(Part, frozen=True):
+class HostConfig(WireStruct, frozen=True):
     network_mode: str = ""
     port_bindings: dict[str, Any] | None = None
     publish_all_ports: bool = False
@@ -69,7 +69,7 @@ class HostConfig(Part, frozen=True):
     device_requests: list[DeviceRequest] | None = None
 
 
-class Mount(Part, frozen=True):
+class Mount(WireStruct, frozen=True):
     type: str = ""
     name: str = ""
     source: str = ""
@@ -77,7 +77,7 @@ class Mount(Part, frozen=True):
     writable: bool = msgspec.field(default=True, name="RW")
 
 
-class Config(Part, frozen=True):
+class Config(WireStruct, frozen=True):
     user: str = ""
     env: list[str] | None = None
     image: str = ""
@@ -86,7 +86,7 @@ class Config(Part, frozen=True):
     tty: bool = False
 
 
-class Inspected(Part, frozen=True):
+class Inspected(WireStruct, frozen=True):
     id: str
     name: str = ""
     created: str = ""
@@ -107,7 +107,7 @@ class Inspected(Part, frozen=True):
         return self.config.labels or {}
 
 
-class ImageListed(Part, frozen=True):
+class ImageSummary(WireStruct, frozen=True):
     id: str
     repo_tags: list[str] | None = None
     repo_digests: list[str] | None = None
@@ -118,11 +118,11 @@ class ImageListed(Part, frozen=True):
     parent_id: str = ""
 
 
-class ImageMetadata(Part, frozen=True):
+class ImageMetadata(WireStruct, frozen=True):
     last_tag_time: str = ""
 
 
-class ImageInspected(Part, frozen=True):
+class ImageInspected(WireStruct, frozen=True):
     id: str
     repo_tags: list[str] | None = None
     repo_digests: list[str] | None = None
@@ -131,7 +131,7 @@ class ImageInspected(Part, frozen=True):
     config: Config | None = None
 
 
-class CacheEntry(Part, frozen=True):
+class CacheEntry(WireStruct, frozen=True):
     id: str = msgspec.field(name="ID")
     type: str = ""
     description: str = ""
@@ -143,48 +143,48 @@ class CacheEntry(Part, frozen=True):
     usage_count: int = 0
 
 
-class DiskUsage(Part, frozen=True):
+class DiskUsage(WireStruct, frozen=True):
     layers_size: int = 0
-    images: list[ImageListed] | None = None
+    images: list[ImageSummary] | None = None
     build_cache: list[CacheEntry] | None = None
 
 
-class Actor(Part, frozen=True):
+class Actor(WireStruct, frozen=True):
     id: str = msgspec.field(name="ID", default="")
     attributes: dict[str, str] = {}
 
 
-class EngineEvent(Part, frozen=True):
+class EngineEvent(WireStruct, frozen=True):
     type: str = ""
     action: str = ""
     actor: Actor = Actor()
     time_nano: int = msgspec.field(name="timeNano", default=0)
 
 
-class Info(Part, frozen=True):
+class Info(WireStruct, frozen=True):
     name: str = ""
     default_runtime: str = ""
 
 
-class Change(Part, frozen=True):
+class Change(WireStruct, frozen=True):
     """0 changed, 1 added, 2 deleted."""
 
     path: str = ""
     kind: int = 0
 
 
-class Made(Part, frozen=True):
+class CreateResponse(WireStruct, frozen=True):
     """The response to a creation."""
 
     id: str
 
 
-class Pruned(Part, frozen=True):
+class PruneResponse(WireStruct, frozen=True):
     caches_deleted: list[str] | None = None
     space_reclaimed: int = 0
 
 
-class Message(msgspec.Struct, frozen=True):
+class ErrorResponse(msgspec.Struct, frozen=True):
     """The message of an error response."""
 
     message: str = ""

@@ -6,16 +6,16 @@ import time
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import trash
-from gpukeeper.disk.remove import Expected, Removal, finish, remove
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, finish, remove
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, mentions, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, Patience, Scan
-from gpukeeper.platforms.host.folders import Named, spellings
+from gpukeeper.platforms.host.connect import A_MOMENT, Scan, Timeouts
+from gpukeeper.platforms.host.directories import TreeScope, spellings
 from gpukeeper.platforms.host.mentions import Mentioned
 from gpukeeper.platforms.host.resolve import opened
-from gpukeeper.platforms.host.roots import Entry
+from gpukeeper.platforms.host.roots import TreeEntry
 
 UNFINISHED = Refused(
     "an interrupted removal has moved it to the trash; the next pass finishes that, and nothing was done"
@@ -23,13 +23,13 @@ UNFINISHED = Refused(
 UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk does not answer; nothing more was done")
 
 
-class Removals:
-    def __init__(self, scan: Scan, patience: Patience, mentioned: Mentioned = mentions.below) -> None:
-        self._scan, self._patience, self._mentioned = scan, patience, mentioned
+class TreeRemover:
+    def __init__(self, scan: Scan, timeouts: Timeouts, mentioned: Mentioned = mentions.below) -> None:
+        self._scan, self._timeouts, self._mentioned = scan, timeouts, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
     async def remove(
-        self, fresh: Subject, named: Named, uid: int | None = None
+        self, fresh: Subject, named: TreeScope, uid: int | None = None
     ) -> Accepted | Changed | Refused | Unknown:
         """`uid`: of the user who requests it, if not an admin."""
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
@@ -40,11 +40,13 @@ class Removals:
         if fresh.ref.uid in self._under_way:
             return UNDER_WAY
         self._under_way.add(fresh.ref.uid)
-        deadline = self._patience.removal
+        deadline = self._timeouts.removal
 
         def work() -> Accepted | Changed | Refused:
             try:
-                return self._remove(Expected(identity, change, uid), named, time.monotonic() + deadline.total_seconds())
+                return self._remove(
+                    ExpectedTree(identity, change, uid), named, time.monotonic() + deadline.total_seconds()
+                )
             finally:
                 self._under_way.discard(fresh.ref.uid)
 
@@ -55,7 +57,7 @@ class Removals:
         except OSError as error:
             return Unknown(f"its root {errors.unreadable(fresh.ref.name, error).why}")
 
-    def _remove(self, expected: Expected, named: Named, until: float) -> Accepted | Changed | Refused:
+    def _remove(self, expected: ExpectedTree, named: TreeScope, until: float) -> Accepted | Changed | Refused:
         entry = roots.find(named.roots, *expected.identity)
         if entry is None:
             return Changed("it is gone already")
@@ -72,15 +74,15 @@ class Removals:
         with opened(entry.folder) as folder:
             trash.sweep(folder)
             answer = self._through_trash(folder, entry, expected, until)
-        if isinstance(answer, Removal):
+        if isinstance(answer, TreeRemoval):
             left = f"{entry.folder}/{trash.TRASH}*" if entry.taken is None else entry.inside
             return errors.not_all(answer, left) if answer.left else Accepted(answer.bytes_back)
         # Nothing was done, and the reason is known: another read would not add anything.
         return Refused(f"it was not removed: {answer.why}") if isinstance(answer, Unknown) else answer
 
     def _through_trash(
-        self, folder: int, entry: Entry, expected: Expected, until: float
-    ) -> Removal | Changed | Refused | Unknown:
+        self, folder: int, entry: TreeEntry, expected: ExpectedTree, until: float
+    ) -> TreeRemoval | Changed | Refused | Unknown:
         if entry.taken is not None:
             return finish(folder, entry.taken, scan=self._scan, until=until)
         return remove(folder, entry.name, expected, scan=self._scan, until=until)

@@ -42,10 +42,10 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import archive, capture, errors, mentions, translate
-from gpukeeper.platforms.host.acts import Removals
-from gpukeeper.platforms.host.connect import Needed, Patience, Scan, nothing_needed
+from gpukeeper.platforms.host.acts import TreeRemover
+from gpukeeper.platforms.host.connect import Needed, Scan, Timeouts, nothing_needed
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.disks import Disks
-from gpukeeper.platforms.host.folders import Named
 from gpukeeper.platforms.host.gpus import Gpus, Inventory
 from gpukeeper.platforms.host.roots import roots_of
 from gpukeeper.platforms.host.trees import Trees
@@ -76,25 +76,25 @@ class HostPlatform:
         proc: str = "/proc",
         scan: Scan | None = None,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """`folders`: directories of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(folders), busy
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._unreadable = (marks or DiskMarks()).unreadable
         # Many steps may be in progress at once, and each of them reads several times.
         scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         named = self._named(temporary, reports or Reports(), marks or DiskMarks())
         mentioned = Shared(partial(mentions.below, proc=proc))
-        self._gpus = Gpus(self._at, inventory, proc, self._patience)
+        self._gpus = Gpus(self._at, inventory, proc, self._timeouts)
         self._trees = Trees(
-            self._at, named, scan, limits or Limits(), self._patience, mentioned, SharedQuestion(needed)
+            self._at, named, scan, limits or Limits(), self._timeouts, mentioned, SharedQuestion(needed)
         )
-        self._disks = Disks(self._at, self._on_disk, scan, proc, self._patience)
-        self._removals = Removals(scan, self._patience, mentioned)
+        self._disks = Disks(self._at, self._on_disk, scan, proc, self._timeouts)
+        self._removals = TreeRemover(scan, self._timeouts, mentioned)
 
     def follow(self, policy: Policy) -> None:
         """A changed policy applies from the next read on."""
@@ -155,7 +155,7 @@ class HostPlatform:
         watch = self._trees.watch
         hints: tuple[Ref | None, ...] = ()
         try:
-            if await in_thread(watch.start, self._patience.processes) is None:
+            if await in_thread(watch.start, self._timeouts.processes) is None:
                 await asyncio.Event().wait()
             for hint in hints:
                 yield hint
@@ -188,7 +188,7 @@ class HostPlatform:
             return NothingToCapture("temporary files have no logs, manifest or events of their own")
         if not self._trees.named.archive:
             return NothingToCapture("reports are not saved: the policy disables reports.archive")
-        return await capture.report(subject, self._trees.named, self._patience)
+        return await capture.report(subject, self._trees.named, self._timeouts)
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
@@ -222,14 +222,14 @@ class HostPlatform:
         saved = None if evidence is None else evidence.files.get(capture.FILE)
         if ref.kind != translate.REPORT or saved is None:
             return errors.NO_COPY
-        return await archive.bring_back(ref, saved, self._trees.named, self._patience)
+        return await archive.bring_back(ref, saved, self._trees.named, self._timeouts)
 
     async def _identified(self, trees: tuple[Subject, ...]) -> tuple[Subject, ...] | Unknown:
         """Without its filesystem, holds on a tree are unknown."""
         try:
-            return await in_thread(lambda: filesystems.identified(trees), self._patience.tree) if trees else ()
+            return await in_thread(lambda: filesystems.identified(trees), self._timeouts.tree) if trees else ()
         except TimeoutError:
-            return Unknown(f"a filesystem {errors.too_slow(self._place, self._patience.tree).why}")
+            return Unknown(f"a filesystem {errors.too_slow(self._place, self._timeouts.tree).why}")
         except OSError as error:
             return Unknown(f"the filesystems could not be identified: {error.strerror or error}")
 
@@ -242,9 +242,9 @@ class HostPlatform:
             for one in trees
         )
 
-    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> Named:
+    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> TreeScope:
         ours = [one for one in temporary if one.platform == self.name]
-        return Named(
+        return TreeScope(
             roots=roots_of(ours, reports),
             folders=self._folders,
             marks=marks,
@@ -255,5 +255,5 @@ class HostPlatform:
     def _on_disk(self) -> tuple[str, ...]:
         return (*(root.path for root in self._trees.named.roots), *self._folders)
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())

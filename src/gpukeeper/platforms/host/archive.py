@@ -18,22 +18,22 @@ from pathlib import Path
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, naming
-from gpukeeper.disk.erase import Eraser
+from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.model.decision import Accepted, Refused
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Patience
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.connect import Timeouts
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import ForeignLink, opened
-from gpukeeper.platforms.host.roots import ANY, Root
+from gpukeeper.platforms.host.roots import ANY, TreeRoot
 
 PRIVATE = ".gpukeeper-restore-"
 CLEANUP = 60  # seconds
 
 
-async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -> Accepted | Refused | Unknown:
-    deadline = patience.tree
+async def bring_back(ref: Ref, saved: bytes, named: TreeScope, timeouts: Timeouts) -> Accepted | Refused | Unknown:
+    deadline = timeouts.tree
     root = next((one for one in named.roots if one.kind == translate.REPORT and _is_below(ref, one)), None)
     if root is None:
         return Refused(f"{Path(ref.name).parent} is no longer a root of reports in the policy")
@@ -47,11 +47,11 @@ async def bring_back(ref: Ref, saved: bytes, named: Named, patience: Patience) -
         return Refused(f"it could not be written below {root.path}: {error.strerror or error}")
 
 
-def _is_below(ref: Ref, root: Root) -> bool:
+def _is_below(ref: Ref, root: TreeRoot) -> bool:
     return str(Path(ref.name).parent) == measure.printable(os.path.normpath(root.path))
 
 
-def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
+def _bring_back(ref: Ref, saved: bytes, root: TreeRoot) -> Accepted | Refused:
     try:
         with tarfile.open(fileobj=io.BytesIO(saved), mode="r:gz", errorlevel=2) as tar:
             members = tar.getmembers()
@@ -69,7 +69,7 @@ def _bring_back(ref: Ref, saved: bytes, root: Root) -> Accepted | Refused:
     return Accepted()
 
 
-def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: Root) -> str | None:
+def _why_not(ref: Ref, name: str, members: list[tarfile.TarInfo], root: TreeRoot) -> str | None:
     if not naming.is_named(name, ANY) or measure.printable(str(Path(os.path.normpath(root.path), name))) != ref.name:
         return "its archive belongs to another report"
     if any(member.name != name and not member.name.startswith(f"{name}/") for member in members):
@@ -96,7 +96,7 @@ def private_folder(folder: int) -> Iterator[int]:
     try:
         yield fd
     finally:
-        Eraser(time.monotonic() + CLEANUP).empty(fd)
+        TreeDeleter(time.monotonic() + CLEANUP).empty(fd)
         with suppress(OSError):
             if os.path.samestat(os.fstat(fd), kernel.stat_inside(folder, name)):
                 os.rmdir(name, dir_fd=folder)

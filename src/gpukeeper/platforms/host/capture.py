@@ -22,8 +22,8 @@ from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, Patience
-from gpukeeper.platforms.host.folders import Named
+from gpukeeper.platforms.host.connect import A_MOMENT, Timeouts
+from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.resolve import opened
 
 FILE = "report.tar.gz"
@@ -37,8 +37,8 @@ class CannotSave(Exception):
     """Why the report is kept."""
 
 
-async def report(subject: Subject, named: Named, patience: Patience) -> Evidence | Unknown:
-    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), patience.tree
+async def report(subject: Subject, named: TreeScope, timeouts: Timeouts) -> Evidence | Unknown:
+    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), timeouts.tree
     if identity is None:
         return Unknown(f"{subject.ref.uid!r} does not identify a report")
     try:
@@ -54,7 +54,7 @@ async def report(subject: Subject, named: Named, patience: Patience) -> Evidence
     return Evidence({FILE: saved})
 
 
-def _save(identity: Identity, named: Named, until: float) -> bytes:
+def _save(identity: Identity, named: TreeScope, until: float) -> bytes:
     entry = roots.find(named.roots, *identity)
     if isinstance(entry, Unknown):
         raise CannotSave(entry.why)

@@ -23,7 +23,7 @@ PAGE = 500  # subjects
 A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 
 
-class Patience(msgspec.Struct, frozen=True):
+class Timeouts(msgspec.Struct, frozen=True):
     """Time limits of each kind of read, and of a removal."""
 
     gpus: timedelta = timedelta(seconds=10)

@@ -17,7 +17,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Disk, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import Page, Patience, Scan
+from gpukeeper.platforms.host.connect import Page, Scan, Timeouts
 from gpukeeper.platforms.host.roots import nearest
 
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
@@ -27,16 +27,16 @@ NOBODY = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be
 class Disks:
     def __init__(
         self,
-        at: Callable[[], translate.At],
+        at: Callable[[], translate.PlaceAndTime],
         folders: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> None:
-        self._at, self._folders, self._scan, self._proc, self._patience = at, folders, scan, proc, patience
+        self._at, self._folders, self._scan, self._proc, self._timeouts = at, folders, scan, proc, timeouts
 
     async def observe(self) -> Page:
-        deadline = self._patience.disk
+        deadline = self._timeouts.disk
         facts: dict[int, Usage] = {}
         unseen = []
         for folder in self._folders():  # one by one: a hanging network disk must not hide the others
@@ -59,7 +59,7 @@ class Disks:
 
     async def _open_files(self) -> OpenFiles:
         try:
-            return await in_thread(self._scan, self._patience.processes)
+            return await in_thread(self._scan, self._timeouts.processes)
         except (OSError, TimeoutError):
             return NOBODY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpukeeper.disk.remove import Removal
+from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Refused, Unseen
 from gpukeeper.model.durations import in_words, size_in_words
 from gpukeeper.model.unknown import Unknown
@@ -27,7 +27,7 @@ def too_slow(what: str, deadline: timedelta) -> Unseen:
     return Unseen(what, f"did not answer within {in_words(deadline)}")
 
 
-def not_all(removal: Removal, trash: str) -> Refused:
+def not_all(removal: TreeRemoval, trash: str) -> Refused:
     """A part of it is left. An immediate retry would leave the same."""
     more = f"; and {len(removal.left) - SAID} more" if len(removal.left) > SAID else ""
     back = removal.bytes_back

@@ -20,7 +20,7 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import errors, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Patience, user_name
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Page, Timeouts, user_name
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
 Inventory: TypeAlias = Callable[[timedelta], Facts]
@@ -32,8 +32,10 @@ HIDEPID = "this machine hides the processes of other users (hidepid); run as roo
 
 
 class Gpus:
-    def __init__(self, at: Callable[[], translate.At], inventory: Inventory, proc: str, patience: Patience) -> None:
-        self._at, self._inventory, self._proc, self._patience = at, inventory, proc, patience
+    def __init__(
+        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
+    ) -> None:
+        self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
         gpus = await self._ask()
@@ -63,7 +65,7 @@ class Gpus:
 
     async def look_at_holder(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._ask()
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._find(ref, gpus), deadline)
         except TimeoutError:
@@ -72,14 +74,14 @@ class Gpus:
             return Unknown(errors.unreadable(ref.name, error).why)
 
     async def _ask(self) -> Facts:
-        deadline = self._patience.gpus
+        deadline = self._timeouts.gpus
         try:
             return await in_thread(lambda: self._inventory(deadline), deadline + A_MOMENT)
         except TimeoutError:
             return Unknown(errors.too_slow("GPUs", deadline).why)
 
     async def _holders(self, gpus: Facts) -> Scanned:
-        deadline = self._patience.processes
+        deadline = self._timeouts.processes
         try:
             return await in_thread(lambda: self._scan(gpus), deadline)
         except TimeoutError:

@@ -27,7 +27,7 @@ NAMES_MAX = 2_000  # names that one process may mention: many texts are ambiguou
 ENDS = frozenset(b" \t\n\"'`:;,=|&<>()[]{}$?*#!\\")  # where a name in the middle of a text may end; or it continues
 
 
-class Text(msgspec.Struct, frozen=True, gc=False):
+class ProcessText(msgspec.Struct, frozen=True, gc=False):
     pid: int
     words: bytes
     variable: str | None = None  # None: its command line
@@ -64,10 +64,10 @@ Mentioned: TypeAlias = Callable[[tuple[str, ...]], Mentions]
 def below(folders: Iterable[str], proc: str = "/proc") -> Mentions:
     """The entries of one directory that a process names. `folders`: that directory, in each way it may be written."""
     prefixes = [os.fsencode(folder.rstrip("/") + "/") for folder in dict.fromkeys(folders)]
-    found: dict[bytes, Text] = {}
-    too_much: Text | None = None
+    found: dict[bytes, ProcessText] = {}
+    too_much: ProcessText | None = None
     for _, texts in groupby(_texts(proc), key=attrgetter("pid")):
-        named: dict[bytes, Text] = {}
+        named: dict[bytes, ProcessText] = {}
         for text in texts:
             names = chain.from_iterable(names_after(prefix, text.words) for prefix in prefixes)
             named |= dict.fromkeys(islice(names, NAMES_MAX + 1 - len(named)), text)
@@ -96,7 +96,7 @@ def names_after(prefix: bytes, words: bytes) -> Iterator[bytes]:
         at = words.find(prefix, start - 1)  # the character between two names may begin the next one
 
 
-def _texts(proc: str) -> Iterator[Text]:
+def _texts(proc: str) -> Iterator[ProcessText]:
     ours = _ours(proc)
     for home in Path(proc).iterdir():
         if not home.name.isdecimal():
@@ -106,14 +106,14 @@ def _texts(proc: str) -> Iterator[Text]:
             line, cut = b"", False
         else:
             line, cut = _read(home / "cmdline")
-        yield from (Text(pid, word) for word in line.split(b"\0") if b"/" in word)
+        yield from (ProcessText(pid, word) for word in line.split(b"\0") if b"/" in word)
         settings, more = _read(home / "environ")
         for setting in settings.split(b"\0"):
             name, _, value = setting.partition(b"=")
             if name in FOLDERS:
-                yield Text(pid, value, name.decode())
+                yield ProcessText(pid, value, name.decode())
         if cut or more:
-            yield Text(pid, b"", "" if more and not cut else None, cut=True)
+            yield ProcessText(pid, b"", "" if more and not cut else None, cut=True)
 
 
 def _ours(proc: str) -> set[int]:

@@ -12,7 +12,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import roots, translate
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class ReportRanking(msgspec.Struct, frozen=True):
     """The reports of one directory whose times are known, newest first, as of the last observe."""
 
     uids: tuple[str, ...]
@@ -27,15 +27,15 @@ class Ranked(msgspec.Struct, frozen=True):
         return "it is the newest of its root" if keep_last == 1 else f"it is among the {keep_last} newest of its root"
 
 
-def rank(reports: Sequence[Subject], contents: Mapping[str, datetime | Unknown]) -> Ranked:
+def rank(reports: Sequence[Subject], contents: Mapping[str, datetime | Unknown]) -> ReportRanking:
     """By content, not by the time of a read or a move. A report that could not be measured is not ranked; it is kept
     anyway.
     """
     uids = [one.ref.uid for one in reports]
     timed = [(at, uid) for uid in uids if isinstance(at := contents.get(uid), datetime)]
-    return Ranked(tuple(uid for _, uid in sorted(timed, reverse=True)))
+    return ReportRanking(tuple(uid for _, uid in sorted(timed, reverse=True)))
 
 
-def uids_in(root: roots.Root) -> frozenset[str]:
+def uids_in(root: roots.TreeRoot) -> frozenset[str]:
     found = (roots.top_of(entry) for entry in roots.entries_of(root))
     return frozenset(translate.tree_uid(one.st_dev, one.st_ino) for one in found if one is not None)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, measure, mounts, naming, trash, unresponsive
-from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import translate
@@ -26,7 +26,7 @@ KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
 
 
-class Root(msgspec.Struct, frozen=True, kw_only=True):
+class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
     """A directory whose entries may be removed, by name."""
 
     path: str  # as the policy writes it
@@ -49,14 +49,14 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TreeEntry(msgspec.Struct, frozen=True):
     """A name below a root. `taken`: an interrupted removal left it in the trash."""
 
     root: str
     folder: str
     name: str
     kind: str = translate.TREE
-    taken: Taken | None = None
+    taken: TrashedTree | None = None
 
     @property
     def inside(self) -> str:
@@ -80,17 +80,17 @@ class Link(msgspec.Struct, frozen=True):
     name: str
     ends: tuple[str, ...]  # its first target and its last: a link to a link counts, too
 
-    def leads_to(self, entry: Entry) -> bool:
+    def leads_to(self, entry: TreeEntry) -> bool:
         return any(mounts.is_at_or_below(end, entry.real_path) for end in self.ends)
 
 
-def roots_of(temporary: Iterable[Temporary], reports: Reports) -> tuple[Root, ...]:
+def roots_of(temporary: Iterable[Temporary], reports: Reports) -> tuple[TreeRoot, ...]:
     """Reports first: if both name a directory, its entries are reports."""
     return (*(_of_reports(path, reports) for path in reports.roots), *map(_of_trees, temporary))
 
 
-def _of_reports(path: str, reports: Reports) -> Root:
-    return Root(
+def _of_reports(path: str, reports: Reports) -> TreeRoot:
+    return TreeRoot(
         path=path,
         kind=translate.REPORT,
         names=ANY,
@@ -101,8 +101,8 @@ def _of_reports(path: str, reports: Reports) -> Root:
     )
 
 
-def _of_trees(one: Temporary) -> Root:
-    return Root(
+def _of_trees(one: Temporary) -> TreeRoot:
+    return TreeRoot(
         path=one.root,
         kind=translate.TREE,
         names=one.names,
@@ -113,17 +113,17 @@ def _of_trees(one: Temporary) -> Root:
     )
 
 
-def entries_of(root: Root) -> tuple[Entry, ...]:
+def entries_of(root: TreeRoot) -> tuple[TreeEntry, ...]:
     folder = root.folder
     with opened(folder) as fd:
         with os.scandir(fd) as listing:
             names = sorted(entry.name for entry in listing if _is_one(entry, root))
         left = trash.leftovers(fd)
-    found = [Entry(root.path, folder, name, root.kind) for name in names]
-    return (*found, *(Entry(root.path, folder, one.name, translate.TREE, one) for one in left))
+    found = [TreeEntry(root.path, folder, name, root.kind) for name in names]
+    return (*found, *(TreeEntry(root.path, folder, one.name, translate.TREE, one) for one in left))
 
 
-def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | None:
+def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unknown | None:
     """By identity, whatever its name is now. None only if its filesystem was read and it is not there."""
     renamed: str | None = None
     disk_is_here = False
@@ -138,7 +138,7 @@ def find(roots: Sequence[Root], device: int, inode: int) -> Entry | Unknown | No
             continue
         disk_is_here = True
         for name in names_of(folder, device, inode):
-            entry = Entry(root.path, folder, name, root.kind)
+            entry = TreeEntry(root.path, folder, name, root.kind)
             if naming.is_named(name, root.names):
                 return entry
             renamed = measure.printable(entry.path)
@@ -186,7 +186,7 @@ def nearest_device(folder: str) -> int:
     return os.stat(nearest(folder)).st_dev  # noqa: PTH116 - a string all the way
 
 
-def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links: Sequence[Link]) -> str | None:
+def why_kept(entry: TreeEntry, roots: Sequence[TreeRoot], folders: Sequence[str], links: Sequence[Link]) -> str | None:
     """Why it is kept however old it is; None: it may be removed. `folders`: what must not be removed with it, links
     resolved.
     """
@@ -203,7 +203,7 @@ def why_kept(entry: Entry, roots: Sequence[Root], folders: Sequence[str], links:
     return None if link is None else f"the link {measure.printable(link.name)} points to it"
 
 
-def has_keep_file(entry: Entry) -> bool:
+def has_keep_file(entry: TreeEntry) -> bool:
     """If it cannot be opened this is unknown, and need not be known: it cannot be measured either, so it is kept."""
     with opened(entry.folder) as folder, suppress(OSError):
         tree = kernel.open_inside(folder, entry.name)
@@ -229,21 +229,21 @@ def _read_link(path: Path) -> Link | None:
     return Link(path.name, (first, unresponsive.real_path(str(path), mounts.own_mounts())))
 
 
-def _is_one(entry: os.DirEntry[str], root: Root) -> bool:
+def _is_one(entry: os.DirEntry[str], root: TreeRoot) -> bool:
     """A link is no report; it shows which of them are wanted."""
     is_link = root.kind == translate.REPORT and entry.is_symlink()
     return not is_link and naming.is_named(entry.name, root.names)
 
 
-def _left_in_trash(root: Root, folder: str, identity: tuple[int, int]) -> Entry | None:
+def _left_in_trash(root: TreeRoot, folder: str, identity: tuple[int, int]) -> TreeEntry | None:
     with suppress(FileNotFoundError), opened(folder) as fd:
         for one in trash.leftovers(fd):
             if one.identity == identity:
-                return Entry(root.path, folder, one.name, translate.TREE, one)
+                return TreeEntry(root.path, folder, one.name, translate.TREE, one)
     return None
 
 
-def top_of(entry: Entry) -> os.stat_result | None:
+def top_of(entry: TreeEntry) -> os.stat_result | None:
     """Of the entry itself. None: it is gone. What is mounted on it is not read if it may hang."""
     try:
         with opened(entry.inside) as folder:

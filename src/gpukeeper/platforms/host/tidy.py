@@ -21,7 +21,7 @@ import msgspec
 
 from gpukeeper.disk import measure, open_files, procfs
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Answer, Expected, Removal, remove
+from gpukeeper.disk.remove import Answer, ExpectedTree, TreeRemoval, remove
 from gpukeeper.model.decision import Changed
 from gpukeeper.model.unknown import Unknown
 
@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _BY_THE_KERNEL = 0x80  # si_code of a signal from a terminal, which the command got itself
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Remainder(msgspec.Struct, frozen=True):
     """What is left of the directory, and why."""
 
     path: str
@@ -84,34 +84,34 @@ def moment() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Kept:
+def remove_folder(folder: Path, since: int, proc: str = "/proc") -> int | Remainder:
     """Bytes returned, or why it is kept. With the checks of every other removal. `since`: the moment before the command
     began.
     """
     try:
         with measure.open_directory(str(folder)) as parent:
             answer = _removed(parent, since, proc)
-        if not isinstance(answer, Removal):
-            return Kept(str(folder), answer.why)
+        if not isinstance(answer, TreeRemoval):
+            return Remainder(str(folder), answer.why)
         if answer.left:
-            return Kept(str(folder), "; ".join(answer.left))
+            return Remainder(str(folder), "; ".join(answer.left))
         folder.rmdir()
     except OSError as error:
-        return Kept(str(folder), error.strerror or str(error))
+        return Remainder(str(folder), error.strerror or str(error))
     return 0 if isinstance(answer.bytes_back, Unknown) else answer.bytes_back
 
 
 def _removed(parent: int, since: int, proc: str) -> Answer:
     """Retried a few times if it changes: the remaining processes of the command may be about to end."""
     until = time.monotonic() + PATIENCE
-    answer: Answer = Removal(entries=0, bytes_back=0)
+    answer: Answer = TreeRemoval(entries=0, bytes_back=0)
     for _ in range(TRIES):
         found = measure.measure(INSIDE, parent)
         if found is None:
-            return Removal(entries=0, bytes_back=0)  # the command removed it itself
+            return TreeRemoval(entries=0, bytes_back=0)  # the command removed it itself
         if isinstance(found.ctime_ns, Unknown):
             return found.ctime_ns
-        expected = Expected((found.device, found.inode), found.ctime_ns)
+        expected = ExpectedTree((found.device, found.inode), found.ctime_ns)
         dead = not _survivors(proc)  # then its sockets are unused, too
         answer = remove(parent, INSIDE, expected, scan=lambda: _scan(since, proc), until=until, sockets=dead)
         if not isinstance(answer, Changed):

@@ -12,7 +12,7 @@ from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk import naming
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.usage import Usage
 from gpukeeper.model.condition import OF_A_SESSION
 from gpukeeper.model.decision import Unseen
@@ -31,7 +31,7 @@ FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
 
 
-class At(msgspec.Struct, frozen=True):
+class PlaceAndTime(msgspec.Struct, frozen=True):
     """Where and when it was read."""
 
     place: str
@@ -44,7 +44,7 @@ class At(msgspec.Struct, frozen=True):
 # GPUs
 
 
-def gpu_subjects(gpus: Iterable[GpuFacts], at: At) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
+def gpu_subjects(gpus: Iterable[GpuFacts], at: PlaceAndTime) -> tuple[tuple[Subject, ...], tuple[Unseen, ...]]:
     """Each GPU and each of its slices."""
     subjects, unseen = [], []
     for gpu in gpus:
@@ -60,12 +60,12 @@ def gpu_subjects(gpus: Iterable[GpuFacts], at: At) -> tuple[tuple[Subject, ...],
     return tuple(subjects), tuple(unseen)
 
 
-def _gpu_subject(gpu: GpuFacts, uuid: str, at: At) -> Subject:
+def _gpu_subject(gpu: GpuFacts, uuid: str, at: PlaceAndTime) -> Subject:
     labels = {"index": gpu.index, "model": gpu.name, "minor": gpu.minor, "utilisation_percent": gpu.utilisation}
     return _device(at.seen(GPU, f"gpu-{gpu.index}", uuid, uuid, ""), None, labels | _memory(gpu))
 
 
-def _slice_subject(part: SliceFacts, gpu: GpuFacts, root: Ref, at: At) -> Subject:
+def _slice_subject(part: SliceFacts, gpu: GpuFacts, root: Ref, at: PlaceAndTime) -> Subject:
     labels = {"index": part.index, "model": part.name, "gpu": gpu.index}
     seen = at.seen(SLICE, f"gpu-{gpu.index}-slice-{part.index}", part.uuid, part.uuid, "")
     return _device(seen, root.path, labels | _memory(part))
@@ -106,7 +106,7 @@ def process_uid(holder: Holder) -> str:
 
 
 def process_subject(
-    holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: At
+    holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: PlaceAndTime
 ) -> Subject:
     state = State.PAUSED if holder.stopped else State.RUNNING
     name = f"{printable(holder.comm)}-{holder.pid}"
@@ -166,7 +166,7 @@ def tree_uid(device: int, inode: int) -> str:
     return f"{device}:{inode}"
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a tree besides its files."""
 
     path: str
@@ -182,7 +182,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     last_use: LastUse
 
 
-def tree_subject(tree: Standing, measured: Measured, at: At) -> Subject:
+def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
     newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     incarnation = f"{measured.inode}:{newest_change}"
     uid = tree_uid(measured.device, measured.inode)
@@ -227,7 +227,7 @@ def disk(usage: Usage) -> Disk:
     return Disk(usage.mount_point, usage.used, usage.inodes_used)
 
 
-def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ...], at: At) -> Subject:
+def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ...], at: PlaceAndTime) -> Subject:
     labels: dict[str, object] = {
         "disk_size": usage.size,
         "disk_free": usage.free,

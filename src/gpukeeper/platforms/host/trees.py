@@ -13,42 +13,42 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import access_times, measure, mounts, open_files
-from gpukeeper.disk.access_times import LastUse, Reads, Recorded
-from gpukeeper.disk.elsewhere import why_unseen
-from gpukeeper.disk.measure import Limits, Measured
+from gpukeeper.disk.access_times import LastUse, ReadRecording, Reads
+from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.remote_use import why_unseen
 from gpukeeper.disk.trash import is_trash
-from gpukeeper.disk.unresponsive import Answering
-from gpukeeper.disk.watch import Watch
+from gpukeeper.disk.unresponsive import Responsiveness
+from gpukeeper.disk.watch import FileWatcher
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import errors, folders, mentions, reports, roots, translate
-from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Patience, Scan, nothing_needed, user_name
-from gpukeeper.platforms.host.folders import Folder, Named
+from gpukeeper.platforms.host import directories, errors, mentions, reports, roots, translate
+from gpukeeper.platforms.host.connect import A_MOMENT, PAGE, Needed, Page, Scan, Timeouts, nothing_needed, user_name
+from gpukeeper.platforms.host.directories import RootDirectory, TreeScope
+from gpukeeper.platforms.host.measurement_cache import MeasurementCache
 from gpukeeper.platforms.host.mentions import Mentioned, Mentions
-from gpukeeper.platforms.host.remembered import Remembered
 from gpukeeper.platforms.host.resolve import opened
-from gpukeeper.platforms.host.roots import Entry
+from gpukeeper.platforms.host.roots import TreeEntry
 
 
-class Heavy:
+class LargeTree:
     """A tree with so many entries that it is walked only if it could be due."""
 
 
-HEAVY = Heavy()
+HEAVY = LargeTree()
 
 
-class Used(msgspec.Struct, frozen=True):
+class RootUse(msgspec.Struct, frozen=True):
     """What is in use below one directory, and which of its entries a process names."""
 
-    below: open_files.Below
+    below: open_files.DirectoryUse
     named: Mentions
-    reads: Reads = Reads(Recorded.NEVER)  # how reads of its entries are recorded
+    reads: Reads = Reads(ReadRecording.NEVER)  # how reads of its entries are recorded
 
 
-InUse: TypeAlias = Used | Unknown
-Found: TypeAlias = Subject | Unseen | Heavy | None
+InUse: TypeAlias = RootUse | Unknown
+Found: TypeAlias = Subject | Unseen | LargeTree | None
 NOT_SUMMED = Unknown("the other trees of its root were not measured yet")
 NOT_RANKED = Unknown("the newest reports of its root could not be determined")
 STAYS = Unknown("not measured, because it is kept anyway")
@@ -60,40 +60,40 @@ AT_ONCE = 1_000  # paths of one estimate
 class Trees:
     def __init__(
         self,
-        at: Callable[[], translate.At],
-        named: Named,
+        at: Callable[[], translate.PlaceAndTime],
+        named: TreeScope,
         scan: Scan,
         limits: Limits,
-        patience: Patience,
+        timeouts: Timeouts,
         mentioned: Mentioned = mentions.below,
         needed: Needed = nothing_needed,
-        watch: Watch | None = None,
+        watch: FileWatcher | None = None,
     ) -> None:
-        self._at, self._scan, self._limits, self._patience = at, scan, limits, patience
-        self._mentioned, self._needed, self.watch = mentioned, needed, watch or Watch()
-        self._answering = Answering()
+        self._at, self._scan, self._limits, self._timeouts = at, scan, limits, timeouts
+        self._mentioned, self._needed, self.watch = mentioned, needed, watch or FileWatcher()
+        self._answering = Responsiveness()
         self.follow(named)
 
-    def follow(self, named: Named) -> None:
+    def follow(self, named: TreeScope) -> None:
         """What was cached under another policy is dropped."""
         self.named = self._all = named
         # by directory, of the last observe; a read of one tree measures only that tree
         self._together: dict[str, int] = {}
-        self._ranked: dict[str, reports.Ranked] = {}  # by directory, the same
+        self._ranked: dict[str, reports.ReportRanking] = {}  # by directory, the same
         self._contents: dict[str, datetime | Unknown] = {}  # of reports, by uid: when their content last changed
-        self._remembered = Remembered()
+        self._remembered = MeasurementCache()
 
     async def ask_roots(self) -> tuple[Unseen, ...]:
         """Roots whose filesystem does not answer are skipped until it does."""
-        self.named, unseen = await folders.answering(self._all, self._answering, self._patience.tree)
+        self.named, unseen = await directories.answering(self._all, self._answering, self._timeouts.tree)
         return unseen
 
     async def observe(self) -> AsyncIterator[Page]:
         """Directory by directory: the total size of its trees is known only when all of them were measured."""
-        listed, unseen = await folders.list_all(self.named, self._patience.tree)
+        listed, unseen = await directories.list_all(self.named, self._timeouts.tree)
         if unseen:
             yield (), unseen
-        until = time.monotonic() + self._patience.trees.total_seconds()
+        until = time.monotonic() + self._timeouts.trees.total_seconds()
         there: set[str] = set()
         for path, entries in listed.items():
             trees, missed = await self._observe_folder(path, entries, until)
@@ -111,7 +111,7 @@ class Trees:
         wanted = translate.two_numbers(ref.uid, ":")
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a tree")
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         try:
             entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
         except TimeoutError:
@@ -122,11 +122,11 @@ class Trees:
             return Gone(ref, self._at().now)
         return entry if isinstance(entry, Unknown) else await self._look_at(entry, ref)
 
-    async def _look_at(self, entry: Entry, ref: Ref) -> Subject | Unknown:
-        folder = await folders.learn(self.named, entry.folder, [entry], self._patience.tree)
+    async def _look_at(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
+        folder = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
         if isinstance(folder, Unseen):
             return Unknown(folder.why)
-        until = time.monotonic() + self._patience.tree.total_seconds()
+        until = time.monotonic() + self._timeouts.tree.total_seconds()
         found = await self._measure(entry, folder, await self._in_use(entry.inside), until, self._limits)
         if isinstance(found, Unseen):
             return Unknown(found.why)
@@ -138,14 +138,14 @@ class Trees:
             return await self._ranked_again(found, entry)
         return msgspec.structs.replace(found, together=self._together.get(entry.folder, NOT_SUMMED))
 
-    async def _ranked_again(self, report: Subject, entry: Entry) -> Subject:
+    async def _ranked_again(self, report: Subject, entry: TreeEntry) -> Subject:
         """According to the last observe, and what still exists of what was newer then."""
         root = next(one for one in self.named.roots if one.path == entry.root)
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         if entry.folder not in self._ranked:
-            listed = await folders.list_one(root, deadline)
+            listed = await directories.list_one(root, deadline)
             if not isinstance(listed, Unseen):
-                until = time.monotonic() + self._patience.trees.total_seconds()
+                until = time.monotonic() + self._timeouts.trees.total_seconds()
                 await self._observe_folder(entry.folder, listed, until)
         ranked = self._ranked.get(entry.folder)
         try:
@@ -156,8 +156,8 @@ class Trees:
             return msgspec.structs.replace(report, last_used=NOT_RANKED)
         return _with_rank(report, ranked, there, self.named.keep_last)
 
-    async def _observe_folder(self, path: str, entries: Sequence[Entry], until: float) -> Page:
-        folder = await folders.learn(self.named, path, entries, self._patience.tree)
+    async def _observe_folder(self, path: str, entries: Sequence[TreeEntry], until: float) -> Page:
+        folder = await directories.learn(self.named, path, entries, self._timeouts.tree)
         if isinstance(folder, Unseen):
             return (), (folder,)
         left = [entry for entry in entries if entry.taken is not None]
@@ -166,7 +166,7 @@ class Trees:
         trees = self._compared(folder, [one for one in found if isinstance(one, Subject)])
         return trees, tuple(one for one in found if isinstance(one, Unseen))
 
-    def _compared(self, folder: Folder, trees: Sequence[Subject]) -> tuple[Subject, ...]:
+    def _compared(self, folder: RootDirectory, trees: Sequence[Subject]) -> tuple[Subject, ...]:
         """What is known only of all together: the total size, and which are the newest."""
         found = [one for one in trees if one.ref.kind == translate.REPORT]
         ranked = self._ranked[folder.path] = reports.rank(found, self._contents)
@@ -181,7 +181,7 @@ class Trees:
             for one in trees
         )
 
-    def _total(self, folder: Folder, trees: Sequence[Subject]) -> int:
+    def _total(self, folder: RootDirectory, trees: Sequence[Subject]) -> int:
         now = self._at().now
         counted = translate.all_together([one for one in trees if one.category is Category.TEMPORARY])
         if any(one.size is FAR_BELOW for one in trees):
@@ -192,7 +192,7 @@ class Trees:
 
     # Measuring
 
-    async def _measure_all(self, folder: Folder, entries: Sequence[Entry], until: float) -> list[Found]:
+    async def _measure_all(self, folder: RootDirectory, entries: Sequence[TreeEntry], until: float) -> list[Found]:
         """Small trees, and those with a valid cached measurement, first; the rest only where it could be due."""
         light = msgspec.structs.replace(self._limits, entries=min(self._limits.entries, LIGHT))
         first = await self._measure_some(folder, entries, until, light)
@@ -204,7 +204,7 @@ class Trees:
         return [one for one in first if one is not HEAVY] + again
 
     async def _measure_some(
-        self, folder: Folder, entries: Sequence[Entry], until: float, limits: Limits | None
+        self, folder: RootDirectory, entries: Sequence[TreeEntry], until: float, limits: Limits | None
     ) -> list[Found]:
         found: list[Found] = []
         for start in range(0, len(entries), PAGE):
@@ -214,10 +214,17 @@ class Trees:
         return found
 
     async def _measure(
-        self, entry: Entry, folder: Folder, in_use: InUse, until: float, limits: Limits | None, *, fresh: bool = True
+        self,
+        entry: TreeEntry,
+        folder: RootDirectory,
+        in_use: InUse,
+        until: float,
+        limits: Limits | None,
+        *,
+        fresh: bool = True,
     ) -> Found:
         """None: it is gone since it was listed. `fresh`: not from the cache. Without limits it is not walked."""
-        deadline = self._patience.tree
+        deadline = self._timeouts.tree
         try:
             return await in_thread(
                 lambda: self._weigh(entry, folder, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
@@ -228,8 +235,15 @@ class Trees:
             return errors.unreadable(measure.printable(entry.path), error)
 
     def _weigh(
-        self, entry: Entry, folder: Folder, in_use: InUse, until: float, limits: Limits | None, *, fresh: bool
-    ) -> Subject | Heavy | None:
+        self,
+        entry: TreeEntry,
+        folder: RootDirectory,
+        in_use: InUse,
+        until: float,
+        limits: Limits | None,
+        *,
+        fresh: bool,
+    ) -> Subject | LargeTree | None:
         top = roots.top_of(entry)
         if top is None:
             return None
@@ -247,7 +261,9 @@ class Trees:
         assert found is not None
         return self._subject(entry, found, in_use, folder)
 
-    def _recall(self, entry: Entry, top: os.stat_result, folder: Folder, in_use: InUse) -> Measured | None:
+    def _recall(
+        self, entry: TreeEntry, top: os.stat_result, folder: RootDirectory, in_use: InUse
+    ) -> TreeMeasurement | None:
         below = in_use if isinstance(in_use, Unknown) else in_use.below
         known = self._remembered.recall(
             entry, top, folder, below, self._at().now, lambda found: self._last_use(entry, found, in_use)
@@ -255,17 +271,19 @@ class Trees:
         stays = entry.kind == translate.TREE and entry.name in folder.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 
-    def _walk(self, entry: Entry, in_use: InUse, until: float, limits: Limits, top: os.stat_result) -> Measured | None:
+    def _walk(
+        self, entry: TreeEntry, in_use: InUse, until: float, limits: Limits, top: os.stat_result
+    ) -> TreeMeasurement | None:
         """A tree that contains a mount is not walked: a single file mounted inside escapes a walk, or may hang it."""
         known = mounts.own_mounts() if isinstance(in_use, Unknown) else in_use.below.open_files.own_mounts
         if mounts.has_mount_inside(entry.real_path, known):
             return _unmeasured(top, Unknown(measure.MOUNT_POINT))
-        end = min(until, time.monotonic() + self._patience.tree.total_seconds())
+        end = min(until, time.monotonic() + self._timeouts.tree.total_seconds())
         files = {} if isinstance(in_use, Unknown) else in_use.below.open_files.files
         with opened(entry.inside) as folder:
             return measure.measure(entry.name, folder, files, limits, lambda: time.monotonic() > end)
 
-    def _subject(self, entry: Entry, found: Measured, in_use: InUse, folder: Folder) -> Subject:
+    def _subject(self, entry: TreeEntry, found: TreeMeasurement, in_use: InUse, folder: RootDirectory) -> Subject:
         used: bool | Unknown
         findings: tuple[str, ...] = ()
         if isinstance(in_use, Unknown):
@@ -276,7 +294,7 @@ class Trees:
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
             named_by = in_use.named.who(entry.name) if held_by is None else None
-        standing = translate.Standing(
+        standing = translate.TreeFacts(
             path=entry.path,
             root=entry.root,
             owner=user_name(found.uid),
@@ -294,7 +312,7 @@ class Trees:
             self._contents[subject.ref.uid] = found.content
         return subject
 
-    def _last_use(self, entry: Entry, found: Measured, in_use: InUse) -> LastUse:
+    def _last_use(self, entry: TreeEntry, found: TreeMeasurement, in_use: InUse) -> LastUse:
         """The rest of an interrupted removal is unused: no process can reach it."""
         now = self._at().now
         if entry.taken is not None or isinstance(in_use, Unknown):
@@ -302,7 +320,7 @@ class Trees:
         return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
     async def _in_use(self, folder: str) -> InUse:
-        what, deadline = "the list of open files", self._patience.processes
+        what, deadline = "the list of open files", self._timeouts.processes
         needed = await self._needed()
         if isinstance(needed, Unknown):
             return Unknown(f"whether a stopped container needs it is unknown: {needed.why}")
@@ -313,16 +331,16 @@ class Trees:
         except OSError as error:
             return Unknown(f"{what} {errors.unreadable(what, error).why}")
 
-    def _used(self, folder: str, needed: Mapping[str, str]) -> Used:
+    def _used(self, folder: str, needed: Mapping[str, str]) -> RootUse:
         if not is_trash(Path(folder).name):
             self.watch.add(folder)
         found = self._scan()
         reads = access_times.reads_of(folder, found.own_mounts, found.tables)
-        named = self._mentioned(folders.spellings(self.named, folder))
+        named = self._mentioned(directories.spellings(self.named, folder))
         entries = {name: why for path, why in needed.items() if (name := _entry_of(folder, path)) is not None}
-        return Used(open_files.below(folder, found), named.and_also(entries), reads)
+        return RootUse(open_files.below(folder, found), named.and_also(entries), reads)
 
-    async def _is_far_below(self, folder: Folder) -> bool:
+    async def _is_far_below(self, folder: RootDirectory) -> bool:
         """By an estimate, which takes half the time of a walk and is used for nothing else."""
         now = self._at().now
         if folder.may_be_too_full or folder.above == 0 or self._remembered.is_far_below(folder, now):
@@ -331,7 +349,7 @@ class Trees:
         paths = [one.real_path for one in folder.entries if not mounts.has_mount_inside(one.real_path, known)]
         total = 0
         for start in range(0, len(paths), AT_ONCE):
-            some, deadline = paths[start : start + AT_ONCE], self._patience.tree
+            some, deadline = paths[start : start + AT_ONCE], self._timeouts.tree
             try:
                 held = await in_thread(lambda: measure.estimate(some, deadline), deadline + A_MOMENT)  # noqa: B023
             except TimeoutError:
@@ -349,7 +367,7 @@ def _entry_of(folder: str, path: str) -> str | None:
     return real[len(prefix) :].split("/", 1)[0] if real.startswith(prefix) else None
 
 
-def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
+def _is_in_use(entry: TreeEntry, found: TreeMeasurement, used: RootUse) -> bool | Unknown:
     if used.named.who(entry.name) is not None:
         return True
     in_use = open_files.is_in_use(entry.name, found, used.below)
@@ -357,19 +375,19 @@ def _is_in_use(entry: Entry, found: Measured, used: Used) -> bool | Unknown:
     return in_use if unseen is None else unseen
 
 
-def _why_unseen(entry: Entry, used: Used) -> Unknown | None:
+def _why_unseen(entry: TreeEntry, used: RootUse) -> Unknown | None:
     found = used.below.open_files
     return why_unseen(entry.real_path, found.own_mounts, found.exports)
 
 
-def _category(entry: Entry) -> Category:
+def _category(entry: TreeEntry) -> Category:
     if entry.taken is not None:
         return Category.UNFINISHED
     return Category.REPORT if entry.kind == translate.REPORT else Category.TEMPORARY
 
 
-def _unmeasured(top: os.stat_result, why: Unknown) -> Measured:
-    return Measured(
+def _unmeasured(top: os.stat_result, why: Unknown) -> TreeMeasurement:
+    return TreeMeasurement(
         device=top.st_dev,
         inode=top.st_ino,
         uid=top.st_uid,
@@ -381,7 +399,7 @@ def _unmeasured(top: os.stat_result, why: Unknown) -> Measured:
     )
 
 
-def _with_rank(report: Subject, ranked: reports.Ranked, there: frozenset[str], keep_last: int) -> Subject:
+def _with_rank(report: Subject, ranked: reports.ReportRanking, there: frozenset[str], keep_last: int) -> Subject:
     if report.kept is not None:
         return report
     return msgspec.structs.replace(report, kept=ranked.why_kept(report.ref.uid, there, keep_last))

@@ -1,6 +1,6 @@
-"""Sets that an acceptance run left behind. Their kinds never end by themselves, so the run's end is theirs. Pure.
+"""Workloads that an acceptance run left behind. Their kinds never finish, so they end with their run. Pure.
 
-The labels are claims: they only say where to look, and nothing is ended before the run's recorded end or a day.
+The labels are claims: they only select candidates, and nothing ends before the recorded end of the run, or one day.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def _says_so(labels: Mapping[str, str]) -> bool:
 
 
 def ending_of(kind: Kind, meta: Meta, now: datetime) -> tuple[Ending, tuple[str, ...]]:
-    """Of a set that `is_run` and never ends by itself, with what somebody should know about it."""
+    """The end of a workload that `is_run` and whose kind never finishes, and findings about it."""
     recorded = (meta.annotations or {}).get(RUN_ENDED)
     if recorded is not None:
         at = usable(moment(RUN_ENDED, recorded), meta, now)
         if isinstance(at, Unknown):
-            return GOES_ON, (f"when its acceptance run ended cannot be told ({at.why}); kept until somebody mends it",)
+            return GOES_ON, (
+                f"the end of its acceptance run cannot be read ({at.why}); it is kept until {RUN_ENDED} is fixed",
+            )
         return (Ending(True, Outcome.STOPPED, at) if at is not None and at <= now else GOES_ON), ()
     created = when(meta.creation_timestamp)
     if not isinstance(created, datetime) or now - created <= RUN_LIMIT:

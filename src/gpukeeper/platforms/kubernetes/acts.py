@@ -110,7 +110,7 @@ class Acts:
         if problem is not None:
             return problem
         if fresh.state is not State.ENDED:
-            return Changed("it is not over any more, and nothing is picked off work that goes on")
+            return Changed("it is no longer finished; only finished work is trimmed")
         cleaning = kind.clean_pods(root.spec, everything=everything)
         if cleaning is not None:
             return cleaning if isinstance(cleaning, Refused) else await self._patch_spec(kind, fresh, cleaning)
@@ -121,7 +121,7 @@ class Acts:
         if everything:
             ended = [pod for pod in pods if pod.status.phase in OVER_PHASES and not pod.metadata.deletion_timestamp]
             answers += [await self._delete_pod(pod) for pod in ended]
-        return together(answers) if answers else Changed("nothing is left below it")
+        return together(answers) if answers else Changed("no pods are left below it")
 
     async def release(self, kind: Kind, fresh: Subject, root: Root | Pod, finalizer: str) -> Answer:
         """Take one finalizer off a thing whose removal is stuck: that one, at its place in the list, or nothing. A
@@ -148,7 +148,7 @@ class Acts:
             if not isinstance(now, Root):
                 return now
             meta = now.metadata
-        return Changed("it changed since it was looked at")
+        return Changed("it changed since it was read")
 
     async def take_back(self, kind: Kind, ref: Ref) -> None:
         """A stop was interrupted after its note and before its lever: the note goes, the work runs on as it was."""
@@ -166,7 +166,7 @@ class Acts:
 
     async def _version(self, kind: Kind) -> str | Refused | Unknown:
         version = await self._served(kind)
-        return Refused(f"this cluster serves no {resource(kind)} any more") if version is None else version
+        return Refused(f"this cluster no longer serves {resource(kind)}") if version is None else version
 
     async def _insist(self, send: Send, fresh: Subject, re_decide: LookAgain | None, right: str) -> Answer:
         """Under conditions. After a conflict: look again, and go on only if nothing differs that was decided on. So
@@ -189,7 +189,7 @@ class Acts:
                 if not isinstance(again, Subject):
                     return again
                 current = again
-        return Changed("it changed since it was looked at")
+        return Changed("it changed since it was read")
 
     async def _get(self, path: str, kind: Kind, namespace: str) -> Root | Changed | Refused | Unknown:
         try:
@@ -265,7 +265,7 @@ class Acts:
             if (now.metadata.uid, now.metadata.generation) != (meta.uid, generation) or now.metadata.deletion_timestamp:
                 break
             meta = now.metadata
-        return Changed("somebody changed it in the same moment")
+        return Changed("it was changed at the same time")
 
     async def forget(self, path: str, meta: Meta) -> None:
         """Our note only, so the uid is condition enough."""
@@ -321,7 +321,7 @@ class Acts:
         if controller is None or controller.uid != parent.uid:
             return Refused(f"{kind.kind} {child.metadata.name} is not controlled by it")
         if child.spec.suspend:
-            return Changed(f"{kind.kind} {child.metadata.name} is suspended already")
+            return Changed(f"{kind.kind} {child.metadata.name} is already suspended")
         conditions = {"uid": child.metadata.uid, "resourceVersion": child.metadata.resource_version}
         body = suspension(kind, conditions, suspend=True)
         return await self._once(

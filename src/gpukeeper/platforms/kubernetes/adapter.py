@@ -161,7 +161,7 @@ class KubernetesPlatform:
             return await self._look_at_remnant(ref)
         kind = BY_NAME.get(ref.kind)
         if kind is None:
-            return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
+            return Unknown(f"gpukeeper does not support the kind {ref.kind}")
         async with self._cluster.opened():
             try:
                 if await self._removals.was_told(ref):
@@ -218,9 +218,9 @@ class KubernetesPlatform:
                     return found
                 looked = self._looks.last.get(ref.uid)
                 if isinstance(found, Gone) or looked is None:
-                    return Changed("it is gone already")
+                    return Changed("it is already gone")
                 if looked.subject.seen.version != fresh.seen.version:
-                    return Changed("it changed since it was looked at")
+                    return Changed("it changed since it was read")
             try:
                 answer = await self._act(kind, action, fresh, looked)
             except ApiError as error:
@@ -279,14 +279,14 @@ class KubernetesPlatform:
             case Action.RELEASE if fresh.blocked is not None:
                 return await self._acts.release(kind, fresh, looked.source, fresh.blocked.by)
             case _:
-                return Refused(f"a {kind.kind} offers no {action}")
+                return Refused(f"a {kind.kind} does not support {action}")
 
     async def _also_of_others(self, looked: Looked) -> Refused | Unknown | None:
         """A pod below it that it does not control, or that another owner keeps, is not its to end."""
         for pod in looked.pods:
             name = f"pod {pod.metadata.name}"
             if pod.metadata.owner is None:
-                return Refused(f"{name} names it as an owner and is controlled by nothing; remove that ownerReference")
+                return Refused(f"{name} names it as an owner but has no controller; remove that ownerReference")
             needed = await self._owners.keeping(pod.metadata)
             if needed is not None:
                 return Unknown(f"{name}: {needed.why}") if isinstance(needed, Unknown) else Refused(f"{name}: {needed}")
@@ -299,7 +299,7 @@ class KubernetesPlatform:
         if not isinstance(found, Subject) or now is None:
             return found
         same = now.source.metadata.generation == before.source.metadata.generation
-        return found if same else Changed("somebody changed what it wishes for")
+        return found if same else Changed("its spec changed since it was read")
 
     async def tell(self, subject: Subject, message: str) -> bool:
         return False  # nobody is known to read an Event
@@ -351,11 +351,11 @@ class KubernetesPlatform:
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         kind = BY_NAME.get(ref.kind)
         if kind is None:
-            return Refused(f"{ref.kind} is no kind that gpukeeper knows")
+            return Refused(f"gpukeeper does not support the kind {ref.kind}")
         async with self._cluster.opened():
             answer = await self._archive.bring_back(kind, ref, evidence)
             if isinstance(answer, Accepted):
-                await self._write(ref, "Restored", "gpukeeper brought it back")
+                await self._write(ref, "Restored", "restored by gpukeeper")
             return answer
 
     # Below here: how.

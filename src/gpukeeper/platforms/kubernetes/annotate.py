@@ -45,7 +45,7 @@ class Annotations:
         if isinstance(version, Unknown):
             return version
         if version is None:
-            return Refused(f"this cluster serves no {resource(kind)} any more")
+            return Refused(f"this cluster no longer serves {resource(kind)}")
         path, body = kind.path(version, ref.namespace, ref.name), {"uid": ref.uid, "annotations": annotations}
         try:
             if until is None or not await self._lasts(path, until):

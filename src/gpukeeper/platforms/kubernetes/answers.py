@@ -18,28 +18,28 @@ WORDS_OF_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 def answer_to(error: ApiError, right: str, namespace: str) -> Changed | Refused | Unknown:
     """What a refusal of the API server means. `right`: verb and resource, as a role names them."""
     if error.says_gone:
-        return Changed("it is gone already")
+        return Changed("it is already gone")
     if error.says_changed:
-        return Changed("it changed since it was looked at")
+        return Changed("it changed since it was read")
     if any(words in error.words for words in WORDS_OF_ADMISSION):
-        return Refused(f"a rule of the cluster's own refuses it: {error.words}")
+        return Refused(f"an admission policy of the cluster refuses it: {error.words}")
     match error.status:
         case 401:
-            return Refused(f"the cluster does not accept our credentials: {error.words}")
+            return Refused(f"the cluster does not accept the credentials of gpukeeper: {error.words}")
         case 403:
             return Refused(
-                f"gpukeeper may not {right} in the namespace {namespace}; its role lacks that ({error.words})"
+                f"gpukeeper may not {right} in namespace {namespace}; add this permission to its role ({error.words})"
             )
         case 429 if error.says_budget:
-            return Refused(f"not now: {error.words}")
+            return Refused(f"a PodDisruptionBudget does not allow the eviction now: {error.words}")
         case 429:
-            return Refused(f"the API server is busy and did nothing; try again later ({error.words})")
+            return Refused(f"the API server is overloaded and did nothing; try again later ({error.words})")
         case 500 if "PodDisruptionBudget" in error.words:
-            return Refused(f"more than one disruption budget covers it, so it cannot be evicted: {error.words}")
+            return Refused(f"more than one PodDisruptionBudget covers it, so it cannot be evicted: {error.words}")
         case 400 | 422:
-            return Refused(f"This is a bug in gpukeeper: the API server could not take what it was sent: {error.words}")
+            return Refused(f"This is a bug in gpukeeper: the API server rejected the request as invalid: {error.words}")
         case 404 | 410:
-            return Unknown(f"this answer proves nothing: {error}")
+            return Unknown(f"the response does not prove that the object is gone: {error}")
         case status if status < 500:
             return Refused(error.words)
     return Unknown(str(error))

@@ -64,7 +64,7 @@ class Archive:
         if isinstance(version, Unknown):
             return version
         if version is None:
-            return Refused(f"this cluster serves no {resource(kind)} any more")
+            return Refused(f"this cluster no longer serves {resource(kind)}")
         path = kind.path(version, ref.namespace, ref.name)
         for left in range(RETRIES, -1, -1):
             answer = await self._try_to_bring_back(kind, path, ref, evidence)
@@ -72,7 +72,7 @@ class Archive:
                 return answer
             if left:
                 await a_moment()  # its controller writes to what was just stopped
-        return Refused("it changes all the time; try again in a moment")
+        return Refused("it keeps changing; try again later")
 
     async def _try_to_bring_back(self, kind: Kind, path: str, ref: Ref, evidence: Evidence | None) -> Answer:
         try:
@@ -86,7 +86,7 @@ class Archive:
         if found.metadata.uid == ref.uid or _made_from(found) == ref.uid:
             answer = await self.restore_stopped(kind, path, found, evidence)
             return Accepted(resumed=True) if isinstance(answer, Accepted) else answer
-        return Refused(f"something of that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
+        return Refused(f"an object with that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
 
     async def restore_stopped(self, kind: Kind, path: str, root: Root, evidence: Evidence | None) -> Answer:
         """The lever as the note on it says, else as it was captured. Changed: somebody wrote to it meanwhile."""
@@ -95,7 +95,7 @@ class Archive:
         if kind.evicted:
             return await self._ungate(path)
         if not kind.is_off(root.spec):
-            return Refused("it is not stopped: somebody brought it back already")
+            return Refused("it is not stopped: it was already restored")
         note = before(kind, root, evidence)
         if isinstance(note, Unknown):
             return Refused(note.why)
@@ -104,12 +104,12 @@ class Archive:
         conditions = {"uid": root.metadata.uid, "resourceVersion": root.metadata.resource_version}
         body = resumption(kind, conditions, note)
         if body is None:
-            return Refused("it was suspended before gpukeeper touched it, so it stays that way")
+            return Refused("it was suspended before gpukeeper stopped it, so it stays suspended")
         return await self._patch(kind, path, body, root.metadata.namespace)
 
     async def restore_removed(self, kind: Kind, ref: Ref, evidence: Evidence | None) -> Back:
         if evidence is None:
-            return Refused("it is gone and nothing was captured of it")
+            return Refused("it no longer exists and no evidence of it was captured")
         made = recipe(kind, evidence)
         if not isinstance(made, Recipe):
             return made if isinstance(made, Refused) else Refused(made.why)
@@ -124,7 +124,7 @@ class Archive:
     async def _scale_back(self, kind: Kind, path: str, root: Root, note: Mapping[str, Any]) -> Answer:
         replicas = note.get("replicas")
         if not isinstance(replicas, int) or replicas < 1:
-            return Refused("nothing says how many replicas it had; scale it up by hand")
+            return Refused("its former number of replicas is not recorded; scale it up manually")
         version = path.removeprefix("/apis/").split("/")[1]
         answer = await self._acts.scale(kind, version, root, replicas)
         if isinstance(answer, Accepted):
@@ -141,7 +141,7 @@ class Archive:
             return Unknown(str(silent))
         names = [gate.name for gate in pod.spec.scheduling_gates]
         if GATE not in names:
-            return Refused("it is not stopped: somebody let it go already")
+            return Refused("it is not stopped: its scheduling gate was already removed")
         place = f"/spec/schedulingGates/{names.index(GATE)}"
         steps = [
             {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
@@ -173,7 +173,7 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
             return reading.decode(written, type=dict[str, Any])
         except msgspec.DecodeError:
             if evidence is None:
-                return Unknown(f"its annotation {STOPPED} cannot be read; bring it back by hand")
+                return Unknown(f"its annotation {STOPPED} cannot be read; restore it manually")
     if evidence is not None:
         told = _manifest(evidence)
         if not isinstance(told, Unknown) and told["metadata"].get("uid") == root.metadata.uid:
@@ -181,7 +181,7 @@ def before(kind: Kind, root: Root, evidence: Evidence | None) -> Mapping[str, An
             if kind.lever is Lever.SCALE:
                 return {"replicas": spec.get("replicas", 1)}
             return {"suspend": bool(kind.settings_of(dict(spec)).get("suspend"))}
-    return Unknown("nothing says that gpukeeper stopped it, or what it was before; bring it back by hand")
+    return Unknown("it is not recorded that gpukeeper stopped it, or its setting before; restore it manually")
 
 
 def resumption(kind: Kind, conditions: Mapping[str, str], note: Mapping[str, Any]) -> Json | None:
@@ -202,7 +202,7 @@ def recipe(kind: Kind, evidence: Evidence) -> Recipe | Refused | Unknown:
     meta, spec = told["metadata"], told.get("spec")
     version = str(told.get("apiVersion", "")).rpartition("/")[2]
     if not isinstance(spec, dict) or told.get("kind") != kind.kind or not version or not meta.get("name"):
-        return Unknown("its captured description is not one of this kind")
+        return Unknown("its captured manifest is not of this kind")
     metadata = {name: meta[name] for name in KEPT_OF_METADATA if meta.get(name)}
     labels = dict(metadata.get("labels") or {})
     notes = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in OF_ITS_CONTROLLER}
@@ -226,7 +226,7 @@ def _stand_still(kind: Kind, spec: Json, labels: dict[str, str], notes: dict[str
     """Nothing that was removed runs again by itself. A note from our own stop before the removal stays as it is."""
     note = kind.stand_still(spec, labels)
     if isinstance(note, Refused):
-        return Refused(f"{note.why}; make it again from {MANIFEST} of its evidence")
+        return Refused(f"{note.why}; recreate it from {MANIFEST} of its evidence")
     if QUEUE in labels:
         note = {"queue": labels.pop(QUEUE)}  # or Kueue would set it going
     if note and (STOPPED not in notes or "queue" in note):
@@ -239,7 +239,7 @@ def _manifest(evidence: Evidence) -> Json | Unknown:
         told = reading.decode(evidence.files[MANIFEST], type=dict[str, Any])
         told["metadata"] = dict(told["metadata"])
     except (KeyError, TypeError, ValueError) as error:
-        return Unknown(f"its captured description cannot be read: {error}")
+        return Unknown(f"its captured manifest cannot be read: {error}")
     return told
 
 
@@ -249,12 +249,12 @@ def _made_from(found: Root) -> str | None:
 
 def _not_made(error: ApiError, kind: Kind, ref: Ref) -> Refused | Unknown:
     if error.status == CONFLICT:
-        return Refused(f"something of that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
+        return Refused(f"an object with that name exists: {kind.name} {ref.name}; remove or rename it, then try again")
     if error.status == NOT_FOUND and error.name == ref.namespace:
-        return Refused(f"its namespace {ref.namespace} is gone; create it, then try again")
+        return Refused(f"its namespace {ref.namespace} does not exist; create it, then try again")
     if error.status == NOT_FOUND:
-        return Refused(f"this cluster does not serve it as it was captured: {error.words}")
+        return Refused(f"this cluster does not serve the captured version: {error.words}")
     if error.status == INVALID:
-        return Refused(f"the cluster does not take it as it was any more: {error.words}")
+        return Refused(f"the cluster rejects the captured manifest: {error.words}")
     answer = answer_to(error, f"create {resource(kind)}", ref.namespace)
     return Refused(answer.why) if isinstance(answer, Changed) else answer

@@ -34,7 +34,7 @@ from gpukeeper.platforms.kubernetes.plugin import ExecSpec, Plugin
 
 EXEC = "client.authentication.k8s.io/"
 EXEC_VERSIONS = tuple(EXEC + version for version in ("v1", "v1beta1", "v1alpha1"))
-CHOOSE = "name one with kubernetes.context in the policy, or `kubectl config use-context`"
+CHOOSE = "set kubernetes.context in the policy, or run `kubectl config use-context`"
 FILES_OF_A_USER = ("client-certificate", "client-key", "tokenFile")
 T = TypeVar("T")
 
@@ -171,9 +171,9 @@ def from_files(
     name = context or merged.current
     there = ", ".join(sorted(merged.contexts)) or "none"
     if not name:
-        raise UsageError(f"{listed}: no current-context is set; {CHOOSE}. There are: {there}")
+        raise UsageError(f"{listed}: no current-context is set; {CHOOSE}. Available: {there}")
     if name not in merged.contexts:
-        raise UsageError(f'{listed}: there is no context "{name}"; {CHOOSE}. There are: {there}')
+        raise UsageError(f'{listed}: context "{name}" not found; {CHOOSE}. Available: {there}')
     chosen = merged.contexts[name]
     cluster = _named(merged.clusters, chosen, "cluster", name, listed)
     user = _named(merged.users, chosen, "user", name, listed) if chosen.get("user") else {}
@@ -181,11 +181,11 @@ def from_files(
     if not cluster.get("server"):
         raise UsageError(f"{where}: its cluster has no server")
     if cluster.get("insecure-skip-tls-verify") and any(name.startswith("certificate-authority") for name in cluster):
-        raise UsageError(f"{where}: its cluster has a certificate-authority and skips verification; keep one of them")
+        raise UsageError(f"{where}: its cluster has a certificate-authority and insecure-skip-tls-verify; remove one")
     for one in ("client-certificate", "client-key"):
         other = {"client-certificate": "client-key", "client-key": "client-certificate"}[one]
         if (user.get(one) or user.get(f"{one}-data")) and not (user.get(other) or user.get(f"{other}-data")):
-            raise UsageError(f"{where}: its user has a {one} and no {other}")
+            raise UsageError(f"{where}: its user has a {one} but no {other}")
     more = _converted(cluster, ClusterMore, f"{where}: cluster")
     who = _converted(user, UserMore, f"{where}: user")
     plugin = None if who.exec is None else _plugin(who.exec, cluster, more, where, environ, now)
@@ -247,9 +247,9 @@ def _read(file: Path) -> ConfigFile:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UsageError(f"{file}{line}: this is no YAML: {error.problem}") from error
+        raise UsageError(f"{file}{line}: not valid YAML: {error.problem}") from error
     except (YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: this is no YAML") from error
+        raise UsageError(f"{file}: not valid YAML") from error
     return _converted({} if found is None else found, ConfigFile, str(file))
 
 
@@ -283,7 +283,9 @@ def _named(
     wanted = context.get(what)
     if not isinstance(wanted, str) or wanted not in entries:
         there = ", ".join(sorted(entries)) or "none"
-        raise UsageError(f'{listed}: context {name} names the {what} "{wanted or ""}". There are: {there}')
+        raise UsageError(
+            f'{listed}: context {name} refers to the {what} "{wanted or ""}", which does not exist. Available: {there}'
+        )
     return dict(entries[wanted])
 
 
@@ -297,9 +299,9 @@ def _plugin(
 ) -> Plugin:
     if spec.api_version not in EXEC_VERSIONS:
         known = ", ".join(EXEC_VERSIONS)
-        raise UsageError(f"{where}: its login plugin speaks {spec.api_version}; gpukeeper knows {known}")
+        raise UsageError(f"{where}: its login plugin uses {spec.api_version}; gpukeeper supports {known}")
     if spec.interactive_mode == "Always":
-        raise UsageError(f"{where}: its login plugin {spec.command} always wants a terminal; gpukeeper has none")
+        raise UsageError(f"{where}: the login plugin {spec.command} requires a terminal (interactiveMode: Always)")
     return Plugin(spec, _told_to_plugins(cluster, more), environ, now)
 
 
@@ -331,7 +333,7 @@ def _impersonation(user: UserMore) -> list[tuple[str, str]]:
     groups, extra = user.as_groups or [], user.as_user_extra or {}
     if not user.as_:
         if user.as_uid or groups or extra:
-            raise UsageError("the kubeconfig's user has as-uid, as-groups or as-user-extra, and no `as`")
+            raise UsageError("the kubeconfig's user has as-uid, as-groups or as-user-extra, but no `as`")
         return []
     headers = [("Impersonate-User", user.as_)]
     if user.as_uid:

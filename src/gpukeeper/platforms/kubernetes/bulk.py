@@ -164,7 +164,7 @@ class Bulk:
             async for page in listed:
                 pages += 1
                 if page.inconsistent or page.problems or pages > most:
-                    raise PlatformError(f"{path} is not listed as a whole")
+                    raise PlatformError(f"{path} could not be listed completely")
                 for raw in page.items:
                     yield page.version, raw
 

@@ -29,8 +29,8 @@ ALL_BYTES = 50 * 1024 * 1024  # of everything
 OBJECT_BYTES, EVENT_BYTES = 4 * 1024 * 1024, 1024 * 1024
 PODS = 100  # whose description and log are taken, those that failed first
 ASKED_FOR_EVENTS = 20
-CUT = b"[gpukeeper: the log is longer; what was above this line was cut off]\n"
-CUT_BELOW = b"\n[gpukeeper: its lines are very long; what was below this line was cut off too]\n"
+CUT = b"[gpukeeper: log truncated; earlier lines were not captured]\n"
+CUT_BELOW = b"\n[gpukeeper: its lines are too long; later lines were not captured]\n"
 ROOM_FOR_NOTES = 64 * 1024
 
 Json: TypeAlias = dict[str, Any]
@@ -70,7 +70,7 @@ class Captures:
         was listed of it a moment ago, so that only logs are asked for."""
         version = await self._served(kind)
         if version is None:
-            return Unknown(f"this cluster serves no {kind.plural} any more")
+            return Unknown(f"this cluster no longer serves {kind.plural}")
         if isinstance(version, Unknown):
             return version
         files = _Files()
@@ -79,7 +79,7 @@ class Captures:
             told = told or await self._described(kind.path(version, ref.namespace, ref.name))
             uid = _uid(told)
             if not uid:
-                return Unknown("what was answered about it has no uid, so it proves nothing")
+                return Unknown("the response has no uid, so the object cannot be identified")
             if uid != ref.uid:
                 return NothingToCapture("it no longer exists; another object has its name")
             files.add(MANIFEST, _encoded(told))
@@ -91,7 +91,7 @@ class Captures:
         except (ClusterSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         except _Full:
-            return Unknown(f"its description and events alone are more than {ALL_BYTES} bytes")
+            return Unknown(f"its manifest and events alone exceed {ALL_BYTES} bytes")
         return Evidence(files.files)
 
     async def _around(
@@ -119,7 +119,7 @@ class Captures:
         if taken < len(pods):
             left = len(pods) - taken
             files.note(
-                "left-out.txt", f"Of {left} of {len(pods)} pods not everything was taken: the limit was reached."
+                "left-out.txt", f"{left} of {len(pods)} pods were not captured completely: the limit was reached."
             )
 
     async def _described(self, path: str) -> Json:
@@ -137,12 +137,14 @@ class Captures:
         except ApiError as error:
             if not error.says_gone:
                 raise
-            files.note(f"pods/{meta.name}.txt", "It went while its root was captured.")
+            files.note(f"pods/{meta.name}.txt", "It was deleted while its root was captured.")
             return
         if _uid(told) == meta.uid:
             files.add(f"pods/{meta.name}.json", _encoded(told))
         else:
-            files.note(f"pods/{meta.name}.txt", "It went while its root was captured; another pod has its name now.")
+            files.note(
+                f"pods/{meta.name}.txt", "It was deleted while its root was captured; another pod has its name now."
+            )
 
     async def _between(self, ref: Ref, pods: Sequence[Pod]) -> dict[str, Json]:
         """The objects between root and pods, by uid: climbed from the pods, so that no namespace has to be listed."""
@@ -168,7 +170,7 @@ class Captures:
         except ApiError as error:
             return {**line, "not read": error.words}, None
         if told.metadata.uid != owner.uid:
-            return {**line, "not read": "it is gone; another object has its name"}, None
+            return {**line, "not read": "it no longer exists; another object has its name"}, None
         conditions = [msgspec.to_builtins(one) for one in told.status.conditions or ()]
         above = told.metadata.owner
         owned = {"owner": above.uid} if above is not None else {}
@@ -195,13 +197,13 @@ class Captures:
                 break
             items += [_event(one) for one in reading.decode(told, type=dict[str, Any]).get("items") or ()]
         if len(uids) > ASKED_FOR_EVENTS:
-            notes.append(f"asked for {ASKED_FOR_EVENTS} of {len(uids)} objects")
+            notes.append(f"events of {ASKED_FOR_EVENTS} of {len(uids)} objects were read")
         return _encoded({"items": items, "notes": notes})
 
     async def _logs(self, pod: Pod, files: _Files, nodes: dict[str, bool]) -> None:
         name = pod.metadata.name
         if not pod.spec.node_name:
-            files.note(f"logs/{name}/none.txt", "It was never given a node, so it has no log.")
+            files.note(f"logs/{name}/none.txt", "It was never scheduled to a node, so it has no log.")
             return
         restarts = {one.name: one.restart_count for one in _statuses(pod)}
         for container in (*(pod.spec.init_containers or ()), *pod.spec.containers):
@@ -246,13 +248,13 @@ class Captures:
         """Why there provably is none; None: there may be one."""
         node = pod.spec.node_name
         if error.says_gone and error.name == node:  # the server looks for the node before it asks it
-            return f"Its node {node} is gone, and the log with it."
+            return f"Its node {node} no longer exists, so its log is lost."
         if error.says_gone:
-            return f"Its log is gone with its pod or container: {error.words}"
+            return f"Its log was deleted with its pod or container: {error.words}"
         if error.status == 400 and error.reason == "BadRequest":
             return f"It has no log: {error.words}"  # a container that never started, or never ran before
         if error.status >= 500 and await self._node_is_gone(node, nodes):
-            return f"Its node {node} is gone, and the log with it."
+            return f"Its node {node} no longer exists, so its log is lost."
         return None
 
     async def _node_is_gone(self, name: str, nodes: dict[str, bool]) -> bool:

@@ -1,6 +1,6 @@
-"""Why a thing is still there, in sentences: every cause with what to do about it. Pure.
+"""Why an object still exists: every cause with its remedy, as sentences. Pure.
 
-What could not be read is said as such: a diagnosis that guesses sends people after the wrong remedy.
+What could not be read is reported as such: a guess would lead to the wrong remedy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNPLACED = 3  # pods without a node that are named
 
 
 def causes(facts: Facts) -> Iterator[Cause]:
-    """What keeps it, the most telling first."""
+    """What keeps it, most informative first."""
     yield from _owners(facts)
     yield from _removals(facts)
     about = "" if facts.is_top else f"{facts.top.words}: "
@@ -47,23 +47,25 @@ def _owners(facts: Facts) -> Iterator[Cause]:
     climbed, node = facts.climb, facts.node
     if climbed.unknown is not None:
         grant = ", or grant gpukeeper `get` on it" if "may not be read" in climbed.unknown.why else ""
-        remedy = f"gpukeeper leaves it alone. Remove what it belongs to{grant}"
+        remedy = f"gpukeeper keeps it. Remove its owner{grant}"
         yield Cause(climbed.unknown.why, remedy)
     if climbed.gone is not None:
         owner = climbed.gone
-        words = f"its owner {owner.kind} {owner.name} (uid {owner.uid}) is gone, and it was left behind"
-        yield Cause(words, "The garbage collector removes it within minutes; if it does not, see that it runs")
+        words = f"its owner {owner.kind} {owner.name} (uid {owner.uid}) no longer exists; it was left behind"
+        yield Cause(
+            words, "The garbage collector removes it within minutes; if not, check that kube-controller-manager runs"
+        )
     if not facts.is_top:
         where = f"{facts.top.meta.namespace}/{facts.top.words}"
         alone = facts.top.kind.without(node.kind, facts, _ending(facts.top, facts.now))
         yield Cause(
-            f"{node.words} is part of {facts.top.words}: removed alone, {alone}",
-            f"Only the root is removed, and all of it with it: gpukeeper explain {where}",
+            f"{node.words} is part of {facts.top.words}: if it is removed alone, {alone}",
+            f"gpukeeper removes only the root, with everything below it: gpukeeper explain {where}",
         )
 
 
 def _removals(facts: Facts) -> Iterator[Cause]:
-    """Its own removal, its root's, and the first few below that do not end."""
+    """Its own removal, its root's, and the first few below it that do not complete."""
     nodes = {one.meta.uid: one for one in (facts.node, facts.top, *facts.below.every())}
     said = 0
     for uid, node in nodes.items():
@@ -78,7 +80,7 @@ def _removals(facts: Facts) -> Iterator[Cause]:
         elif main:
             at = when(node.meta.deletion_timestamp)
             since = f", for {lasting(at, facts.now)}" if isinstance(at, datetime) else ""
-            yield Cause(f"{name}its removal is under way{since}", "Wait: it ends by itself")
+            yield Cause(f"{name}its removal is in progress{since}", "Wait until it completes")
 
 
 def _blocked(facts: Facts, node: Node) -> Blocked | None:
@@ -96,9 +98,9 @@ def _blocked(facts: Facts, node: Node) -> Blocked | None:
 
 def _blocked_words(found: Blocked, now: datetime) -> str:
     what = found.by if found.by == NODE else f"the finalizer {found.by}"
-    words = f"its removal was asked for {ago(found.since, now)} and does not end; {what} keeps it: {found.why}"
+    words = f"its removal was requested {ago(found.since, now)} and does not complete; {what} blocks it: {found.why}"
     if isinstance(found.proven, Unknown):
-        return f"{words}. Whether it will ever end is not known: {found.proven.why}"
+        return f"{words}. Whether it will ever complete is unknown: {found.proven.why}"
     return f"{words}. Waiting does not help" if found.proven else words
 
 
@@ -106,12 +108,10 @@ def _blocked_remedy(found: Blocked) -> str:
     known = FINALIZERS.get(found.by)
     usual = known.remedy if known is not None else ""
     if found.by == NODE:
-        usual = "See whether its node is ready; a node that is gone for good must be removed from the cluster"
+        usual = "Check that its node is ready; a node that no longer exists must be removed from the cluster"
     if found.proven is not True:
-        return usual or "Find out who puts this finalizer on, and see that it runs"
-    take = (
-        f"name it in the policy (kubernetes.release: [{found.by}]) and gpukeeper takes just that off just this object"
-    )
+        return usual or "Find the controller that sets this finalizer, and check that it runs"
+    take = f"list it in the policy (kubernetes.release: [{found.by}]): gpukeeper then removes it from this object only"
     return f"{usual}. Or {take}" if known is not None and known.without else f"{take[0].upper()}{take[1:]}"
 
 
@@ -121,7 +121,7 @@ def _of_top(facts: Facts) -> Iterator[Cause]:
     if isinstance(top.seen, Root):
         yield from _elsewhere(top.kind, top.seen)
     if isinstance(ending.over, Unknown):
-        yield Cause(f"whether it has ended is not known: {ending.over.why}", "gpukeeper keeps it until that is clear")
+        yield Cause(f"whether it has ended is unknown: {ending.over.why}", "gpukeeper keeps it until this is known")
     elif ending.over:
         yield from _ended(facts, ending)
     else:
@@ -133,51 +133,51 @@ def _elsewhere(kind: Kind, root: Root) -> Iterator[Cause]:
     by = marked.managed_elsewhere(kind, root.metadata, root.spec)
     labels = root.metadata.labels or {}
     if by is not None:
-        yield Cause(f"it is managed by {by}", f"gpukeeper leaves it alone; {_where_to_ask(by)}")
+        yield Cause(f"it is managed by {by}", f"gpukeeper does not act on it; {_where_to_ask(by)}")
     if QUEUE in labels:
-        words = f"it is queued by Kueue ({QUEUE}={labels[QUEUE]}), which alone suspends and resumes it"
-        yield Cause(words, "To give its quota back, remove it, or set spec.active: false of its Workload")
+        words = f"it is queued by Kueue ({QUEUE}={labels[QUEUE]}); only Kueue suspends and resumes it"
+        yield Cause(words, "To release its quota, remove it, or set spec.active: false in its Workload")
     yield from kind.causes_elsewhere(root)
 
 
 def _where_to_ask(by: str) -> str:
     if "managedBy" in by:
-        return "ask who runs that controller"
+        return "ask the admin of that controller"
     if "MultiKueue" in by:
         return "remove it on the cluster that sent it"
-    return "remove it from Git, or let the policy say kubernetes.gitops: true"
+    return "remove it from Git, or set kubernetes.gitops: true in the policy"
 
 
 def _ended(facts: Facts, ending: Ending) -> Iterator[Cause]:
     tally = _tally(facts)
     if not isinstance(ending.at, datetime):
-        why = ending.at.why if isinstance(ending.at, Unknown) else "nobody wrote it down"
-        words = f"it has ended, and when is not known ({why}), so that a TTL of its controller never counts"
-        yield Cause(words, "gpukeeper counts from when it first saw it ended")
+        why = ending.at.why if isinstance(ending.at, Unknown) else "no time is recorded"
+        words = f"it has ended, but its end time is unknown ({why}), so the TTL of its controller never expires"
+        yield Cause(words, "gpukeeper counts from the time at which it first saw it ended")
     if tally.living:
         gpus = f", with {counted(len(tally.devices), 'GPU')}" if tally.devices else ""
-        words = f"it has finished with {counted(tally.living, 'pod')} below it still there{gpus}"
+        words = f"it has finished, but {counted(tally.living, 'pod')} below it did not end{gpus}"
         now = f"gpukeeper workload remove {facts.top.meta.namespace}/{facts.top.words}"
-        yield Cause(words, f"The rule live_children takes them, if at_finish says so; or remove it now: {now}")
+        yield Cause(words, f"The rule live_children ends them, depending on at_finish; or remove it now: {now}")
     if facts.top.meta.deletion_timestamp is None:
         yield from _ttl(facts, ending)
 
 
 def _ttl(facts: Facts, ending: Ending) -> Iterator[Cause]:
-    """Who removes what has ended."""
+    """Which controller removes it after its end, and when."""
     top, seen, now = facts.top, facts.top.seen, facts.now
     if isinstance(seen, Pod):
-        yield Cause("a pod of its own has no TTL: nobody but gpukeeper or you removes it", BY_RETENTION)
+        yield Cause("a pod without a controller has no TTL: only gpukeeper or a user removes it", BY_RETENTION)
         return
     said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now, ttl_field=facts.ttl_field)
-    yield from (Cause(note, "Correct it; until then it does nothing, or holds") for note in notes)
+    yield from (Cause(note, "Fix it; until then it is ignored, or counts as a hold") for note in notes)
     special = top.kind.causes_of_ttl(seen.spec, ending, facts.ttl_field, said.ttl)
     if special is not None:
         yield from special
     elif not said.ttl_elsewhere and not top.kind.runs and said.ttl is None:
         unless = top.kind.ttl_unless
-        words = f"it names no TTL ({top.kind.ttl_field}), so that its controller keeps it for ever{unless}"
-        yield Cause(words, f"Set it; or {BY_RETENTION}")
+        words = f"it has no TTL ({top.kind.ttl_field}), so its controller never removes it{unless}"
+        yield Cause(words, f"Set one; or {BY_RETENTION}")
     elif said.ttl_elsewhere and isinstance(said.ttl, timedelta) and isinstance(ending.at, datetime):
         yield from _ttl_of_controller(facts, said.ttl, ending.at)
 
@@ -186,25 +186,27 @@ def _ttl_of_controller(facts: Facts, ttl: timedelta, ended: datetime) -> Iterato
     over = ended + ttl
     who = facts.top.kind.controller.name
     if facts.now < over:
-        yield Cause(f"its TTL of {in_words(ttl)} ends in {in_words(over - facts.now)}; then {who} removes it")
+        yield Cause(f"its TTL of {in_words(ttl)} expires in {in_words(over - facts.now)}; then {who} removes it")
     else:
         late = in_words(facts.now - over)
-        words = f"its TTL of {in_words(ttl)} was over {late} ago, and {who} has not removed it"
-        yield Cause(words, f"See that {who} runs and what it logs; gpukeeper removes it a minute after the TTL")
+        words = f"its TTL of {in_words(ttl)} expired {late} ago, but {who} has not removed it"
+        yield Cause(words, f"Check that {who} runs, and its log; gpukeeper removes it a minute after the TTL")
 
 
 def _going_on(facts: Facts) -> Iterator[Cause]:
-    """No end is written: then why?"""
+    """Why it has not ended."""
     top = facts.top
     if top.kind.runs:
-        yield Cause(f"a {top.kind.kind} never ends by itself", "Its idle and runtime rules decide; or stop it yourself")
+        yield Cause(
+            f"a {top.kind.kind} never ends by itself", "The idle and runtime rules apply to it; or stop it yourself"
+        )
         return
     if isinstance(top.seen, Pod):
-        yield Cause(f"it has not ended: its phase is {top.seen.status.phase or 'not written yet'}")
+        yield Cause(f"it has not ended: its phase is {top.seen.status.phase or 'not set yet'}")
         yield from _not_placed(facts)
         return
     if top.kind.is_suspended(top.seen.spec):
-        yield Cause("it is suspended, so that it neither runs nor ends", "Resume it, or remove it if nobody needs it")
+        yield Cause("it is suspended, so it neither runs nor ends", "Resume it, or remove it if it is not needed")
         return
     yield Cause(f"it has not ended: {top.kind.no_end(top.seen)}; {_waits_for(facts)}")
     yield from _not_placed(facts)
@@ -212,19 +214,17 @@ def _going_on(facts: Facts) -> Iterator[Cause]:
         if one.type in ANNOUNCED and one.status == "True":
             at = when(one.last_transition_time)
             since = f" {ago(at, facts.now)}" if isinstance(at, datetime) else ""
-            words = (
-                f"{one.type} was announced{since} ({one.reason}); that is no end yet, it ends when all its pods have"
-            )
-            yield Cause(words, "See which of its pods does not end")
+            words = f"{one.type} was set{since} ({one.reason}); it ends only when all its pods have ended"
+            yield Cause(words, "Check which of its pods does not end")
 
 
 def _not_placed(facts: Facts) -> Iterator[Cause]:
-    """In the scheduler's own words, which `FailedScheduling` repeats; the first pods are enough."""
+    """The message of the scheduler (as in `FailedScheduling`), for the first pods."""
     pods = [facts.top.seen] if isinstance(facts.top.seen, Pod) else list(facts.below.pods())
     said = [(pod, one) for pod in pods for one in pod.status.conditions or () if _is_refused(one)]
     for pod, one in said[:UNPLACED]:
         words = f"pod {pod.metadata.name} cannot be scheduled: {cut(one.message) or one.reason}"
-        yield Cause(words, "Ask for what a node has, add such a node, or remove it")
+        yield Cause(words, "Request what a node has, add a suitable node, or remove it")
     if len(said) > UNPLACED:
         yield Cause(f"and {len(said) - UNPLACED} more pods cannot be scheduled")
 
@@ -236,22 +236,24 @@ def _is_refused(one: Condition) -> bool:
 def _waits_for(facts: Facts) -> str:
     tally = _tally(facts)
     if tally.lost is not None:
-        return f"the node of pod {tally.lost} does not answer"
+        return f"the node of pod {tally.lost} does not respond"
     if tally.pending:
-        return f"{tally.pending} of {counted(tally.living, 'pod')} without a node yet"
+        return f"{tally.pending} of {counted(tally.living, 'pod')} not scheduled yet"
     if tally.living:
-        return f"{counted(tally.living, 'pod')} of it not ended yet"
+        return f"{counted(tally.living, 'pod')} not ended yet"
     if tally.dead:
-        return f"all of its pods ({tally.dead}) have ended, so that its controller should say so soon"
-    return "it has no pods, so that its controller has to begin" if facts.below.complete else "its pods are not known"
+        return f"all of its pods ({tally.dead}) have ended, so its controller should update its status soon"
+    return "it has no pods: its controller has to create them" if facts.below.complete else "its pods are unknown"
 
 
 def _controllers(facts: Facts) -> Iterator[Cause]:
-    """Only what is not as it should be; the tree names them all."""
+    """Only problems; the outline lists all controllers."""
     for report in facts.reports.values():
         name, standing = report.controller.name, report.standing
         if isinstance(standing, Gone):
-            yield Cause(f"{name} is gone: {standing.words}", "Start it again: without it nothing below it is tidied up")
+            yield Cause(
+                f"{name} does not run: {standing.words}", "Start it again: without it, nothing below it is removed"
+            )
         elif isinstance(standing, Unknown) and report.controller is not BUILT_IN:
             yield Cause(standing.why, _ask_about(report))
         lines = facts.clashes.get(name, ())
@@ -262,24 +264,25 @@ def _controllers(facts: Facts) -> Iterator[Cause]:
             for line in lines:
                 yield Cause(
                     f"{name} logs: {cut(line)}",
-                    "One conflict is no cause, it tries again; the same over and over is one",
+                    "A single conflict is harmless, the controller retries; a repeated one is a cause",
                 )
 
 
 def _ask_about(report: Report) -> str:
-    """Who may not see other namespaces is not sent there."""
+    """No command that the user may not run."""
     if any("forbidden" in one.lower() for one in report.unseen):
-        return f"Ask who runs the cluster whether {report.controller.name} runs; you may not see where it does"
-    return "See that it runs: kubectl get deployments,leases --all-namespaces"
+        return f"Ask an admin of the cluster whether {report.controller.name} runs; you may not read its namespace"
+    return "Check that it runs: kubectl get deployments,leases --all-namespaces"
 
 
 def _unread(facts: Facts) -> Iterator[Cause]:
     for problem in facts.below.unseen:
         yield Cause(
-            f"what is below it is not fully known: {problem}", "Until it is, gpukeeper takes nothing for absent"
+            f"what is below it could not be listed completely: {problem}",
+            "Until then, gpukeeper treats nothing as absent",
         )
     if isinstance(facts.runtime, Unknown):
-        yield Cause(facts.runtime.why, "A TTL in its runtime would remove its JobSet only")
+        yield Cause(facts.runtime.why, "A TTL in its runtime would remove only its JobSet")
     if isinstance(facts.events, Unknown):
         yield Cause(facts.events.why)
     else:

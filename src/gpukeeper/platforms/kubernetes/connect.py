@@ -69,7 +69,7 @@ def find(environ: Mapping[str, str], account: Path = ACCOUNT) -> str | None:
     files = kubeconfigs(environ)
     if files:
         return str(files[0])
-    return "the cluster around us" if _is_inside(environ, account) else None
+    return "in-cluster service account" if _is_inside(environ, account) else None
 
 
 def kubeconfigs(environ: Mapping[str, str]) -> list[Path]:
@@ -118,15 +118,15 @@ class Cluster:
         try:
             from gpukeeper.platforms.kubernetes import auth
         except ImportError as error:
-            raise UsageError("looking at Kubernetes needs: pip install 'gpukeeper[kubernetes]'") from error
+            raise UsageError("Kubernetes support needs: pip install 'gpukeeper[kubernetes]'") from error
         files = kubeconfigs(environ)
         if files:
             return cls(auth.from_files(files, context, environ, auth.utc_now), requests, burst)
         if _is_inside(environ, account) and context is None:
             return cls(auth.from_service_account(account, environ), requests, burst)
         named = environ.get("KUBECONFIG")
-        missing = f"KUBECONFIG names {named}, which is not there" if named else "there is no kubeconfig"
-        raise UsageError(f"{missing}, and we are not inside a cluster; `kubectl config view` shows what kubectl sees")
+        missing = f"KUBECONFIG is {named}, which does not exist" if named else "no kubeconfig found"
+        raise UsageError(f"{missing}, and gpukeeper does not run inside a cluster; check with `kubectl config view`")
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -149,7 +149,7 @@ class Cluster:
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise
-            return "its version may not be read"
+            return "its version may not be read (403)"
 
     async def raw(
         self, path: str, *, most: int = MOST, tail_ok: bool = False, deadline: timedelta = QUICK, **query: object
@@ -194,7 +194,7 @@ class Cluster:
             del body  # not kept while the page is worked on
             following, expired = page.metadata.continue_, False
             if following and following == token:
-                raise ClusterSilent(f"the cluster sends the same page of {path} again and again")
+                raise ClusterSilent(f"the cluster repeats the same page of {path}")
             token = following
             # A token carries its version; naming one beside it is refused.
             asked = {name: value for name, value in query.items() if not name.startswith("resourceVersion")}
@@ -234,9 +234,9 @@ class Cluster:
                     async for line in found:
                         yield event(line, decoder)
             except TimeoutError as error:
-                raise ClusterSilent(f"the watch of {path} was silent for {in_words(inactive)}") from error
+                raise ClusterSilent(f"timeout: the watch of {path} sent nothing for {in_words(inactive)}") from error
             except msgspec.DecodeError as error:
-                raise ClusterSilent(f"the watch of {path} said what cannot be read: {error}") from error
+                raise ClusterSilent(f"an event of the watch of {path} cannot be read: {error}") from error
 
     async def post(self, path: str, body: object, *, deadline: timedelta = SLOW, **query: object) -> bytes:
         return await self._write("POST", path, body, query, deadline)
@@ -307,7 +307,7 @@ class Cluster:
                     return await once(max(left, 0))
                 except TimeoutError as error:
                     raise ClusterSilent(
-                        f"the cluster did not answer {method} {path} within {in_words(deadline)}"
+                        f"timeout: the cluster did not answer {method} {path} within {in_words(deadline)}"
                     ) from error
                 except PlatformError as error:
                     failed = error
@@ -340,7 +340,7 @@ class Cluster:
                     return answer
             except TimeoutError as error:
                 raise ClusterSilent(
-                    f"the cluster did not begin the watch of {path} within {in_words(QUICK)}"
+                    f"timeout: the cluster did not start the watch of {path} within {in_words(QUICK)}"
                 ) from error
             except ApiError as failed:
                 if last or failed.status != UNAUTHORIZED or not await self._connections.log_in_again(logins):
@@ -404,9 +404,9 @@ class Cluster:
             silent = cannot_connect(self.place, self.address, words_of(error))
             raise Broken(str(silent)) from error
         except httpx2.TransportError as error:
-            raise Broken(f"the cluster broke off {method} {path}: {words_of(error)}") from error
+            raise Broken(f"the connection to the cluster failed during {method} {path}: {words_of(error)}") from error
         except httpx2.HTTPError as error:
-            raise ClusterSilent(f"the cluster's answer to {method} {path} makes no sense: {words_of(error)}") from error
+            raise ClusterSilent(f"the cluster's response to {method} {path} is invalid: {words_of(error)}") from error
         except ConfigError as error:
             raise ClusterSilent(f"cannot log in to {self.place}: {error}") from error
 

@@ -166,7 +166,7 @@ class Controllers:
                 )
                 lines += read.decode("utf-8", "replace").splitlines()
         except ApiError as error:
-            missing = "; it needs `get` on pods/log there" if error.says_refused else ""
+            missing = "; gpukeeper needs `get` on pods/log there" if error.says_refused else ""
             return Unknown(f"{called} could not be read: {error}{missing}")
         except PlatformError as error:
             return Unknown(f"{called} could not be read: {error}")

@@ -91,7 +91,7 @@ class Decoders:
             with collector_off():
                 return cast(T, self.of(type_).decode(body))
         except msgspec.DecodeError as error:
-            raise ClusterSilent(f"the cluster's answer to {path} cannot be read: {error}") from error
+            raise ClusterSilent(f"the cluster's response to {path} cannot be read: {error}") from error
 
     def page(self, body: bytearray, type_: type[T], path: str) -> tuple[_Typed[T], tuple[str, ...]]:
         """All items at once; one by one only where one of them cannot be read."""
@@ -106,7 +106,7 @@ class Decoders:
             raise ClusterSilent(f"the cluster's list {path} cannot be read: {error}") from error
         # What is no list has no items either, and that would look like an empty cluster.
         if not page.kind.endswith("List") or not page.metadata.resource_version:
-            raise ClusterSilent(f"the cluster's answer to {path} is no list")
+            raise ClusterSilent(f"the cluster's response to {path} is not a list")
         return page, problems
 
     def _one_by_one(self, body: bytearray, type_: type[T]) -> tuple[_Typed[T], tuple[str, ...]]:

@@ -1,6 +1,6 @@
-"""Why is it still there? Asks everything there is to ask about one object; causes.py turns that into sentences.
+"""Why does it still exist? Reads everything about one object; causes.py turns that into sentences.
 
-Looks only: up to its root and down to its pods, at the controllers that look after them, their logs and its Events.
+Reads only: up to its root and down to its pods, the controllers of these kinds, their logs, and its Events.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def diagnose(
     """`now` is the server's. `controllers` should live as long as the platform: its second look proves more."""
     kind = BY_NAME.get(ref.kind)
     if kind is None:
-        return Unknown(f"{ref.kind} is no kind that gpukeeper knows")
+        return Unknown(f"gpukeeper does not support the kind {ref.kind}")
     version = await served(kind)
     if version is None:
         return Unknown(f"this cluster does not serve {kind.kind}")
@@ -77,13 +77,15 @@ async def diagnose(
         seen = await _read(cluster, kind, version, ref)
     except ApiError as error:
         if error.says_gone:
-            return Diagnosis((), (Cause(f"{ref.kind}/{ref.name} is gone"),))
+            return Diagnosis((), (Cause(f"{ref.kind}/{ref.name} no longer exists"),))
         return Unknown(f"{ref.kind}/{ref.name} could not be read: {error}")
     except PlatformError as error:
         return Unknown(f"{ref.kind}/{ref.name} could not be read: {error}")
     if ref.uid and seen.metadata.uid != ref.uid:
-        words = f"it is gone; another {kind.kind} of that name was made at {seen.metadata.creation_timestamp}"
-        return Diagnosis((), (Cause(words, f"Look at that one: its uid is {seen.metadata.uid}"),))
+        words = (
+            f"it no longer exists; another {kind.kind} with its name was created at {seen.metadata.creation_timestamp}"
+        )
+        return Diagnosis((), (Cause(words, f"Inspect that one: its uid is {seen.metadata.uid}"),))
     facts = await gather(cluster, served, Node(kind, seen), now, controllers or Controllers(cluster))
     return Diagnosis(tuple(outline(facts)), tuple(causes(facts)))
 
@@ -94,7 +96,7 @@ async def _read(cluster: Cluster, kind: Kind, version: str, ref: Ref) -> Root | 
 
 
 async def gather(cluster: Cluster, served: Served, node: Node, now: datetime, controllers: Controllers) -> Facts:
-    """Everything there is to ask."""
+    """Everything that a diagnosis needs."""
     climbed = await climb(cluster, served, node.meta)
     top = climbed.above[-1] if climbed.above else node
     below = await descendants(cluster, served, top.kind, top.meta)
@@ -137,7 +139,7 @@ async def _runtime_ttl(cluster: Cluster, served: Served, top: Node) -> RuntimeTt
         return None
     version = await served(top.kind)
     if not isinstance(version, str):
-        return Unknown("its runtime could not be looked up")
+        return Unknown("its runtime could not be read: the served version is unknown")
     where = f"/namespaces/{top.meta.namespace}" if named.namespaced else ""
     try:
         path = f"/apis/{top.kind.group}/{version}{where}/{named.plural}/{named.name}"

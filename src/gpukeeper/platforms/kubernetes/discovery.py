@@ -86,14 +86,14 @@ class Discovery:
             found = [one for one in versions if await self._lists(kind, one)]
         except PlatformError as error:
             self._known.clear()  # what contradicts itself is asked anew, all of it
-            return Unknown(f"whether the cluster has {kind.plural} is not known: {error}")
+            return Unknown(f"whether the cluster has {kind.plural} is unknown: {error}")
         if best := next((one for one in kind.versions if one in found), None):
             self._seen.add(kind.name)
             self._missing.pop(kind.name, None)
             return best
         if found:
             known = ", ".join(kind.versions)
-            return Unknown(f"the cluster has {kind.plural} in {', '.join(found)}; gpukeeper reads {known}")
+            return Unknown(f"the cluster serves {kind.plural} in {', '.join(found)}; gpukeeper supports {known}")
         return self._absent(kind)
 
     async def resource(self, api_version: str, kind: str) -> Resource | Unknown:
@@ -102,7 +102,7 @@ class Discovery:
         try:
             page = await self._read(root, _Resources)
         except PlatformError as error:
-            return Unknown(f"whether the cluster has {kind} ({api_version}) is not known: {error}")
+            return Unknown(f"whether the cluster has {kind} ({api_version}) is unknown: {error}")
         found = next((one for one in page.resources or () if one.kind == kind and "/" not in one.name), None)
         if page.kind != "APIResourceList" or page.group_version != api_version or found is None:
             return Unknown(f"the cluster does not serve {kind} ({api_version})")
@@ -133,7 +133,7 @@ class Discovery:
         now = self._clock()
         if now - self._missing.setdefault(kind.name, now) < SURE.total_seconds():
             self._known.clear()
-            return Unknown(f"the cluster had {kind.plural} and does not list them any more; a later look will tell")
+            return Unknown(f"the cluster no longer lists {kind.plural}, which it had; a later pass checks again")
         self._seen.discard(kind.name)
         self._missing.pop(kind.name, None)
         return None
@@ -156,7 +156,7 @@ class Discovery:
         if page.kind == "absent":
             return None
         if page.kind != "APIGroup" or page.name != group or not page.versions:
-            raise PlatformError(f"the cluster's answer to /apis/{group} does not describe that group")
+            raise PlatformError(f"the cluster's response to /apis/{group} does not describe that group")
         return tuple(one.version for one in page.versions)
 
     async def _lists(self, kind: Kind, version: str) -> bool:
@@ -164,7 +164,7 @@ class Discovery:
         path = f"/apis/{place}" if kind.group else f"/api/{version}"
         page = await self._read(path, _Resources)
         if page.kind != "APIResourceList" or page.group_version != place:
-            raise PlatformError(f"the cluster's answer to {path} does not say what is served there")
+            raise PlatformError(f"the cluster's response to {path} does not list what is served there")
         return any(one.name == kind.plural and one.kind == kind.kind for one in page.resources or ())
 
     async def _read(self, path: str, type_: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""What can go wrong with a cluster, in sentences. Only the API server's own words prove anything."""
+"""Errors of a cluster, as sentences. Only the API server's own response proves anything."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def refusal(status: int, body: bytes | msgspec.Raw, retry_after: float | None = 
         said = StatusObject()
     if said.kind != "Status":
         words = " ".join(bytes(body)[:200].decode("utf-8", "replace").split())
-        return ApiError(status, "", words or "nothing more", retry_after)
+        return ApiError(status, "", words or "no message", retry_after)
     details, meta = said.details or _Details(), said.metadata or _StatusMeta()
     if retry_after is None and details.retry_after_seconds:
         retry_after = float(details.retry_after_seconds)
     causes = tuple(one.reason for one in details.causes or ())
-    words = said.message or said.reason or "nothing more"
+    words = said.message or said.reason or "no message"
     return ApiError(status, said.reason, words, retry_after, meta.continue_, name=details.name, causes=causes)
 
 
@@ -114,18 +114,22 @@ def cannot_connect(place: str, address: str, why: str) -> ClusterSilent:
     hint = ""
     said = why.lower()
     if "certificate" in said:
-        hint = "; the kubeconfig's certificate-authority is not the one that vouches for it"
+        hint = "; check the certificate-authority in the kubeconfig"
     elif "refused" in said or "timed out" in said or "no route" in said or "unreachable" in said:
-        hint = "; is it running, and does `kubectl version` reach it from here?"
+        hint = "; check that it runs and is reachable from here: `kubectl version`"
     elif "name" in said and ("known" in said or "resolution" in said):
-        hint = "; its name is not known here"
+        hint = "; its host name cannot be resolved"
     return ClusterSilent(f"the cluster {place} at {address} cannot be reached: {why}{hint}")
 
 
 def _hint(status: int, reason: str, words: str) -> str:
     if status == UNAUTHORIZED:
-        return "; our credentials are not, or no longer, accepted: log in again, or mend the kubeconfig's user"
+        return "; the credentials are invalid or expired: log in again, or fix the kubeconfig's user"
     if status == FORBIDDEN and reason == "Forbidden":
-        only = ", and a scope that names namespaces without patterns asks for those only" if _OF_ALL in words else ""
-        return f"; `kubectl auth can-i --list` shows what we may do{only}"
+        only = (
+            "; a scope that lists namespaces without patterns needs permissions in those only"
+            if _OF_ALL in words
+            else ""
+        )
+        return f"; `kubectl auth can-i --list` shows the permissions{only}"
     return ""

@@ -24,7 +24,7 @@ class Broken(ClusterSilent):
 def checked(path: str) -> str:
     """Names come from people and from ledgers; one must not lead to another object."""
     if not path.startswith("/") or re.search(r"[?#%\s\\]|//|/\.{1,2}(/|$)", path):
-        raise PlatformError(f"{path!r} is no path of the API; nothing was asked")
+        raise PlatformError(f"{path!r} is not a valid API path; no request was sent")
     return path
 
 
@@ -43,7 +43,7 @@ async def read(answer: httpx2.Response, most: int, cut: bool, what: str) -> byte
         taken += chunk
         if len(taken) > most:
             if not cut:
-                raise TooLarge(f"the cluster's answer to {what} is longer than {most} bytes; it was not read")
+                raise TooLarge(f"the cluster's response to {what} is longer than {most} bytes; it was not read")
             del taken[most:]
             break
     return taken

@@ -1,7 +1,7 @@
-"""What keeps a removal from ending: the finalizers we know, whose they are, and when it is proven that nobody will act.
+"""What blocks a removal: the known finalizers, their controllers, and when it is proven that no controller will act.
 
-Pure. Nothing is taken off here. Proven is only: the responsible controller is gone, the garbage collector runs in a
-circle or has nothing left to wait for, or the Job of a pod that ended is gone. All else waits for who is responsible.
+Pure. Nothing is removed here. Proven is only: the responsible controller does not run, the garbage collector loops or
+has nothing left to wait for, or the Job of a pod that ended no longer exists. Everything else waits for its controller.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _TABLE = (
         FOREGROUND,
         "the garbage collector",
         BUILT_IN,
-        "a child is not gone, is made anew as it goes, or may not be removed",
-        "See what is left below it and mend that",
+        "a child still exists, is recreated, or cannot be removed",
+        "Check what is left below it, and fix that",
     ),
     Finalizer(
         ORPHAN,
         "the garbage collector",
         BUILT_IN,
-        "a child could not be let go",
-        "See that kube-controller-manager runs and may change what is below it",
+        "a child could not be orphaned",
+        "Check that kube-controller-manager runs and may update what is below it",
     ),
     Finalizer(
         JOB_TRACKING,
         "the Job controller",
         BUILT_IN,
-        "its Job is gone and the pod is left",
-        "See that kube-controller-manager runs",
+        "its Job no longer exists and the pod is left",
+        "Check that kube-controller-manager runs",
     ),
     Finalizer("kueue.x-k8s.io/managed", "Kueue", KUEUE, "Kueue is down", START, without=True),
     Finalizer("kueue.x-k8s.io/resource-in-use", "Kueue", KUEUE, "Kueue is down", START, without=True),
@@ -58,7 +58,7 @@ _TABLE = (
         "kubernetes.io/pvc-protection",
         "the control plane",
         BUILT_IN,
-        "a pod still uses the volume, which is right",
+        "a pod still uses the volume, as intended",
         "End the pods that use the volume",
     ),
 )
@@ -68,7 +68,7 @@ FINALIZERS: Mapping[str, Finalizer] = {
 
 
 def controllers_of(meta: Meta) -> tuple[Controller, ...]:
-    """Who must act before it can go."""
+    """The controllers that must act before it can be deleted."""
     known = (FINALIZERS.get(name) for name in meta.finalizers or ())
     return tuple(dict.fromkeys(one.controller for one in known if one is not None))
 
@@ -83,7 +83,7 @@ def blocked(
     pod: Pod | None = None,
     owner_gone: bool | Unknown = False,
 ) -> Blocked | None:
-    """What keeps its removal from ending, long after its grace. None: it is not being removed, or not for long enough.
+    """What blocks its removal, long after its grace period. None: it is not being removed, or not for long enough.
 
     `children`: what is below it; `controllers`: by their name; for a pod also itself and whether its owner is gone.
     """
@@ -92,7 +92,7 @@ def blocked(
         return None
     since = asked - timedelta(seconds=max(0, meta.deletion_grace_period_seconds or 0))
     if not meta.finalizers:
-        words = "no finalizer is left; the kubelet of its node must say that it ended, so look at the node"
+        words = "no finalizer is left; the kubelet of its node must report that it ended: check the node"
         return Blocked(NODE, since, proven=False, why=words) if pod is not None else None
     found = [
         Blocked(name, since, *_judged(name, meta, kind, children, controllers, now, pod, owner_gone))
@@ -113,51 +113,53 @@ def _judged(
 ) -> tuple[bool | Unknown, str]:
     known = FINALIZERS.get(name)
     if known is None:
-        return Unknown(f"gpukeeper does not know the finalizer {name}"), "whoever put this finalizer there must act"
+        return Unknown(
+            f"gpukeeper does not know the finalizer {name}"
+        ), "the controller that set this finalizer must remove it"
     if name == FOREGROUND:
         return _foreground(meta, kind, children, now)
     if name == JOB_TRACKING:
         return _tracked(pod, owner_gone)
-    standing = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not looked at"))
-    words = f"it is {known.whose}'s" if "," not in known.whose else f"it belongs to {known.whose}"
+    standing = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not checked"))
+    words = f"it belongs to {known.whose}"
     if isinstance(standing, Unknown):
-        return (standing if known.without else False), f"{words}; usually stuck when {known.stuck}"
+        return (standing if known.without else False), f"{words}; usually blocked when {known.stuck}"
     if isinstance(standing, Gone):
-        return known.without, f"{words}, and {known.controller.name} is gone ({standing.words})"
-    return False, f"{words}, and {known.controller.name} runs ({standing.words}); stuck when {known.stuck}"
+        return known.without, f"{words}, and {known.controller.name} does not run ({standing.words})"
+    return False, f"{words}, and {known.controller.name} runs ({standing.words}); usually blocked when {known.stuck}"
 
 
 def _foreground(meta: Meta, kind: Kind, children: Descendants | Unknown, now: datetime) -> tuple[bool | Unknown, str]:
-    """Without it what is below still goes: the collector then removes it in the background."""
-    waits = "the garbage collector waits until everything below it is gone"
+    """Without this finalizer, the collector still deletes what is below it, in the background."""
+    waits = "the garbage collector waits until everything below it is deleted"
     if isinstance(children, Unknown):
         return children, waits
     again = made_again(meta, kind, children, now)
     if again is not None:
         return True, (
-            f"its controller makes {again.words} anew each time the garbage collector has removed it, the last time"
-            f" {_later(again, meta)} after the removal was asked for; it ends by chance, or never"
+            f"its controller recreates {again.words} each time the garbage collector deletes it, last"
+            f" {_later(again, meta)} after the removal was requested; it completes by chance, or never"
         )
     left = children.of(meta.uid)
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        return False, f"{waits}; {left[0].words}{more} is still there{_why_left(left[0])}"
+        return False, f"{waits}; not deleted yet: {left[0].words} ({_why_left(left[0])}){more}"
     if not children.complete:
-        why = children.unseen[0] if children.unseen else "it was looked for by labels only"
-        return Unknown(f"whether anything is left below it is not known: {why}"), waits
+        why = children.unseen[0] if children.unseen else "it was searched by labels only"
+        return Unknown(f"whether anything is left below it is unknown: {why}"), waits
     asked = when(meta.deletion_timestamp)
     if isinstance(asked, datetime) and now - asked > NOTHING_LEFT:
         return True, (
-            f"nothing that gpukeeper knows is left below it {in_words(now - asked)} after its removal was asked for;"
+            f"nothing of a known kind is left below it {in_words(now - asked)} after its removal was requested;"
             " the garbage collector missed that"
         )
-    return False, f"nothing is left below it; the garbage collector has {in_words(NOTHING_LEFT)} to see that"
+    return False, f"nothing is left below it; the garbage collector has {in_words(NOTHING_LEFT)} to notice that"
 
 
 def made_again(meta: Meta, kind: Kind, children: Descendants, now: datetime) -> Node | None:
-    """A child that its controller made long after the root's removal was asked for, and that is not stuck itself.
+    """A child that was created long after the removal of the root was requested, and that is not stuck itself.
 
-    Each turn is a race that the collector may win (seen within seconds, or not at all), so one turn proves nothing."""
+    Each recreation is a race that the collector may win (within seconds, or never), so a single one proves nothing."""
     asked = when(meta.deletion_timestamp)
     if not isinstance(asked, datetime) or FOREGROUND not in (meta.finalizers or ()):
         return None
@@ -176,17 +178,17 @@ def _later(child: Node, meta: Meta) -> str:
 
 def _why_left(child: Node) -> str:
     if child.meta.finalizers:
-        return f", with the finalizer {', '.join(child.meta.finalizers)}"
-    return ", and is being removed" if child.meta.deletion_timestamp else ", and nobody has asked for its removal"
+        return f"finalizer {', '.join(child.meta.finalizers)}"
+    return "being removed" if child.meta.deletion_timestamp else "its removal was not requested"
 
 
 def _tracked(pod: Pod | None, owner_gone: bool | Unknown) -> tuple[bool | Unknown, str]:
     if pod is None:
-        return Unknown("only a pod is counted by its Job"), "the Job controller must count it first"
+        return Unknown("only pods are counted by a Job"), "the Job controller must count it first"
     if isinstance(owner_gone, Unknown):
         return owner_gone, "the Job controller must count it first"
     if not owner_gone:
-        return False, "its Job is there and must count it first"
+        return False, "its Job exists and must count it first"
     if pod.status.phase not in OVER_PHASES:
-        return False, f"its Job is gone, yet the pod has not ended ({pod.status.phase or 'no phase'})"
-    return True, "its Job is gone, and nobody else counts it"
+        return False, f"its Job no longer exists, but the pod has not ended ({pod.status.phase or 'no phase'})"
+    return True, "its Job no longer exists, and nothing else counts it"

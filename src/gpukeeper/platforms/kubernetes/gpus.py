@@ -56,7 +56,7 @@ def asked(spec: PodSpec) -> Asked:
     written = sum(counts.values())
     if written <= MOST_GPUS:
         return Asked(counts["whole"], counts["slices"], unclear)
-    unclear = f"it asks for {written} GPUs, more than any node has; counted as {MOST_GPUS}"
+    unclear = f"it requests {written} GPUs, more than any node has; counted as {MOST_GPUS}"
     counts = {part: min(count, MOST_GPUS) for part, count in counts.items()}
     return Asked(counts["whole"], counts["slices"], unclear, written)
 
@@ -95,7 +95,7 @@ def _wanted(container: Container) -> tuple[dict[str, int], str | None]:
             continue
         count = _count(quantity)
         if count is None:
-            unclear = f"it asks for {str(quantity)[:40]!r} of {name[:60]}, which is no number of GPUs"
+            unclear = f"it requests {str(quantity)[:40]!r} of {name[:60]}, which is not a number of GPUs"
         else:
             wants[part] += count
     return wants, unclear

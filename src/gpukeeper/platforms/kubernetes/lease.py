@@ -73,11 +73,12 @@ class Leadership:
         """A sentence when we may not act, asked before each step."""
         trouble = f" ({self._problem})" if self._problem else ""
         if self._ours is None:
-            others = f"{self._holder} holds it" if self._holder else "nobody is known to hold it"
-            return f"this gpukeeper does not hold the lease {self.lease}; {others}{trouble}"
+            others = f"{self._holder} holds it" if self._holder else "its holder is unknown"
+            return f"this instance does not hold the lease {self.lease}; {others}{trouble}"
         silent = timedelta(seconds=self._steady() - self._renewed)
         if silent > self._renew_deadline:
-            return f"the lease {self.lease} was not renewed for {in_words(silent)}; another may hold it by now{trouble}"
+            age = in_words(silent)
+            return f"the lease {self.lease} was not renewed for {age}; another instance may hold it now{trouble}"
         return None
 
     async def campaign(self, stop: asyncio.Event) -> None:
@@ -99,7 +100,7 @@ class Leadership:
                 await self._take_or_renew()
             self._problem = ""
         except TimeoutError:
-            self._problem = "the cluster did not answer in time"
+            self._problem = "timeout: the cluster did not answer"
         except PlatformError as problem:
             self._problem = _advised(problem)
         self._tell()
@@ -172,7 +173,7 @@ class Leadership:
         try:
             self._ours = _checked(reading.decode(answer))
         except msgspec.DecodeError as error:
-            raise PlatformError("what the cluster answered is no lease") from error
+            raise PlatformError("the response of the cluster is not a Lease") from error
         self._renewed, self._holder = began, self.identity
 
     async def _give_back(self) -> None:
@@ -199,7 +200,7 @@ def _checked(found: Any) -> dict[str, Any]:
     match found:
         case {"metadata": {"resourceVersion": str()}, "spec": dict()}:
             return dict(found)
-    raise PlatformError("what the cluster answered is no lease")
+    raise PlatformError("the response of the cluster is not a Lease")
 
 
 def _number(found: object) -> float:
@@ -213,5 +214,5 @@ def _micro(at: datetime) -> str:
 
 def _advised(problem: PlatformError) -> str:
     if isinstance(problem, ApiError) and problem.says_refused:
-        return f"{problem}. It needs get, create and update on leases in that namespace"
+        return f"{problem}. gpukeeper needs get, create and update on leases in that namespace"
     return str(problem)

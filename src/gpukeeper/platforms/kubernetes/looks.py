@@ -88,7 +88,7 @@ class Looks:
             raise
         self._clock.check()
         if not source.metadata.uid:
-            return Unknown(f"what was answered about {ref.path} has no uid, so it proves nothing")
+            return Unknown(f"the response for {ref.path} has no uid, so the object cannot be identified")
         if source.metadata.uid != ref.uid:
             return await self.after_removal(ref)
         return await self._as_found(kind, ref, source)
@@ -183,7 +183,7 @@ def part_of(above: Climb, ref: Ref) -> str | Unknown | None:
     if isinstance(root, Unknown):
         return root
     if above.gone is not None:
-        return Unknown(f"{above.gone.kind} {above.gone.name}, which owned it, is gone; the cluster should remove it")
+        return Unknown(f"its owner {above.gone.kind} {above.gone.name} no longer exists; the cluster should remove it")
     if root is None:
         return None
     return Ref(ref.platform, ref.place, root.kind.name, root.meta.name, root.meta.uid, ref.namespace).path

@@ -55,7 +55,7 @@ class Merged(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
-        yield f"trainjob/{self.workload} on {self.runtime}, by these files alone"
+        yield f"trainjob/{self.workload} on {self.runtime}, from these files only"
         for job in self.jobs:
             yield f"job {job.name}: {len(job.init)} init container{'' if len(job.init) == 1 else 's'}"
             for number, one in enumerate(job.init, start=1):
@@ -71,13 +71,13 @@ def merge(documents: Sequence[dict[str, Any]], name: str) -> Merged:
     train = next((one for one in documents if _is(one, "TrainJob") and _name(one) == named), None)
     if train is None:
         known = ", ".join(sorted(_name(one) for one in documents if _is(one, "TrainJob"))) or "none"
-        raise UsageError(f"no TrainJob {named} is in these files; there: {known}")
+        raise UsageError(f"TrainJob {named} not found in these files; found: {known}")
     spec = _at(train, "spec")
     kind = _word(_at(spec, "runtimeRef").get("kind")) or "ClusterTrainingRuntime"
     wanted = _word(_at(spec, "runtimeRef").get("name"))
     runtime = next((one for one in documents if _is(one, kind) and _name(one) == wanted), None)
     if runtime is None:
-        words = f"{kind} {wanted} is not in these files; add the file that `kubectl get {kind} {wanted} -o yaml` prints"
+        words = f"{kind} {wanted} not found in these files; add the output of `kubectl get {kind} {wanted} -o yaml`"
         return Merged(named, f"{kind} {wanted}", (), (words,))
     templates = _list(_at(runtime, "spec", "template", "spec").get("replicatedJobs"))
     patches = list(_patches(spec))
@@ -135,19 +135,19 @@ def _problems(
 ) -> Iterator[str]:
     forms = [one for one in ("podSpecOverrides", "podTemplateOverrides", "runtimePatches") if spec.get(one)]
     if len(forms) > 1:
-        yield f"{' and '.join(forms)}: each release of the Trainer knows one of them and drops the others"
+        yield f"{' and '.join(forms)}: each release of the Trainer supports one of them and ignores the others"
     known = {_name_of(one): {_name_of(init) for init in _inits(one)} for one in templates}
     for job, inits in patches:
         if job not in known:
-            yield f"job {job} is not in the runtime; the Trainer refuses that"
+            yield f"job {job} is not in the runtime; the Trainer rejects this"
         for init in inits:
             if job in known and _name_of(init) not in known[job]:
-                yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer refuses that"
+                yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer rejects this"
 
 
 def _init(said: dict[str, Any], origin: str) -> Init:
     variables = tuple(
-        Variable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(from elsewhere)", origin)
+        Variable(_name_of(one), _word(one.get("value")) if "valueFrom" not in one else "(valueFrom)", origin)
         for one in _list(said.get("env"))
     )
     mounts = tuple(Mount(_word(one.get("mountPath")), _name_of(one), origin) for one in _list(said.get("volumeMounts")))

@@ -114,7 +114,7 @@ def pod_hold(meta: Meta) -> str | None:
     """A pod that other tools must not move: its root is held while it runs."""
     given = meta.annotations or {}
     found = next((key for key, value in POD_HOLDS if given.get(key, "").lower() == value), None)
-    return None if found is None else f"pod {meta.name} says {found}={given[found][:SHOWN]}"
+    return None if found is None else f"pod {meta.name} has {found}={given[found][:SHOWN]}"
 
 
 def excluded(given: Mapping[str, str], now: datetime) -> str | None:
@@ -140,7 +140,7 @@ def managed_elsewhere(kind: Kind, meta: Meta, spec: Spec | None, *, gitops: bool
     for marks, given in ((GITOPS_ANNOTATIONS, annotations), (GITOPS_LABELS, labels)):
         for key, tool in marks.items():
             if key in given:
-                return f"{tool} ({key}={given[key][:SHOWN]}), which would put it back"
+                return f"{tool} ({key}={given[key][:SHOWN]}), which would recreate it"
     return None
 
 
@@ -155,7 +155,7 @@ def _dropped(kind: Kind, meta: Meta, spec: Spec) -> Iterator[str]:
     written = _applied_ttl(given.get(APPLIED, ""))
     if written is not None:
         shown = str(written)[:SHOWN]
-        yield f"{FIELD_TTL}: {shown} was applied, and the {kind.kind} does not have it: it does nothing; write {place}"
+        yield f"{FIELD_TTL}: {shown} was applied, but the {kind.kind} has no such field: no effect; use {place}"
 
 
 def _applied_ttl(text: str) -> object:
@@ -230,7 +230,7 @@ def _janitor(meta: Meta, text: str) -> Expiry | Unknown:
     if text.strip() == "forever":
         return NEVER
     if not _ONE_UNIT.fullmatch(text.strip()):
-        return Unknown(f"{JANITOR_TTL}={text[:SHOWN]!r} is no number with one unit (s, m, h, d, w)")
+        return Unknown(f"{JANITOR_TTL}={text[:SHOWN]!r} is not a number with one unit (s, m, h, d, w)")
     return _from_creation(meta, JANITOR_TTL, span(JANITOR_TTL, text))
 
 
@@ -259,7 +259,7 @@ def _from_creation(meta: Meta, marker: str, after: timedelta | Unknown) -> Expir
         return after
     created = when(meta.creation_timestamp)
     if not isinstance(created, datetime):
-        return Unknown(f"{marker} counts from its creation, and that is not known")
+        return Unknown(f"{marker} counts from its creation, which is unknown")
     return _expires(_sum(marker, created, after))
 
 
@@ -270,12 +270,12 @@ def _expires(at: datetime | Unknown) -> Expiry | Unknown:
 def _after_finish(expiry: Expiry, meta: Meta, ending: Ending) -> timedelta | Unknown | None:
     """From an absolute expiry to a TTL after the finish, never negative.
 
-    Where the finish is not known, the rules count from later than the creation, so counting from that keeps longer."""
+    Where the finish is unknown, the rules count from later than the creation, so counting from that keeps longer."""
     if expiry.after is not None or expiry.at is None:
         return expiry.after
     begun = ending.at if isinstance(ending.at, datetime) else when(meta.creation_timestamp)
     if not isinstance(begun, datetime):
-        return Unknown(f"it expires at {expiry.at.isoformat()}, and neither its end nor its creation is known")
+        return Unknown(f"it expires at {expiry.at.isoformat()}, but neither its end nor its creation is known")
     return max(timedelta(), expiry.at - begun)
 
 
@@ -283,7 +283,7 @@ def _sum(marker: str, begun: datetime, after: timedelta) -> datetime | Unknown:
     try:
         return begun + after
     except OverflowError:
-        return Unknown(f"{marker}: {in_words(after)} after {begun.year} never comes")
+        return Unknown(f"{marker}: {in_words(after)} after {begun.year} is out of range")
 
 
 # Holds
@@ -323,7 +323,7 @@ def _warned(meta: Meta, notes: list[str]) -> tuple[Warned, ...]:
     try:
         found = reading.decode(text, type=Warnings)
     except msgspec.DecodeError:
-        notes.append(f"{WARNED} cannot be read; what was announced there does not count. Remove the annotation")
+        notes.append(f"{WARNED} cannot be read, so its warnings are ignored; remove the annotation")
         return ()
     return found.warned if found.uid == meta.uid else ()
 

@@ -18,7 +18,7 @@ import msgspec
 
 from gpukeeper.devices import dcgm
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.prometheus import Line, Where
+from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
@@ -65,9 +65,9 @@ COUNTERS: Mapping[Signal, tuple[str, tuple[str, ...]]] = {
     ),
 }
 BY = "namespace, pod, exported_namespace, exported_pod"
-NO_TERMINAL = Unknown("nobody outside sees whether somebody types in a pod", by_design=True)
-NO_PROMETHEUS = Unknown("it needs a Prometheus that scrapes the kubelets' cAdvisor", by_design=True)
-NOT_STARTED = Unknown("when it started is not known, so whose readings these are is not known either")
+NO_TERMINAL = Unknown("terminal input in a pod cannot be measured", by_design=True)
+NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelets", by_design=True)
+NOT_STARTED = Unknown("its start time is unknown, so measurements cannot be assigned to it")
 
 Run: TypeAlias = tuple[str, str]  # of which thing, in which incarnation
 Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
@@ -79,10 +79,12 @@ class History(Protocol):
     async def clock(self) -> datetime | Unknown: ...
     async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
     async def series(
-        self, wheres: Sequence[Where], since: datetime, until: datetime
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown: ...
-    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown: ...
-    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown: ...
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
+    async def range(
+        self, query: str, since: datetime, until: datetime, step: timedelta
+    ) -> list[TimeSeries] | Unknown: ...
 
 
 class Running(msgspec.Struct, frozen=True, gc=False):
@@ -171,7 +173,7 @@ class ClusterMeter:
         for name in subject.devices if not isinstance(subject.devices, Unknown) else ():
             short, slash, index = name.rpartition("/")
             if not slash or not index.isdecimal():
-                return Unknown(f"{name} names no GPU of a pod")
+                return Unknown(f"{name} is not a GPU of a pod")
             pod = (subject.ref.namespace, short)
             devices[pod] = (*devices.get(pod, ()), name)
         living = {} if self._pods is None else self._pods(subject)
@@ -182,7 +184,7 @@ class ClusterMeter:
                 uids[pod] = found.uid
                 started[pod] = max(found.started or subject.started, subject.started)
             elif self._pods is not None:
-                return Unknown(f"pod {pod[1]} was not looked at, so whose readings these are is not known")
+                return Unknown(f"pod {pod[1]} was not read, so measurements cannot be assigned to it")
         told = self._told.setdefault((subject.ref.uid, subject.seen.incarnation), Told(now))
         told.read = now
         oldest = minute_of(now) - self._back
@@ -223,11 +225,13 @@ class ClusterMeter:
         if isinstance(there, Unknown):
             return there
         if abs(there - now) > SKEW_MAX:
-            return Unknown(f"the clock of Prometheus differs by {in_words(abs(there - now))}; which minute is which?")
+            return Unknown(
+                f"the clock of Prometheus differs by {in_words(abs(there - now))}, so minutes cannot be matched"
+            )
         pods = {pod for one in group for pod in one.devices}
         uuids: set[str] = set()
         for names in _batches(sorted({name for _namespace, name in pods})):
-            wheres = [Where(NAMES, label, names, self._only) for label in ("pod", "exported_pod")]
+            wheres = [SeriesSelector(NAMES, label, names, self._only) for label in ("pod", "exported_pod")]
             found = await self._prometheus.series(wheres, since, now)
             if isinstance(found, Unknown):
                 return found
@@ -246,7 +250,7 @@ class ClusterMeter:
         assert self._prometheus is not None
         traces: list[Trace] = []
         for some in _batches(values):
-            lines = await self._prometheus.raw(Where(NAMES, label, some, self._only), since, now)
+            lines = await self._prometheus.raw(SeriesSelector(NAMES, label, some, self._only), since, now)
             if isinstance(lines, Unknown):
                 return lines
             traces += await asyncio.to_thread(_traces_of, lines)
@@ -267,7 +271,11 @@ class ClusterMeter:
             present = _present(mine, wanted.begins[pod])
             shares = self._assign(told, wanted, pod, present, minute_of(now))
             if isinstance(shares, Unknown) or any(one.mps for one in mine):
-                why = shares if isinstance(shares, Unknown) else Unknown("it runs under MPS: use is not told apart")
+                why = (
+                    shares
+                    if isinstance(shares, Unknown)
+                    else Unknown("it runs under MPS: the use of each process is unknown")
+                )
                 yield from _unknown(subject, now, why, names)
                 continue
             share_of = {name: share for share, name in shares.items()}
@@ -299,9 +307,7 @@ class ClusterMeter:
             known[share] = (name, max(present[share]))
         told.shares = {**told.shares, pod: known}
         if len(known) > len(names):
-            return Unknown(
-                f"{len(known)} GPUs are exported with the name of pod {pod[1]}, which asked for {len(names)}"
-            )
+            return Unknown(f"{len(known)} GPUs are exported with the name of pod {pod[1]}, which requests {len(names)}")
         return {share: name for share, (name, _seen) in known.items() if share in present}
 
     # Everything else
@@ -333,13 +339,13 @@ class ClusterMeter:
             exists = exists or bool(labels)
             label = "exported_pod" if "exported_pod" in labels else "pod"
             for some in _batches(sorted({pod for _namespace, pod in pods})) if labels else ():
-                query = words.format(by=BY, where=Where((name,), label, some, self._only).matchers())
+                query = words.format(by=BY, where=SeriesSelector((name,), label, some, self._only).matchers())
                 # Worked out at the end of each minute, for that minute and the one before.
                 lines = await self._prometheus.range(query, begin_of(first + 1 - LOOK_BACK), begin_of(last + 1), MINUTE)
                 if isinstance(lines, Unknown):
                     return lines
                 _add_up(rates, lines, pods)
-        return rates if exists else Unknown("Prometheus has no such counters of pods", by_design=True)
+        return rates if exists else Unknown("Prometheus has no such counters for pods", by_design=True)
 
     async def _labels(self, name: str, now: datetime) -> frozenset[str] | Unknown:
         """Once seen they are expected: a kubelet that is not scraped today is no design."""
@@ -372,7 +378,7 @@ class ClusterMeter:
         if silent - without:
             without = set()
         if len(without) == len(wanted.devices):
-            yield Sample(key, signal, "", now, Unknown("no such counters of its pods", by_design=True))
+            yield Sample(key, signal, "", now, Unknown("no such counters for its pods", by_design=True))
             return
         measured = [(pod, rates.get(pod, {})) for pod in wanted.devices if pod not in without]
         told.counted |= {(pod, signal) for pod, mine in measured if mine}
@@ -386,7 +392,7 @@ class ClusterMeter:
                 since, at = whole(minute)
                 yield Sample(key, signal, "", at, max(values), since=since)
         if not said:
-            yield Sample(key, signal, "", now, Unknown("Prometheus has no such counters of all its pods"))
+            yield Sample(key, signal, "", now, Unknown("Prometheus does not have such counters for all its pods"))
 
 
 class Exporters:
@@ -418,7 +424,7 @@ class Exporters:
                 self._heard.setdefault(series, []).append((at, one.value))
 
 
-def _traces_of(lines: Sequence[Line]) -> list[Trace]:
+def _traces_of(lines: Sequence[TimeSeries]) -> list[Trace]:
     found = (trace(one.labels, one.labels.get("__name__", ""), one.points, source_of(one.labels)) for one in lines)
     return [one for one in found if one is not None]
 
@@ -442,7 +448,7 @@ def _samples(
             since, at = whole(minute)
             yield Sample(subject.ref.key, Signal.GPU, name, at, value, slice=part, since=since)
     if not said:
-        why = Unknown("nothing was exported of it since the reading before") if why is None else why
+        why = Unknown("nothing was exported for it since the last measurement") if why is None else why
         yield Sample(subject.ref.key, Signal.GPU, name, now, why, slice=part)
 
 
@@ -476,7 +482,7 @@ def _sources_of_shared(traces: Sequence[Trace]) -> list[str]:
     return sorted({one.source for one in traces if one.replica or len(sharers[one.device]) > 1} - {""})
 
 
-def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[Line], pods: set[Pod]) -> None:
+def _add_up(rates: dict[Pod, dict[int, float]], lines: Sequence[TimeSeries], pods: set[Pod]) -> None:
     for line in lines:
         pod = pod_of(line.labels)
         if pod in pods and pod is not None:

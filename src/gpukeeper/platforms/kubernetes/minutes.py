@@ -41,9 +41,11 @@ STEADY_MIB = 64  # memory in use varies by no more when nobody works
 SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
 NAMES = tuple(sorted(name for name, (field, _read) in FIELDS.items() if field in SIGNALS))
 
-GAP = Unknown("a reading is missing in that minute, and nothing shows what it would have said")
-ALL_AT_ONCE = Unknown("all GPUs of its node turned idle at once; the source is doubted")
-ELSEWHERE = Unknown("it is shared and another GPU of its node is busy: under MPS use is shown on the wrong GPU")
+GAP = Unknown("a measurement is missing in that minute, so it may have been busy")
+ALL_AT_ONCE = Unknown("all GPUs of its node became idle at once; the source may be wrong")
+ELSEWHERE = Unknown(
+    "it is shared and another GPU of its node is busy: under MPS, use may be reported for the wrong GPU"
+)
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +180,7 @@ def _of_fields(engine: Sequence[Value], use: Sequence[Value], exists: set[str]) 
         return blank
     for name, values in (("engine", engine), ("utilisation", use)):
         if name in exists and not values:
-            return Unknown(f"its {name} was not exported in that minute, and one source alone may lie")
+            return Unknown(f"its {name} was not exported in that minute, and one source alone may be wrong")
     return _NOTHING if largest is None else largest
 
 
@@ -194,21 +196,21 @@ class _Life:
     def is_old(self, minute: int) -> Unknown | None:
         """Why the readings of a minute may be old."""
         if not self._counts:
-            return Unknown("the exporter gives no energy counter, so nothing shows that its values are fresh")
+            return Unknown("the exporter has no energy counter, so its values may be stale")
         if minute in self._fallen:
-            return Unknown("its energy counter began anew: the driver was just loaded")
+            return Unknown("its energy counter was reset: the driver was just loaded")
         if minute not in self._grown and minute - 1 not in self._grown:
-            return Unknown("its energy counter stands still, so what the exporter says is old")
+            return Unknown("its energy counter does not increase, so the exporter's values are stale")
         return None
 
     def unrest(self, minute: int) -> Unknown | None:
         """Why it cannot have rested."""
         watts = max(_known(self._power.get(minute, ())), default=0.0)
         if watts >= NEVER_IDLE_WATTS:
-            return Unknown(f"it says it is idle and draws {watts:.0f} W; one of the two is wrong")
+            return Unknown(f"it is reported as idle but draws {watts:.0f} W; one of the two is wrong")
         memory = [*_known(self._memory.get(minute - 1, ()))[-1:], *_known(self._memory.get(minute, ()))]
         if memory and max(memory) - min(memory) > STEADY_MIB:
-            return Unknown(f"its memory in use changed by {max(memory) - min(memory):.0f} MiB: somebody works with it")
+            return Unknown(f"its memory in use changed by {max(memory) - min(memory):.0f} MiB, so it is in use")
         return None
 
 
@@ -256,7 +258,7 @@ def _doubt_all_at_once(said: Mapping[Device, dict[int, Value]], first: int, last
                 said[device][minute] = ALL_AT_ONCE
 
 
-_NOTHING = Unknown("nothing was said in that minute")
+_NOTHING = Unknown("no measurement in that minute")
 
 
 def _doubt_shared(said: Mapping[Device, dict[int, Value]], traces: Mapping[Device, Sequence[Trace]]) -> None:

@@ -36,7 +36,7 @@ def facts_of(meta: Meta, environments: Mapping[str, str], now: datetime) -> Name
         environment=environment,
         owner=owner or None,
         evidence=f"namespace {meta.name} is the Kubeflow profile of {owner}" if owner else "",
-        held=None if held is None else f"namespace {meta.name} says {held}",
+        held=None if held is None else f"namespace {meta.name} has {held}",
     )
 
 

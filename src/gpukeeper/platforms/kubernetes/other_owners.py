@@ -116,7 +116,7 @@ class OtherOwners:
         try:
             async for page in self._cluster.pages(resource.path(namespace), Named, limit=PAGE, accept=LIST):
                 if not self._allowed() or page.problems or page.inconsistent:
-                    return Unknown(f"{resource.plural} could not all be listed")
+                    return Unknown(f"{resource.plural} could not be listed completely")
                 uids |= {one.metadata.uid for one in page.items}
         except PlatformError as error:
             return Unknown(str(error))
@@ -135,11 +135,11 @@ class OtherOwners:
             return Unknown(f"{error}{right}")
         except PlatformError as error:
             return Unknown(str(error))
-        return seen.metadata.uid == owner.uid if seen.metadata.uid else Unknown("the answer has no uid")
+        return seen.metadata.uid == owner.uid if seen.metadata.uid else Unknown("the response has no uid")
 
     async def _resource(self, owner: Owner) -> Resource | Unknown:
         if not (owner.api_version and owner.kind and owner.name and owner.uid):
-            return Unknown("its ownerReference is not complete")
+            return Unknown("its ownerReference is incomplete")
         return await self._discovery.resource(owner.api_version, owner.kind)
 
     def _allowed(self) -> bool:
@@ -157,13 +157,13 @@ def _words(owners: Sequence[Owner], exists: Mapping[str, Exists]) -> str | Unkno
     for one in owners:
         found = exists[one.uid]
         if isinstance(found, Unknown):
-            return Unknown(f"whether its owner {called(one)} still exists is not known: {found.why}")
+            return Unknown(f"whether its owner {called(one)} still exists is unknown: {found.why}")
     return None
 
 
 def would_go_too(dependent: str) -> str:
     return (
-        f"{dependent} is not over and names it as an owner, so the garbage collector would delete it as well; kept"
+        f"{dependent} has not ended and names it as an owner, so the garbage collector would delete it as well; kept"
         " until that has ended or its ownerReference is removed"
     )
 

@@ -1,4 +1,4 @@
-"""The tree that an object is in, line by line, and the controllers that look after it. Pure."""
+"""The owner tree of an object, line by line, and the controllers of its kinds. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SIBLINGS = 12  # children shown below one owner
 
 
 def outline(facts: Facts) -> Iterator[str]:
-    """From the root down, then who looks after it."""
+    """From the root down, then the controllers."""
     if facts.climb.made_by is not None:
-        yield f"made by {facts.climb.made_by.kind} {facts.climb.made_by.name}"
+        yield f"created by {facts.climb.made_by.kind} {facts.climb.made_by.name}"
     if facts.climb.gone is not None:
-        yield f"its owner {facts.climb.gone.kind} {facts.climb.gone.name} is gone"
+        yield f"its owner {facts.climb.gone.kind} {facts.climb.gone.name} no longer exists"
     shown = {node.meta.uid for node in facts.climb.above} | {facts.node.meta.uid}
     yield from _branch(facts, facts.top, 0, shown)
     for report in facts.reports.values():
@@ -63,7 +63,7 @@ def _state(node: Node, now: datetime) -> str:
         count = gpus.whole + gpus.slices
         holds = f", {counted(count, 'GPU')}" if count else ""
         if gpus.written:
-            holds = f", {gpus.written} GPUs asked for, counted as {MOST_GPUS}: no node has more"
+            holds = f", {gpus.written} GPUs requested, counted as {MOST_GPUS}: no node has more"
         where = f" on {node.seen.spec.node_name}" if node.seen.spec.node_name else ", no node yet"
         return f"{node.seen.status.phase or 'no phase'}{where}{holds}"
     ending = node.kind.ending(node.seen, now)
@@ -86,6 +86,6 @@ def _controller_line(report: Report) -> str:
     state = standing.why if isinstance(standing, Unknown) else standing.words
     version = f" {report.version}" if report.version else ""
     image = f", image {report.image}" if report.image else ""
-    said = "" if not isinstance(standing, Gone) else "gone: "
+    said = "" if not isinstance(standing, Gone) else "not running: "
     name = report.controller.name
-    return f"looked after by {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"
+    return f"controller {name}{version}: {said}{state.removeprefix(f'{name} ')}{image}"

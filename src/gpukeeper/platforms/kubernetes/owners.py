@@ -37,7 +37,8 @@ async def climb(cluster: Cluster, served: Served, meta: Meta) -> Climb:
             return Climb(tuple(above), made_by=owner)
         if owner.uid in climbed or len(above) == HIGHEST:
             return Climb(
-                tuple(above), unknown=Unknown(f"the owners of {meta.name} go round in a circle, or have no end")
+                tuple(above),
+                unknown=Unknown(f"the owners of {meta.name} form a cycle, or a chain of more than {HIGHEST}"),
             )
         found = await _owner(cluster, served, owner, meta.namespace)
         if isinstance(found, Unknown):
@@ -63,7 +64,7 @@ async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str)
         return Unknown(f"it belongs to {called} ({owner.api_version}), a kind that gpukeeper does not know")
     version = await served(kind)
     if isinstance(version, Unknown):
-        return Unknown(f"it belongs to {called}, which cannot be looked at: {version.why}")
+        return Unknown(f"it belongs to {called}, which cannot be read: {version.why}")
     if version is None:
         return Unknown(f"it belongs to {called}, a kind that this cluster does not serve")
     try:
@@ -78,7 +79,7 @@ async def _owner(cluster: Cluster, served: Served, owner: Owner, namespace: str)
     except PlatformError as error:
         return Unknown(f"it belongs to {called}, which could not be read: {error}")
     if not seen.metadata.uid:
-        return Unknown(f"it belongs to {called}, and what was answered has no uid")
+        return Unknown(f"it belongs to {called}, but the response has no uid")
     return Node(kind, seen) if seen.metadata.uid == owner.uid else None
 
 
@@ -144,7 +145,7 @@ async def _listed(
     async for one in cluster.pages(path, child.type_, limit=page, labelSelector=labels, fieldSelector=fields):
         said = [f"{child.plural}: {problem}" for problem in one.problems]
         if one.inconsistent:
-            said.append(f"the list of {child.plural} broke off and was continued at a later state")
+            said.append(f"the list of {child.plural} expired and was continued at a later version")
         yield [Node(child, seen) for seen in one.items], said
 
 

@@ -43,5 +43,7 @@ class Pace:
         while (left := self.paused()) > 0:
             if left > patience:
                 words = in_words(timedelta(seconds=round(left) or 1))
-                raise ClusterSilent(f"the cluster asked us to wait another {words}; it was not asked")
+                raise ClusterSilent(
+                    f"the cluster asked for a pause of another {words} (Retry-After); no request was sent"
+                )
             await self._sleep(left)

@@ -55,11 +55,11 @@ def without_finalizer(
     if meta.uid != uid:
         return Changed("another object has its name now")
     if not meta.deletion_timestamp:
-        return Refused(f"nobody asked for its removal, so {finalizer} stays on it")
+        return Refused(f"its removal was not requested, so the finalizer {finalizer} is kept")
     if meta.generation != generation:
-        return Changed("somebody changed what it wishes for")
+        return Changed("its spec changed since it was read")
     if finalizer not in (meta.finalizers or ()):
-        return Changed(f"{finalizer} is not on it any more")
+        return Changed(f"the finalizer {finalizer} was already removed")
     place = f"/metadata/finalizers/{(meta.finalizers or ()).index(finalizer)}"
     return [
         {"op": "test", "path": "/metadata/uid", "value": meta.uid},

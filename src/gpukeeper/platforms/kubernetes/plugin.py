@@ -57,9 +57,9 @@ class Plugin(httpx2.Auth):
         if isinstance(until, Unknown):
             raise self._failed(f"its expirationTimestamp: {until.why}")
         if bool(given.client_certificate_data) != bool(given.client_key_data):
-            raise self._failed("it gave a certificate without its key, or a key alone")
+            raise self._failed("it returned a certificate without a key, or a key without a certificate")
         if not given.token and not given.client_certificate_data:
-            raise self._failed("it gave neither a token nor a certificate")
+            raise self._failed("it returned neither a token nor a certificate")
         self.token, self._until = given.token or "", until
         self.certificate, self.key = given.client_certificate_data or "", given.client_key_data or ""
         self.runs += 1
@@ -74,7 +74,7 @@ class Plugin(httpx2.Auth):
             os.close(answer)
             os.close(complaint)
         if status:
-            raise self._failed(f"it ended with {status}: {_last_line(wrong) or 'no words'}")
+            raise self._failed(f"exit code {status}: {_last_line(wrong) or 'no output'}")
         return said
 
     async def _wait(self, answer: int, complaint: int) -> int:
@@ -99,7 +99,7 @@ class Plugin(httpx2.Auth):
             async with asyncio.timeout(self._deadline.total_seconds()):
                 return await running.wait()
         except TimeoutError as error:
-            words = f"it gave no answer within {in_words(self._deadline)}; run it once by hand, it may want to be asked"
+            words = f"timeout: no output within {in_words(self._deadline)}; run it once manually, it may need input"
             raise self._failed(words) from error
         finally:
             if running.returncode is None:
@@ -116,12 +116,12 @@ class Plugin(httpx2.Auth):
         try:
             answer = reading.decode(said, type=Credential)
         except msgspec.DecodeError as error:
-            raise self._failed("its answer is no ExecCredential") from error
+            raise self._failed("its output is not an ExecCredential") from error
         if answer.kind != "ExecCredential" or answer.api_version != self._spec.api_version:
             words = f"{answer.kind or 'nothing'} in {answer.api_version or 'no version'}"
-            raise self._failed(f"it was asked for an ExecCredential in {self._spec.api_version} and answered {words}")
+            raise self._failed(f"expected an ExecCredential in {self._spec.api_version}, but it returned {words}")
         if answer.status is None:
-            raise self._failed("its answer has no status")
+            raise self._failed("its output has no status")
         return answer.status
 
     def _failed(self, why: str) -> ClusterSilent:

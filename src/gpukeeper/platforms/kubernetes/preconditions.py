@@ -28,11 +28,11 @@ def another(fresh: Subject, meta: Meta) -> Changed | None:
 def cannot_stop(kind: Kind, root: Root) -> Changed | Refused | None:
     """Why its lever must not be moved."""
     if kind.lever is Lever.NONE:
-        return Refused(f"a {kind.kind} cannot be stopped so that it comes back; it can only be removed")
+        return Refused(f"a {kind.kind} cannot be stopped and resumed; it can only be removed")
     if kind.is_off(root.spec):
-        return Changed("it is stopped already")
+        return Changed("it is already stopped")
     if QUEUE in (root.metadata.labels or {}):
-        return Refused("Kueue owns its suspension; set its Workload's spec.active to false, or remove it")
+        return Refused("Kueue manages its suspension; set its Workload's spec.active to false, or remove it")
     why = kind.why_not_stopped(root)
     return None if why is None else Refused(why)
 
@@ -47,14 +47,14 @@ def unchanged(fresh: Subject, again: Subject | Gone | Changed | Unknown) -> Subj
     if isinstance(again, Unknown | Changed):
         return again
     if isinstance(again, Gone):
-        return Changed("it is gone already")
+        return Changed("it is already gone")
     if again.ref.uid != fresh.ref.uid:
         return Changed("another object has its name now")
     if again.state is State.REMOVING:
         return under_way()
     before, now = _facts(fresh), _facts(again)
     differ = [name for name in before.__struct_fields__ if getattr(before, name) != getattr(now, name)]
-    return Changed(f"its {', '.join(differ)} changed since it was looked at") if differ else again
+    return Changed(f"its {', '.join(differ)} changed since it was read") if differ else again
 
 
 def _facts(subject: Subject) -> Subject:
@@ -62,4 +62,4 @@ def _facts(subject: Subject) -> Subject:
 
 
 def under_way() -> Changed:
-    return Changed("its removal is under way already")
+    return Changed("its removal is already in progress")

@@ -28,7 +28,7 @@ from gpukeeper.platforms.kubernetes.wire import Meta, Wire, when
 SERVICE = Kind(kind="Service", plural="services", versions=("v1",), runs=True)
 OF_RUNS = f"app in ({','.join(sorted(acceptance.APPS))})"
 HEADLESS = "None"
-ONLY_REPORTED = "gpukeeper removes no Service; delete it with kubectl"
+ONLY_REPORTED = "gpukeeper does not remove Services; delete it with kubectl"
 
 
 class _Spec(Wire, frozen=True):
@@ -93,11 +93,11 @@ def subject_of(service: Service, namespace: NamespaceFacts, at: At, settings: Re
     age = "of unknown age"
     if isinstance(created, datetime):
         age = f"created {in_words(max(at.now - created, timedelta()))} ago"
-    whose = owned.owner[:SHOWN] if isinstance(owned.owner, str) else "nobody known"
+    whose = owned.owner[:SHOWN] if isinstance(owned.owner, str) else "unknown"
     label = (meta.labels or {}).get("app", "")
     words = (
         f"a headless Service of an acceptance run (app={label}), {age}, owner {whose}: no pod of the run is left."
-        f" gpukeeper removes no Service; delete it with kubectl -n {meta.namespace} delete service {meta.name}"
+        f" gpukeeper does not remove Services; delete it with kubectl -n {meta.namespace} delete service {meta.name}"
     )
     return Subject(
         seen=Seen(at.ref(SERVICE, meta), ONLY_RUN, meta.resource_version, at.now),
@@ -107,7 +107,7 @@ def subject_of(service: Service, namespace: NamespaceFacts, at: At, settings: Re
         owner_verified=owned.verified,
         class_=CLUSTER,
         environment=namespace.environment,
-        created=created if created is not None else Unknown("the cluster gives no time of its creation"),
+        created=created if created is not None else Unknown("the cluster reports no creation time"),
         size=0,
         evidence=owned.evidence,
         findings=(*owned.findings, words),

@@ -61,7 +61,7 @@ class Removals:
                     continue
                 return Unknown(str(error))
             if not found.metadata.uid:
-                return Unknown(f"what was answered about its pod {name} has no uid, so it proves nothing")
+                return Unknown(f"the response for its pod {name} has no uid, so the pod cannot be identified")
             if found.metadata.uid == uid and found.status.phase not in OVER_PHASES:
                 left.append(one)
         if not left:

@@ -46,7 +46,7 @@ class _OpenApi(Wire, frozen=True):
 
 async def has_ttl(cluster: Cluster, kind: Kind, version: str) -> bool | Unknown:
     """Whether objects of this kind have `spec.ttlSecondsAfterFinished`."""
-    what = f"whether a {kind.kind} of this cluster has {FIELD_TTL} is not known"
+    what = f"whether a {kind.kind} of this cluster has {FIELD_TTL} is unknown"
     try:
         found = await cluster.get(f"/openapi/v3/apis/{kind.group}/{version}", _OpenApi)
     except PlatformError as error:
@@ -55,5 +55,5 @@ async def has_ttl(cluster: Cluster, kind: Kind, version: str) -> bool | Unknown:
     schema = next((one for one in found.components.schemas.values() if wanted in one.named), _Schema())
     fields = schema.properties.get("spec", _Part()).properties
     if not fields:
-        return Unknown(f"{what}: its OpenAPI description names no fields of the spec")
+        return Unknown(f"{what}: its OpenAPI schema lists no fields of the spec")
     return TTL_NAME in fields

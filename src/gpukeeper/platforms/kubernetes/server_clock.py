@@ -34,8 +34,8 @@ class ServerClock:
         if skew is not None and abs(skew) > WRONG_CLOCK:
             ahead = "ahead of" if skew > timedelta() else "behind"
             raise PlatformError(
-                f"the cluster's clock is {in_words(abs(skew))} {ahead} ours; no time there can be believed, so nothing "
-                "is touched. Mend the clock that is wrong"
+                f"the cluster's clock is {in_words(abs(skew))} {ahead} that of this machine, so its times cannot be"
+                " trusted. Nothing was changed. Fix the wrong clock"
             )
 
     def by_ours(self, subject: Subject) -> Subject:

@@ -75,7 +75,7 @@ class Installed(Wire, frozen=True):
     def words(self) -> str:
         where = f"Deployment {self.metadata.namespace}/{self.metadata.name}"
         if not self.wanted:
-            return f"{where} is scaled to 0" + (f", {self.there} not gone yet" if self.there else "")
+            return f"{where} is scaled to 0" + (f", {self.there} not terminated yet" if self.there else "")
         return f"{where}: {self.status.ready_replicas or 0} of {self.wanted} ready"
 
 
@@ -106,7 +106,7 @@ class Report(msgspec.Struct, frozen=True):
     leases: tuple[Lease, ...] = ()
     similar: tuple[str, ...] = ()  # others whose image may be it
     unseen: tuple[str, ...] = ()
-    standing: Standing = Unknown("not looked at")
+    standing: Standing = Unknown("not checked")
 
     @property
     def image(self) -> str | None:
@@ -130,27 +130,27 @@ def judge(found: Report, now: datetime, still: timedelta, *, changed: bool) -> S
         return _built_in(found, words, alive=fresh is not None, stale=bool(stale))
     if any(one.there for one in installed):
         if stale:
-            return Unknown(f"{controller.name} is ready, yet does not renew its Lease: it hangs? ({words})")
+            return Unknown(f"{controller.name} is ready but does not renew its Lease: it may hang ({words})")
         return Alive(words, found.version)
     if fresh is not None:
         return Alive(words, found.version)
     if any(one.wanted for one in installed):
-        return Unknown(f"{controller.name} is wanted and not ready: look at its pods ({words})")
+        return Unknown(f"{controller.name} is deployed but not ready: check its pods ({words})")
     if found.unseen:
-        return Unknown(f"whether {controller.name} runs cannot be told: {found.unseen[0]}")
+        return Unknown(f"whether {controller.name} runs is unknown: {found.unseen[0]}")
     if found.similar:
         return Unknown(f"{found.similar[0]} may be {controller.name} under another name")
     if not installed and not found.leases:
         # Managed clusters run some of them where nobody sees it, and people run them on their own machines.
-        return Unknown(f"nothing of {controller.name} is in the cluster, so it may run outside of it")
+        return Unknown(f"{controller.name} was not found in the cluster; it may run outside of it")
     if not installed:
         words = "; ".join(
             filter(None, (f"no Deployment {' or '.join(controller.deployments)} in any namespace", words))
         )
     if found.leases and not stale:
-        return Unknown(f"{controller.name} looks gone ({words}); a later look must find its Lease unchanged")
+        return Unknown(f"{controller.name} seems not to run ({words}); a later check must find its Lease unchanged")
     if still.total_seconds() < FEWEST:
-        return Unknown(f"{controller.name} looks gone ({words}); a second look must confirm it")
+        return Unknown(f"{controller.name} seems not to run ({words}); a second check must confirm it")
     return Gone(words, found.version)
 
 
@@ -161,9 +161,9 @@ def _built_in(found: Report, words: str, *, alive: bool, stale: bool) -> Standin
     if stale:
         return Gone(words)
     if found.leases:
-        return Unknown(f"{name} does not seem to renew its Lease ({words}); a later look will tell")
-    why = found.unseen[0] if found.unseen else "it has no Lease, which it need not have"
-    return Unknown(f"whether {name} runs cannot be told: {why}")
+        return Unknown(f"{name} does not seem to renew its Lease ({words}); a later check must confirm it")
+    why = found.unseen[0] if found.unseen else "it has no Lease, which is optional"
+    return Unknown(f"whether {name} runs is unknown: {why}")
 
 
 def _age(lease: Lease, now: datetime) -> timedelta | None:

@@ -32,7 +32,7 @@ ONLY_RUN = "1"  # the incarnation of what never starts anew under its uid
 STOPPED = "gpukeeper.io/stopped"  # annotation: what the lever said before we moved it, as JSON
 IMAGE = "image"
 NOT_MEASURED = Unknown("not measured")
-NOT_COUNTED = Unknown("ended children are counted only where at_finish is All, or by a look at their root")
+NOT_COUNTED = Unknown("ended children are counted only if at_finish is All, or when their root is read")
 SHOWN = 80  # characters of somebody's words in a sentence of ours
 
 
@@ -231,7 +231,7 @@ def state_of_pod(pod: Pod, ending: Ending) -> State | Unknown:
     if pod.status.phase == "Pending":
         return State.RUNNING if pod.spec.node_name else State.CREATED
     if pod.status.phase == "Unknown":
-        return Unknown(f"its node ({pod.spec.node_name or 'none'}) does not answer")
+        return Unknown(f"its node ({pod.spec.node_name or 'none'}) does not respond")
     return Unknown(f"its phase is {pod.status.phase[:20]!r}")
 
 
@@ -274,14 +274,14 @@ def owner_of(meta: Meta, namespace: NamespaceFacts, trusted: Sequence[str]) -> O
 def _against(who: str, others: Sequence[str | Unknown | None], evidence: Sequence[str]) -> Owned:
     """Two that are both trusted and name different people: no longer sure."""
     if any(isinstance(other, str) and other != who for other in others):
-        return Owned(who, False, tuple(evidence), (f"its owner is not clear: {', yet '.join(evidence[:2])}",))
+        return Owned(who, False, tuple(evidence), (f"its owner is ambiguous: {', but '.join(evidence[:2])}",))
     return Owned(who, True, tuple(evidence))
 
 
 def _differs(owner: str | Unknown | None, claim: str | None) -> tuple[str, ...]:
     if not isinstance(owner, str) or claim is None or claim == owner:
         return ()
-    return (f"{marks.OWNER} claims {claim[:SHOWN]}, yet its namespace is {owner[:SHOWN]}'s",)
+    return (f"{marks.OWNER} claims {claim[:SHOWN]}, but its namespace belongs to {owner[:SHOWN]}",)
 
 
 def _alive(kind: Kind, tally: Tally) -> int:
@@ -300,12 +300,12 @@ def _root(meta: Meta) -> Unknown | None:
     owner = meta.owner
     if owner is None or makes_runs(owner.api_version, owner.kind):
         return None
-    return Unknown(f"{owner.kind[:SHOWN]} {owner.name[:SHOWN]} owns it")
+    return Unknown(f"it is owned by {owner.kind[:SHOWN]} {owner.name[:SHOWN]}")
 
 
 def _created(meta: Meta) -> datetime | Unknown:
     created = when(meta.creation_timestamp)
-    return created if created is not None else Unknown("the cluster gives no time of its creation")
+    return created if created is not None else Unknown("the cluster reports no creation time")
 
 
 def _started(root: Root, tally: Tally) -> datetime | Unknown | None:
@@ -317,7 +317,7 @@ def _started(root: Root, tally: Tally) -> datetime | Unknown | None:
 def _ended(kind: Kind, ending: Ending) -> datetime | Unknown | None:
     if ending.over is not True:
         return None
-    return ending.at if ending.at is not None else Unknown(f"this {kind.kind} does not say when it ended")
+    return ending.at if ending.at is not None else Unknown(f"this {kind.kind} does not record its end time")
 
 
 def _labels(meta: Meta, image: str | None) -> Mapping[str, str]:
@@ -330,7 +330,7 @@ def _evidence(kind: Kind, root: Root, tally: Tally, namespace: NamespaceFacts, e
     if ending.over is not True:
         yield from _held_evidence(tally.holds or namespace.held)
     if acceptance.is_run(kind, root.metadata.labels):
-        yield "its labels say that it is part of an acceptance run; that is a claim"
+        yield "its labels claim that it is part of an acceptance run"
     yield from kind.evidence(root.spec, ending)
 
 
@@ -340,13 +340,13 @@ def _held_evidence(words: str | None) -> tuple[str, ...]:
 
 def _findings(kind: Kind, ending: Ending, tally: Tally) -> Iterator[str]:
     if isinstance(ending.over, Unknown):
-        yield f"whether it is over is not known: {ending.over.why}"
+        yield f"whether it has ended is unknown: {ending.over.why}"
     if ending.over is True and not isinstance(ending.at, datetime):
-        why = f"this {kind.kind} does not say" if ending.at is None else ending.at.why
-        yield f"when it ended is not known: {why}; it is kept from when it was first seen ended"
+        why = f"this {kind.kind} does not record it" if ending.at is None else ending.at.why
+        yield f"its end time is unknown: {why}; its retention counts from when it was first seen ended"
     if isinstance(ending.outcome, Unknown):
-        yield f"how it ended is not known: {ending.outcome.why}"
+        yield f"its outcome is unknown: {ending.outcome.why}"
     if tally.unclear is not None:
-        yield f"what it holds is not known: {tally.unclear}"
+        yield f"what it holds is unknown: {tally.unclear}"
     if tally.lost is not None:
-        yield f"the node of its pod {tally.lost} does not answer; the pod may still run and hold its GPUs"
+        yield f"the node of its pod {tally.lost} does not respond; the pod may still run and hold its GPUs"

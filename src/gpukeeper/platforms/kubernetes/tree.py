@@ -33,7 +33,7 @@ class Climb(msgspec.Struct, frozen=True):
     above: tuple[Node, ...] = ()  # the nearest first
     gone: Owner | None = None  # the topmost seen names this owner, and it is proven gone
     made_by: Owner | None = None  # a generator made the topmost: the run is the root, its generator never
-    unknown: Unknown | None = None  # an owner that we do not know or could not read; who the root is, is not known
+    unknown: Unknown | None = None  # an owner that we do not know or could not read; who the root is, is unknown
 
     @property
     def root(self) -> Node | Unknown | None:

@@ -143,7 +143,7 @@ class Walk:
         for problem in page.problems:
             self._not_seen(kind, what, problem)
         if page.inconsistent:
-            self._not_seen(kind, what, "the list expired in the middle; the rest is of a later time")
+            self._not_seen(kind, what, "the list expired before its end; the rest is of a later version")
 
     def _not_seen(self, kind: Kind, what: str, why: str) -> None:
         self._blind.setdefault(kind.name, f"{what} could not all be listed: {why}")
@@ -195,7 +195,7 @@ class Walk:
                 below.sample = below.sample or pod
         if over and pod.metadata.deletion_timestamp and pod.metadata.finalizers:
             # Over, asked to go, and held: perhaps by an owner that is gone. A closer look tells.
-            part = Unknown(f"{owner.kind} {owner.name} owns it")
+            part = Unknown(f"it is owned by {owner.kind} {owner.name}")
             return pod_subject(pod, self._of(pod.metadata.namespace), self._at, self._wanted.reading, part)
         return None
 
@@ -260,9 +260,7 @@ class Walk:
 
     def _orphan(self, one: Below) -> Subject:
         assert one.sample is not None
-        gone = Unknown(
-            f"{one.owner.kind} {one.owner.name}, which owned it, was not found; the cluster should remove it"
-        )
+        gone = Unknown(f"its owner {one.owner.kind} {one.owner.name} was not found; the cluster should remove it")
         namespace = self._of(one.sample.metadata.namespace)
         return pod_subject(one.sample, namespace, self._at, self._wanted.reading, gone)
 

@@ -264,5 +264,5 @@ def when(text: str | None) -> datetime | Unknown | None:
     except ValueError as problem:
         return Unknown(f"{text[:40]!r} {problem}")
     if at < EPOCH:
-        return Unknown(f"{text[:40]} is no time that anything happened at")
+        return Unknown(f"{text[:40]} is not a plausible time")
     return at

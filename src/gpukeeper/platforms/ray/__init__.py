@@ -1,1 +1,1 @@
-"""Ray nodes: dead sessions, logs of ended workers, temporary files."""
+"""Ray nodes: dead sessions, logs of ended workers, temporary trees."""

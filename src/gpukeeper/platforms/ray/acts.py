@@ -1,7 +1,7 @@
-"""Removing what a node left behind: taken out of reach first, looked at once more, and only then deleted.
+"""Removing what a node left behind: moved to the trash first, checked again, and only then deleted.
 
-The last look asks what only Ray's side knows: does a socket of it answer after all, does a process name it, has work
-begun on its node. Blocks: call it in a thread.
+The second check covers what only Ray's side shows: does a socket of it answer after all, does a process name it, has
+work begun on its node. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from datetime import datetime
 from gpukeeper.disk import remove, trash
 from gpukeeper.disk.measure import printable
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import Expected, Removal
+from gpukeeper.disk.remove import ExpectedTree, TreeRemoval
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import HOUR
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import logs, reach, sessions, sockets, translate, trees
-from gpukeeper.platforms.ray.finding import Spot
+from gpukeeper.platforms.ray.finding import Location
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Everyone
-from gpukeeper.platforms.ray.survey import Wants, logs_to_go
+from gpukeeper.platforms.ray.survey import SurveyOptions, logs_to_go
 from gpukeeper.platforms.ray.visit import Visit, expected, seen_from_here
 
 Scan = Callable[[], OpenFiles]
 Answer = Accepted | Changed | Refused | Unknown
-NOT_THEIRS = Refused("whose files are in it was not established, so only an admin may ask for it; nothing was done")
-NOT_MEASURED = Refused("it was not measured whole, so nothing was done")
+NOT_THEIRS = Refused(
+    "the owners of its files could not be determined, so only an admin may request it; nothing was done"
+)
+NOT_MEASURED = Refused("it was not measured completely, so nothing was done")
 
 
-class Act:
+class NodeRemoval:
     """One removal on one node."""
 
     def __init__(self, visit: Visit, scan: Scan, everyone: Everyone, works: Callable[[Node], str | None]) -> None:
-        """`works`: what runs on that node by the titles of its processes, now."""
+        """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Spot, fresh: Subject, wants: Wants, uid: int | None = None) -> Answer:
+    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> Answer:
         if uid is not None and fresh.uids is None:
             return NOT_THEIRS
         trash.sweep(spot.folder.fd)
@@ -52,21 +54,21 @@ class Act:
             return NOT_MEASURED
         needed = self._visit.holds(exactly.identity)
         if needed is not None:
-            return Changed(f"it stays: {needed}")
+            return Changed(f"it is kept: {needed}")
         if spot.kind == translate.SESSION:
             return self._remove_session(spot, fresh, exactly)
         if trees.has_keep(spot.folder.fd, spot.name):
-            return Changed(f"it stays: {trees.KEPT}")
+            return Changed(f"it is kept: {trees.KEPT}")
         return self._remove_tree(spot, exactly)
 
-    def _seen_from(self, spot: Spot) -> Scan:
+    def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
 
-    def _finish(self, spot: Spot, fresh: Subject) -> Answer:
+    def _finish(self, spot: Location, fresh: Subject) -> Answer:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
-            return Changed("an interrupted removal has taken it; that is finished first")
+            return Changed("an interrupted removal has moved it to the trash; that is finished first")
         return answered(
             remove.finish(
                 spot.folder.fd,
@@ -77,7 +79,7 @@ class Act:
             )
         )
 
-    def _remove_tree(self, spot: Spot, exactly: Expected) -> Answer:
+    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> Answer:
         return answered(
             remove.remove(
                 spot.folder.fd,
@@ -89,13 +91,15 @@ class Act:
             )
         )
 
-    def _remove_session(self, spot: Spot, fresh: Subject, exactly: Expected) -> Answer:
+    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> Answer:
         session = spot.session
         if session is None:
             return Changed("it is not a session any more")
         if not isinstance(fresh.last_used, datetime) or self._visit.at.now - fresh.last_used < HOUR:
             why = f" ({fresh.use_evidence})" if fresh.use_evidence else ""
-            return Changed(f"it is younger than an hour{why}, and one that starts has folders and no processes yet")
+            return Changed(
+                f"it is younger than an hour{why}, and a session that is starting has directories and no processes yet"
+            )
         own = {one.pid for one in self._visit.node.processes}
 
         def still_dead(tree: int) -> str | Unknown | None:
@@ -114,14 +118,16 @@ class Act:
             )
         )
 
-    def _remove_logs(self, spot: Spot, fresh: Subject, wants: Wants) -> Answer:
+    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> Answer:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
-            return Changed("the logs of processes that ended are others now")
+            return Changed("the set of logs of ended processes has changed")
         back, removed, kept = 0, 0, []
         for place in logs.FOLDERS:
-            some = [(one.name, Expected((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place]
+            some = [
+                (one.name, ExpectedTree((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place
+            ]
             with logs.opened(spot.logs, place) as folder:
                 if folder is None or not some:
                     continue
@@ -132,11 +138,11 @@ class Act:
             kept += [f"{printable(name)}: {why.why}" for name, why in done.kept.items()]
             kept += done.removal.left
         if kept and not removed:
-            return Changed(f"none of the {len(files):,} files went: {kept[0]}")
+            return Changed(f"none of the {len(files):,} files were removed: {kept[0]}")
         return Accepted(back)
 
     def _door_is_open(self, tree: int) -> str | None:
-        """A container that stops while we are at it takes its files along; whoever starts it again has others."""
+        """A container that stops in the meantime takes its files along; after a restart it has other ones."""
         return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
 
     def _nobody_works(self, tree: int) -> str | None:
@@ -144,12 +150,12 @@ class Act:
         return self._door_is_open(tree) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: Removal | Changed | Refused | Unknown) -> Answer:
+def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> Answer:
     if isinstance(answer, Unknown):
-        # Nothing was done, and the answer says why: no second look could tell more.
-        return Refused(f"it was left where it is: {answer.why}")
-    if not isinstance(answer, Removal):
+        # Nothing was done, and the reason is known: another read would not add anything.
+        return Refused(f"it was not removed: {answer.why}")
+    if not isinstance(answer, TreeRemoval):
         return answer
     if answer.left:
-        return Refused(f"{answer.entries:,} entries went, and not: {'; '.join(answer.left[:3])}")
+        return Refused(f"{answer.entries:,} entries were removed, but not: {'; '.join(answer.left[:3])}")
     return Accepted(answer.bytes_back)

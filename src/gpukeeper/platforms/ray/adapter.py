@@ -1,7 +1,7 @@
-"""Ray's nodes of this machine as a platform: what ended work left on them, and whether work runs there now.
+"""The Ray nodes of this machine as a platform: what ended work left on them, and whether work runs there now.
 
-Reached from outside, through /proc: nothing runs in a node, and no Ray needs to be installed here. The temporary trees
-of this machine's own roots are listed here only where the policy does not give them to the machine itself.
+Read from outside, through /proc: nothing is run in a node, and Ray need not be installed here. The temporary trees of
+this machine's own roots are listed here only if the policy does not assign them to the host platform.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import errors, reach, translate
-from gpukeeper.platforms.ray.asking import Asking
-from gpukeeper.platforms.ray.connect import Containers, Patience, no_containers
-from gpukeeper.platforms.ray.discovery import Discovery, Here
+from gpukeeper.platforms.ray.connect import Containers, Timeouts, no_containers
+from gpukeeper.platforms.ray.dashboards import Asking
+from gpukeeper.platforms.ray.discovery import DiscoveredNodes, Discovery
 from gpukeeper.platforms.ray.idleness import Idleness, Load
-from gpukeeper.platforms.ray.looks import NO_LOGS, Looks
 from gpukeeper.platforms.ray.nodes import Node, is_found_by_raylet
 from gpukeeper.platforms.ray.processes import Everyone, read_all
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray.reader import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.settings import Counted, settings_of
-from gpukeeper.platforms.ray.survey import Surveyed
+from gpukeeper.platforms.ray.survey import NodeSurvey
 
 PAGE = 500
-AT_ONCE = 100  # removals under way, for which open files and processes are looked at together
-A_MOMENT = timedelta(seconds=5)  # for work that ends by itself at its deadline to say so
-HELD = 1_000_000_000  # bytes of deleted files that somebody holds open, from which on it is said
+AT_ONCE = 100  # concurrent removals for which open files and processes are read together
+A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
+HELD = 1_000_000_000  # bytes of deleted files held open, from which on they are reported
 NOT_SUMMED = Unknown("the other trees of its node were not measured yet")
-LOGS = "logs"  # as the policy names what is captured
+LOGS = "logs"  # the policy's name for this kind of evidence
 T = TypeVar("T")
 
 
@@ -80,26 +80,29 @@ class RayPlatform:
         scan: Callable[[], OpenFiles] | None = None,
         everyone: Everyone | None = None,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         folders: Sequence[str] = (),
     ) -> None:
-        """`folders`: of gpukeeper itself, which no removal may take along. `scan` and `everyone`: which files
-        are open, and which processes there are; by default all of `proc`."""
+        """`folders`: directories of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
+        are open, and which processes exist; by default all of `proc`.
+        """
         self._place, self._clock = place, clock
-        self._patience = patience or Patience()
-        # Many steps may be under way at once, and each of them looks several times.
+        self._timeouts = timeouts or Timeouts()
+        # Many steps may be in progress at once, and each of them reads several times.
         files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_all(proc)))
         self._discovery = Discovery(
-            place, policy, containers, environ, proc=proc, everyone=read, patience=self._patience, folders=folders
+            place, policy, containers, environ, proc=proc, everyone=read, timeouts=self._timeouts, folders=folders
         )
-        self._idleness = Idleness(environ, read, proc, self._patience)
+        self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._ask_what_works)
-        self._looks = Looks(self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits)
-        self._around: SharedQuestion[Here] = SharedQuestion(self._discovery.look)
+        self._looks = NodeReader(
+            self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
+        )
+        self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.look)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._ask_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._ask_who_speaks)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
-        self._under_way: set[str] = set()  # uids; a thread that hangs may still wake up and go on
+        self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
     @property
     def name(self) -> str:
@@ -130,7 +133,7 @@ class RayPlatform:
             return Unknown(str(problem))
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
-        """Node by node, after one wait for all of them: how busy they are is measured over a while."""
+        """Node by node, after one wait for all of them: their load is measured over a while."""
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
             return
         settings = settings_of(self._policy)
@@ -147,13 +150,13 @@ class RayPlatform:
             if isinstance(found, Unseen):
                 yield self._page((), (found,))
                 continue
-            # Asked anew: measuring took its time, and work may have begun.
+            # Read again: measuring took a while, and work may have begun.
             load = await self._idleness.of(node, self._idleness.asking(settings), settings)
             for page in self._pages(node, found, load, asking, known):
                 yield page
 
     async def wake(self) -> AsyncIterator[Ref | None]:
-        """Nodes give no hints; the next pass looks."""
+        """Nodes give no hints; the next pass reads them."""
         hints: tuple[Ref | None, ...] = ()
         for hint in hints:
             yield hint
@@ -182,7 +185,7 @@ class RayPlatform:
         return self._beside(found, node, await self._load_of(node.name, node.uid))
 
     async def look_by_id(self, uid: str) -> Subject | Gone | Unknown:
-        return Unknown("the processes of Ray carry the id of no workload")
+        return Unknown("the processes of Ray do not carry the id of a workload")
 
     async def gone(self, refs: Sequence[Ref]) -> Sequence[Gone]:
         return await gone_by_looks(self.look, refs)
@@ -191,14 +194,14 @@ class RayPlatform:
         if subject.ref.kind not in {translate.SESSION, translate.LOGS} or subject.category is Category.UNFINISHED:
             return NO_LOGS
         if LOGS not in what:
-            return NothingToCapture("the policy does not want logs to be captured")
+            return NothingToCapture("the policy does not capture logs")
         here = await self._look_around()
         node = here.node(subject.ref.namespace)
         if node is None:
-            return Unknown(f"{subject.ref.namespace} is not here now")
-        wants, patience = self._discovery.wants(node), self._patience.tree
+            return Unknown(f"{subject.ref.namespace} is not available now")
+        wants, timeouts = self._discovery.wants(node), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.capture(subject, node, here.everyone, wants, patience), patience, subject.ref.name
+            lambda: self._looks.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
         )
 
     async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
@@ -209,7 +212,7 @@ class RayPlatform:
         here = await self._look_around()
         node = here.node(fresh.ref.namespace)
         if node is None:
-            return Changed(f"{fresh.ref.namespace} is not here any more")
+            return Changed(f"{fresh.ref.namespace} does not exist any more")
         if fresh.ref.uid in self._under_way:
             return errors.UNDER_WAY
         wants = self._discovery.wants(node)
@@ -217,22 +220,22 @@ class RayPlatform:
 
         def work() -> Accepted | Changed | Refused | Unknown:
             try:
-                return self._looks.remove(fresh, node, here.everyone, wants, self._patience.removal, step.uid)
+                return self._looks.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:
                 return Changed(reach.GONE)
             finally:
                 self._under_way.discard(fresh.ref.uid)
 
-        return await self._in_thread(work, self._patience.removal, fresh.ref.name)
+        return await self._in_thread(work, self._timeouts.removal, fresh.ref.name)
 
     def batch(self, refs: Sequence[Ref]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     async def tell(self, subject: Subject, message: str) -> bool:
-        return False  # nobody sits inside a tree
+        return False  # a tree has no terminals
 
     async def announce(self, subject: Subject, message: str, warned: Warned) -> None:
-        """It is in the ledger."""
+        """Nothing to do: the hold is in the ledger."""
 
     async def hold(self, subject: Subject, until: datetime | None) -> Accepted | Refused | Unknown | None:
         return None
@@ -252,12 +255,12 @@ class RayPlatform:
         return Diagnosis(tree=(ref.path,), causes=tuple(causes))
 
     async def take_back(self, ref: Ref, evidence: Evidence) -> None:
-        """A removal puts back by itself what it does not delete."""
+        """A removal itself puts back what it does not delete."""
 
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         return errors.NOT_BROUGHT_BACK
 
-    def _ask_what_works(self, name: str, uid: str, door: Door) -> str | None:
+    def _ask_what_works(self, name: str, uid: str, door: NodeAccess) -> str | None:
         now = self._discovery.again(name, uid, door)
         return None if now is None else self._idleness.works(now)
 
@@ -268,7 +271,7 @@ class RayPlatform:
     def _policy(self) -> Policy:
         return self._discovery.policy
 
-    async def _look_around(self) -> Here:
+    async def _look_around(self) -> DiscoveredNodes:
         try:
             return await self._around()
         except TimeoutError:
@@ -276,56 +279,58 @@ class RayPlatform:
         except OSError as error:
             raise PlatformError(f"the processes of {self._place} could not be listed: {error.strerror}") from error
 
-    async def _spoken_for(self, here: Here, asking: Asking) -> dict[str, str]:
-        """Sessions that a dashboard says it runs, each with a sentence."""
+    async def _spoken_for(self, here: DiscoveredNodes, asking: Asking) -> dict[str, str]:
+        """Sessions that a dashboard reports as running, each with a sentence."""
         await asking.find(raylet for node in here.found.nodes for raylet in node.raylets)
         return {session: f"Ray at {one.api.address} runs it" for session, one in asking.heard().items()}
 
     async def _survey(
-        self, node: Node, here: Here, spoken_for: Mapping[str, str]
-    ) -> tuple[Surveyed, int | Unknown, OpenFiles] | Unseen:
-        wants, patience = self._discovery.wants(node, spoken_for), self._patience.node
+        self, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+    ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
+        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.node
         found = await self._in_thread(
-            lambda: self._looks.everything(node, here.everyone, wants, patience), patience, node.name
+            lambda: self._looks.everything(node, here.everyone, wants, timeouts), timeouts, node.name
         )
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
-    async def _one(self, ref: Ref, node: Node, here: Here, spoken_for: Mapping[str, str]) -> Subject | Unknown | None:
-        wants, patience = self._discovery.wants(node, spoken_for), self._patience.tree
+    async def _one(
+        self, ref: Ref, node: Node, here: DiscoveredNodes, spoken_for: Mapping[str, str]
+    ) -> Subject | Unknown | None:
+        wants, timeouts = self._discovery.wants(node, spoken_for), self._timeouts.tree
         return await self._in_thread(
-            lambda: self._looks.one(ref, node, here.everyone, wants, patience), patience, ref.name
+            lambda: self._looks.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
         )
 
     async def _ask_who_speaks(self) -> dict[str, str]:
         return await self._spoken_for(await self._look_around(), self._idleness.asking(settings_of(self._policy)))
 
     async def _ask_load(self, name: str, uid: str) -> Load:
-        """What Ray and the processes of that node say now; processor time as of this pass."""
+        """What Ray and the processes of that node report now; CPU time as of this pass."""
         here = await self._look_around()
         node = here.node(name)
         if node is None or node.uid != uid:
-            gone = Unknown(f"{name} is not here any more")
+            gone = Unknown(f"{name} does not exist any more")
             return Load(gone, gone)
         settings = settings_of(self._policy)
         self._idleness.begin(here.everyone, settings.window)
         await self._idleness.measure(settings.window)
         return await self._idleness.of(node, self._idleness.asking(settings), settings)
 
-    async def _look_at_node(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+    async def _look_at_node(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = next((one for one in here.found.nodes if one.uid == ref.uid), None)
         if node is None:
             listed = here.listed and ref.name not in here.found.asleep
-            return Gone(ref, self._clock.now()) if listed else Unknown(f"{ref.name} does not run now")
+            return Gone(ref, self._clock.now()) if listed else Unknown(f"{ref.name} is not running now")
         asking = self._idleness.asking(settings_of(self._policy))
         found = await self._survey(node, here, await self._spoken_for(here, asking))
         if isinstance(found, Unseen):
             return Unknown(found.why)
         return self._node(node, found, await self._load_of(node.name, node.uid), asking)
 
-    async def _look_at_disk(self, ref: Ref, here: Here) -> Subject | Gone | Unknown:
+    async def _look_at_disk(self, ref: Ref, here: DiscoveredNodes) -> Subject | Gone | Unknown:
         node = here.node(ref.namespace)
         if node is None:
-            return Unknown(f"{ref.namespace} is not here now")
+            return Unknown(f"{ref.namespace} is not available now")
         found = await self._survey(node, here, {})
         if isinstance(found, Unseen):
             return Unknown(found.why)
@@ -333,26 +338,27 @@ class RayPlatform:
             (one for one in self._disks(node, found[0]) if one.ref.uid == ref.uid), Gone(ref, self._clock.now())
         )
 
-    async def _look_elsewhere(self, ref: Ref, here: Here) -> Gone | Unknown:
-        """Its node is not here under that name. Gone only if every node was looked at, and it is on none; a node that
-        was found by its raylet may be there without one."""
+    async def _look_elsewhere(self, ref: Ref, here: DiscoveredNodes) -> Gone | Unknown:
+        """Its node does not exist under that name. Gone only if every node was read, and it is on none; a node that was
+        found by its raylet may exist without one.
+        """
         for node in here.found.nodes:
             found = await self._one(ref, node, here, {})
             if isinstance(found, Subject):
                 return Unknown(f"it is on {node.name} now")
         if not here.listed or here.found.asleep or here.found.unseen or is_found_by_raylet(ref.namespace):
-            return Unknown(f"{ref.namespace} is not here now, so its files cannot be looked at")
+            return Unknown(f"{ref.namespace} is not available now, so its files cannot be read")
         return Gone(ref, self._clock.now())
 
     def _pages(
         self,
         node: Node,
-        found: tuple[Surveyed, int | Unknown, OpenFiles],
+        found: tuple[NodeSurvey, int | Unknown, OpenFiles],
         load: Load,
         asking: Asking,
         known: set[str],
     ) -> Iterator[Snapshot]:
-        """`known`: a folder that two nodes share is shown once."""
+        """`known`: a directory that two nodes share is shown once."""
         surveyed = found[0]
         mine = [one for one in surveyed.subjects if one.ref.uid not in known]
         known.update(one.ref.uid for one in mine)
@@ -363,22 +369,22 @@ class RayPlatform:
         for start in range(0, len(subjects), PAGE):
             yield self._page(subjects[start : start + PAGE])
 
-    def _disks(self, node: Node, surveyed: Surveyed) -> list[Subject]:
-        """Of the other roots: the first one's is told with the node."""
-        at = translate.At(self._place, self._clock.now(), node.name)
+    def _disks(self, node: Node, surveyed: NodeSurvey) -> list[Subject]:
+        """Of the other roots: the disk of the first one is reported with the node."""
+        at = translate.PlaceAndTime(self._place, self._clock.now(), node.name)
         others = list(surveyed.disks.items())[1:]
         facts = (translate.NodeDisk(f"{node.uid}:{device}", one.disk, one.size, one.free) for device, one in others)
         return [translate.disk_subject(one, at) for one in facts]
 
     def _beside(self, subject: Subject, node: Node, load: Load) -> Subject:
-        """A temporary tree may be needed by whatever runs on its node; what is proven to be over is not."""
+        """A temporary tree may be needed by work on its node; what has provably ended is not."""
         if subject.category is not Category.TEMPORARY:
             return subject
         together = self._together.get(node.name, NOT_SUMMED)
         return msgspec.structs.replace(subject, busy=load.busy, together=together)
 
     def _node(
-        self, node: Node, found: tuple[Surveyed, int | Unknown, OpenFiles], load: Load, asking: Asking
+        self, node: Node, found: tuple[NodeSurvey, int | Unknown, OpenFiles], load: Load, asking: Asking
     ) -> Subject:
         surveyed, size, used = found
         folder = surveyed.folder
@@ -405,14 +411,14 @@ class RayPlatform:
 
     def _complaints(self, node: Node, load: Load, full: float, used: OpenFiles) -> Iterator[str]:
         if isinstance(load.busy, Unknown):
-            yield f"whether work runs on it is not known: {load.busy.why}"
+            yield f"whether work runs on it is unknown: {load.busy.why}"
         if full >= self._policy.disk.high:
             yield f"its disk is {full:.0%} full, allowed {self._policy.disk.high:.0%}"
         held = open_files.held_open(used)
         pids = {one.pid: one.comm for one in node.processes}
         for pid, size in ({} if isinstance(held, Unknown) else held).items():
             if pid in pids and size >= HELD:
-                yield f"{size_in_words(size)} are held by deleted files that pid {pid} ({pids[pid]}) still has open"
+                yield f"{size_in_words(size)} are used by deleted files that pid {pid} ({pids[pid]}) still has open"
 
     async def _in_thread(self, work: Callable[[], T], deadline: timedelta, what: str) -> T | Unknown:
         try:
@@ -420,13 +426,13 @@ class RayPlatform:
         except TimeoutError:
             return Unknown(errors.too_slow(what, deadline).why)
         except OSError as error:
-            return Unknown(f"it could not be looked at: {error.strerror or error}")
+            return Unknown(f"it could not be read: {error.strerror or error}")
 
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
-    def _at(self) -> translate.At:
-        return translate.At(self._place, self._clock.now())
+    def _at(self) -> translate.PlaceAndTime:
+        return translate.PlaceAndTime(self._place, self._clock.now())
 
 
 def _is_one_of(root: str, roots: Sequence[str]) -> bool:

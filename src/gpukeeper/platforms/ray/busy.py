@@ -1,7 +1,7 @@
-"""What Ray's answers and the titles of its processes mean: what keeps a node busy. Pure.
+"""How Ray's responses and the titles of its processes are interpreted: what keeps a node busy. Pure.
 
-Ray's list of tasks may lack some (their events are dropped under load): what it names runs, what it does not name may
-run all the same. So a node is idle only if Ray names nothing there *and* the titles of its processes are quiet.
+Ray's list of tasks may be incomplete (their events are dropped under load): what it lists runs, what it does not list
+may run all the same. So a node is idle only if Ray lists nothing there *and* the titles of its processes are idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from gpukeeper.model.unknown import Unknown, is_known
 
 ALIVE: Final = "ALIVE"
-# Of each kind these states are over; every other one counts, also one that a later Ray invents.
+# In these states each kind has ended; every other state counts, also one that a later Ray adds.
 OVER_ACTOR: Final = ("DEAD",)
 OVER_TASK: Final = ("FINISHED", "FAILED")
 OVER_GROUP: Final = ("REMOVED",)
@@ -35,7 +35,7 @@ class RayNode(msgspec.Struct, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A process that Ray knows. A driver's id begins with the id of its job (seen in 2.40, 2.53 and 2.60)."""
+    """A process that Ray knows. A driver's id begins with the id of its job (checked in 2.40, 2.53 and 2.60)."""
 
     worker_id: str
     worker_type: str | None = None
@@ -53,7 +53,7 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """On a node from its start there, also while it restarts; before, on none."""
+    """On a node from its start there, also while it restarts; before that, on none."""
 
     actor_id: str
     class_name: str
@@ -74,7 +74,7 @@ class Bundle(msgspec.Struct, frozen=True):
     node_id: str | None = None
 
 
-class Group(msgspec.Struct, frozen=True):
+class PlacementGroup(msgspec.Struct, frozen=True):
     """A placement group; `node_id` of a bundle is empty until it is placed."""
 
     state: str
@@ -87,7 +87,7 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A submitted one has an id of its own, and no driver until it starts."""
+    """A submitted job has an id of its own, and no driver until it starts."""
 
     status: str
     job_id: str | None = None
@@ -96,22 +96,24 @@ class Job(msgspec.Struct, frozen=True):
     driver_node_id: str | None = None
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What Ray said, one after the other, each whole or Unknown. Of jobs: those that are not over, or have a driver."""
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """Ray's responses, requested one after the other, each complete or Unknown. Jobs: those that have not ended, or
+    have a driver.
+    """
 
     nodes: Said[RayNode]
     workers: Said[Worker]
     actors: Said[Actor]
     tasks: Said[Task]
-    groups: Said[Group]
+    groups: Said[PlacementGroup]
     jobs: Said[Job]
 
 
-def busy(node_id: str, answers: Answers) -> str | Unknown | None:
-    """What runs on that node, in a few words; None: Ray names nothing.
+def busy(node_id: str, answers: ClusterState) -> str | Unknown | None:
+    """What runs on that node, in a few words; None: Ray lists nothing.
 
-    What is known to run counts although other answers are missing. A node that Ray calls dead, or does not know, is
-    never idle: whoever asks has seen something of it.
+    What is known to run counts although other responses are missing. A node that Ray reports as dead, or does not know,
+    is never idle: the caller has seen something of it.
     """
     node = _find(node_id, answers.nodes)
     if isinstance(node, Unknown):
@@ -124,13 +126,13 @@ def busy(node_id: str, answers: Answers) -> str | Unknown | None:
         or _jobs(node, answers.jobs, answers.workers)
     )
     if found or node.state != ALIVE:
-        return found or Unknown(f"Ray calls node {_short(node_id)} {_printable(node.state.lower())}")
+        return found or Unknown(f"Ray reports node {_short(node_id)} as {_printable(node.state.lower())}")
     asked: tuple[Said[object], ...] = (answers.workers, answers.actors, answers.tasks, answers.groups, answers.jobs)
     return next((part for part in asked if isinstance(part, Unknown)), None)
 
 
-def without(job: str, answers: Answers) -> Answers:
-    """The same but for one job: our own, which came to look and is no work."""
+def without(job: str, answers: ClusterState) -> ClusterState:
+    """The same without one job: our own, which only reads and is no work."""
     return msgspec.structs.replace(
         answers,
         workers=_but(answers.workers, lambda one: one.drives and one.job_id == job),
@@ -152,7 +154,7 @@ def _find(node_id: str, nodes: Said[RayNode]) -> RayNode | Unknown:
 
 
 def _drivers(node: RayNode, workers: Said[Worker], jobs: Said[Job]) -> str | None:
-    """Not the agent that starts submitted jobs: it becomes a driver for ever, of a job that Ray lists nowhere."""
+    """Not the agent that starts submitted jobs: it stays registered as the driver of a job that Ray does not list."""
     here = [one.job_id for one in _known(workers) if one.drives and one.node_id == node.node_id]
     listed = here if isinstance(jobs, Unknown) else [job.job_id for job in jobs]
     names = [job_id for job_id in here if job_id in listed]
@@ -173,7 +175,7 @@ def _tasks(node: RayNode, tasks: Said[Task]) -> str | None:
     return _sentence(names, "task ", " runs", "tasks run, ", " for one")
 
 
-def _groups(node: RayNode, groups: Said[Group]) -> str | None:
+def _groups(node: RayNode, groups: Said[PlacementGroup]) -> str | None:
     there = [one for one in _known(groups) if one.state not in OVER_GROUP and _holds(one, node)]
     if not there:
         return None
@@ -197,10 +199,10 @@ def _at(job: Job, node: RayNode) -> bool:
         return job.driver_node_id == node.node_id
     if job.driver is not None and job.driver.ip:
         return job.driver.ip == node.ip
-    return node.is_head is not False  # not placed yet: the head starts it, where nothing else was asked for
+    return node.is_head is not False  # not placed yet: the head starts it unless configured otherwise
 
 
-def _holds(group: Group, node: RayNode) -> bool:
+def _holds(group: PlacementGroup, node: RayNode) -> bool:
     return any(bundle.node_id == node.node_id for bundle in group.bundles or ())
 
 
@@ -209,15 +211,15 @@ def _known(said: Said[T]) -> tuple[T, ...]:
 
 
 def _sentence(names: Sequence[str], before: str, after: str, many_before: str, many_after: str) -> str | None:
-    """Put together, never formatted: a name, and even a state, may hold anything, braces included."""
+    """Concatenated, never formatted: a name, and even a state, may contain anything, braces included."""
     if not names:
         return None
-    first = _printable(min(names))  # the same sentence at each look
+    first = _printable(min(names))  # the same sentence in each pass
     return f"{before}{first}{after}" if len(names) == 1 else f"{len(names)} {many_before}{first}{many_after}"
 
 
 def _printable(name: str) -> str:
-    """Names are the user's: one line, no control letters, not endless."""
+    """Users choose names: one line, no control characters, limited length."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in name)
     return clean if len(clean) <= _NAME_MAX else clean[: _NAME_MAX - 1] + "…"
 
@@ -229,13 +231,13 @@ def _short(node_id: str) -> str:
 # -- titles -----------------------------------------------------------------------------------------------------------
 
 _IDLE = frozenset({"ray::IDLE", "ray::IDLE_SpillWorker", "ray::IDLE_RestoreWorker"})
-# Ray's own programs by what they were started with. 2.60 gives its agents titles like those of actors: one of each is
-# a node's agent, a second one is somebody's actor of that name.
+# Ray's own programs by their command line. 2.60 gives its agents titles like those of actors: the first of each is
+# a node's agent, a second one is a user's actor with that name.
 _AGENTS = frozenset({"ray::DashboardAgent", "ray::RuntimeEnvAgent"})
 _OWN = re.compile(
     r"""^(?:\S*/)?(?:
         ray-dashboard-\w+                                  # parts of the dashboard, since 2.5x
-        | (?:gcs_server|raylet)\ --                        # beside the wheel's path, whatever that is
+        | (?:gcs_server|raylet)\ --                        # beside the path of the wheel
         | python[\d.]*\ (?:-\w\ )*\S*/ray/(?:
             dashboard/(?:dashboard|agent)\.py
             | _private/log_monitor\.py
@@ -259,8 +261,8 @@ _UNTITLED = re.compile(
 def quiet(titles: Iterable[str]) -> str | None:
     """What Ray's workers among these processes do, in a few words; None: there is none, or all are idle.
 
-    A title is the whole command line, its parts joined by blanks; once for each process of the node. What is not a
-    worker says nothing here: see `foreign`.
+    A title is the whole command line, joined by blanks; one for each process of the node. Other processes are not
+    considered here: see `foreign`.
     """
     counted = Counter(title.strip() for title in titles)
     raylets = sum(number for title, number in counted.items() if _RAYLET.match(title))
@@ -268,14 +270,14 @@ def quiet(titles: Iterable[str]) -> str | None:
     loud += [title for title in _AGENTS if counted[title] > max(1, raylets)]
     if loud:
         return f"worker {_printable(min(loud).removeprefix('ray::'))} runs"
-    return "a worker starts" if any(_UNTITLED.search(title) for title in counted if not _is_own(title)) else None
+    return "a worker is starting" if any(_UNTITLED.search(title) for title in counted if not _is_own(title)) else None
 
 
 def foreign(titles: Iterable[str]) -> str | None:
-    """One of these processes that is neither Ray's own program nor an idle worker; None: all are.
+    """One of these processes that is neither Ray's own program nor an idle worker; None: there is none.
 
-    For processes that surely belong to a session (they have its files open, or a raylet started them): a driver, a
-    worker that gave itself another name, a program that a task started.
+    For processes that certainly belong to a session (they have its files open, or a raylet started them): a driver, a
+    worker that changed its name, a program that a task started.
     """
     titles = list(titles)
     strange = sorted(title for title in titles if not _is_own(title.strip()))
@@ -283,7 +285,7 @@ def foreign(titles: Iterable[str]) -> str | None:
 
 
 def _program(title: str) -> str:
-    """`python train.py`: without folders, and without what was given to it."""
+    """`python train.py`: without directories and without arguments."""
     return " ".join(word.rpartition("/")[2] for word in title.split()[:2])
 
 

@@ -1,4 +1,4 @@
-"""What is saved of a session or of logs before they go: the end of the newest log files."""
+"""Evidence of a session or of logs before their removal: the end of the newest log files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def ends_of(folder: int, wanted: frozenset[tuple[str, str]] | None = None) -> dict[str, bytes]:
-    """Of the newest files below an open folder of logs; `wanted`: of just these, by folder and name."""
+    """Of the newest files below an open directory of logs; `wanted`: only these, by directory and name."""
     rows = sorted(_files(folder, wanted), reverse=True)[:FILES]
     ends = {}
     for _, place, name in rows:
@@ -39,7 +39,7 @@ def _files(folder: int, wanted: frozenset[tuple[str, str]] | None) -> Iterator[t
 
 
 def _end(folder: int, place: str, name: str) -> bytes:
-    """Without moving its access time: a look must not count as use."""
+    """Without updating its access time: a read of ours must not count as use."""
     try:
         fd = kernel.open_inside(folder, f"{place}/{name}" if place else name, _READ)
     except OSError:

@@ -1,6 +1,6 @@
-"""How much of a processor the programs of each node take, between two readings of everybody. Looks only.
+"""CPU use of the programs of each node, between two readings of all processes. Reads only.
 
-What ended between two readings is not counted: low use proves nothing, only high use vetoes.
+A process that ended between two readings is not counted: low use proves nothing, only high use vetoes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from datetime import timedelta
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.processes import TICKS, Process
 
-OLDEST = 30 * 60.0  # seconds: a reading from before says nothing of now
-FRESH = 60.0  # seconds: a result as young as this is not measured again
-NOT_YET = Unknown("the use of processors was not measured yet")
+OLDEST = 30 * 60.0  # seconds: an older reading is not used
+FRESH = 60.0  # seconds: a newer result is reused
+NOT_YET = Unknown("the CPU use was not measured yet")
 Read = Callable[[], Sequence[Process]]
 
 
@@ -33,7 +33,7 @@ class Cpu:
 
     async def end(self, read: Callable[[], Sequence[Process]], window: timedelta) -> None:
         """The second one, once for all nodes, when the window is over."""
-        assert self._first is not None, "begin() comes first"
+        assert self._first is not None, "begin() must be called first"
         began = self._first[0]
         left = window.total_seconds() - (self._clock() - began)
         if left > 0:
@@ -55,7 +55,9 @@ class Cpu:
         return self._used is not None and self._clock() - self._used[0] <= FRESH
 
     def percent(self, processes: Iterable[Process]) -> float | Unknown:
-        """Of one core, by these. Who was not there at the last reading is new and counts by its own time."""
+        """In percent of one core, of these processes. One that was not in the last reading is new and counts with its
+        own time.
+        """
         if self._used is None:
             return NOT_YET
         _, seconds, spent = self._used

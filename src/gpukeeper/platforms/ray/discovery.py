@@ -1,4 +1,4 @@
-"""Which nodes there are now, and what to look for on each, by the policy and by what raylets say. Looks only."""
+"""Which nodes exist now, and what to look for on each, according to the policy and to raylets. Reads only."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gpukeeper.platforms.ray.connect import (
     DEFAULT_TMP,
     RAY,
     Containers,
-    Inside,
-    Patience,
+    NodeContainer,
+    Timeouts,
     no_containers,
     temporary_folders,
 )
-from gpukeeper.platforms.ray.nodes import Found, Node, RayRoot
+from gpukeeper.platforms.ray.nodes import Node, NodeListing, RayRoot
 from gpukeeper.platforms.ray.processes import Everyone, Process, read_all
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 from gpukeeper.platforms.ray.settings import settings_of
-from gpukeeper.platforms.ray.survey import Wants
-from gpukeeper.platforms.ray.visit import Needed
+from gpukeeper.platforms.ray.survey import SurveyOptions
+from gpukeeper.platforms.ray.visit import ProtectedPaths
 
 HOST = "host"  # the platform that may own this machine's own roots
 CONTAINERS = "containers that are nodes"
 
 
-class Here(msgspec.Struct, frozen=True):
-    """What is here at one moment."""
+class DiscoveredNodes(msgspec.Struct, frozen=True):
+    """What exists at one moment."""
 
     everyone: tuple[Process, ...]
-    found: Found
-    listed: bool  # whether every container that the policy calls a node is known
+    found: NodeListing
+    listed: bool  # whether every container that the policy lists as a node is known
 
     def node(self, name: str) -> Node | None:
         return next((one for one in self.found.nodes if one.name == name), None)
@@ -54,29 +54,29 @@ class Discovery:
         *,
         proc: str = "/proc",
         everyone: Everyone = read_all,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         folders: Sequence[str] = (),
     ) -> None:
         """`folders`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
         self._environ, self._proc, self._everyone = environ, proc, everyone
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._folders = tuple(folders)
-        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever told of there
+        self._told: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root that was ever reported there
 
-    async def look(self) -> Here:
-        """OSError or TimeoutError when not even the processes can be listed."""
+    async def look(self) -> DiscoveredNodes:
+        """OSError or TimeoutError if not even the processes can be listed."""
         listed = await self._containers(settings_of(self.policy).workers)
-        inside: tuple[Inside, ...] = () if isinstance(listed, Unknown) else tuple(listed)
-        here = await in_thread(lambda: self.find(inside), self._patience.processes)
+        inside: tuple[NodeContainer, ...] = () if isinstance(listed, Unknown) else tuple(listed)
+        here = await in_thread(lambda: self.find(inside), self._timeouts.processes)
         if isinstance(listed, Unknown):
             unseen = (*here.found.unseen, Unseen(CONTAINERS, listed.why))
-            return Here(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)
+            return DiscoveredNodes(here.everyone, msgspec.structs.replace(here.found, unseen=unseen), False)
         return here
 
-    def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> Wants:
+    def wants(self, node: Node, spoken_for: Mapping[str, str] | None = None) -> SurveyOptions:
         settings = settings_of(self.policy)
-        return Wants(
+        return SurveyOptions(
             ray_roots=self._ray_roots(node),
             temporary=self._temporary(),
             logs=settings.logs,
@@ -85,18 +85,18 @@ class Discovery:
             needed=self._needed(),
         )
 
-    def find(self, inside: tuple[Inside, ...]) -> Here:
+    def find(self, inside: tuple[NodeContainer, ...]) -> DiscoveredNodes:
         """Blocks."""
         everyone = self._everyone()
         paths = tuple(dict.fromkeys((DEFAULT_TMP, *settings_of(self.policy).roots)))
         found = nodes.find(everyone, inside, self._place, nodes.sees_our_files(self._proc, paths))
         ours = tuple(one for one in found.nodes if not one.is_machine or self._counts(one))
         asked = self._containers is not no_containers
-        return Here(everyone, msgspec.structs.replace(found, nodes=ours), asked)
+        return DiscoveredNodes(everyone, msgspec.structs.replace(found, nodes=ours), asked)
 
-    def again(self, name: str, uid: str, door: Door) -> Node | None:
-        """With the processes it has now. Blocks. None: whoever its files were reached through has ended."""
-        inside = () if door.pid is None else (Inside(name, door.pid, uid),)
+    def again(self, name: str, uid: str, door: NodeAccess) -> Node | None:
+        """With its current processes. Blocks. None: the process through which its files were reached has ended."""
+        inside = () if door.pid is None else (NodeContainer(name, door.pid, uid),)
         now = self.find(inside).node(name)
         return now if now is not None and now.door == door else None
 
@@ -122,7 +122,7 @@ class Discovery:
     def _temporary(self) -> tuple[Temporary, ...]:
         return tuple(one for one in self.policy.temporary if one.platform == translate.PLATFORM)
 
-    def _needed(self) -> Needed:
+    def _needed(self) -> ProtectedPaths:
         policy = self.policy
         nodes = (*settings_of(policy).roots, *(one.root for one in self._temporary()))
         trees = tuple(one.root for one in policy.temporary if one.platform == HOST)
@@ -130,11 +130,11 @@ class Discovery:
         captured = () if policy.capture.to is None else (policy.capture.to,)
         hosts = (*reports, *(trees if HOST in policy.scope else ()))
         machine = (*trees, *reports, *captured, *self._folders)
-        return Needed(machine, nodes, hosts)
+        return ProtectedPaths(machine, nodes, hosts)
 
 
 def names_here(place: str, environ: Mapping[str, str], proc: str = "/proc") -> tuple[str, ...]:
-    """The nodes that can be found without asking a container engine. OSError when processes cannot be listed."""
+    """The nodes that can be found without a container engine. OSError if processes cannot be listed."""
     here = Discovery(place, Policy(), no_containers, environ, proc=proc)
     return tuple(node.name for node in here.find(()).found.nodes)
 

@@ -1,4 +1,4 @@
-"""Finding one thing of a node again by its identity, whatever it is called now: for a look at it, and for acting."""
+"""Finding one object of a node again by its identity, whatever its name is now: for a re-check, and for acting."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk.measure import printable
-from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Temporary
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import logs, sessions, translate, trees
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.sessions import Session
-from gpukeeper.platforms.ray.survey import Wants, by_root, opened_logs
-from gpukeeper.platforms.ray.visit import Folder, Visit, names_in, taken_in
+from gpukeeper.platforms.ray.survey import SurveyOptions, by_root, opened_logs
+from gpukeeper.platforms.ray.visit import NodeDirectory, Visit, names_in, taken_in
 
 
-class Spot(msgspec.Struct, frozen=True):
-    """Where it is now: the open folder it lies in. `name` of a session is that of the session, also for its logs."""
+class Location(msgspec.Struct, frozen=True):
+    """Where it is now: the open directory that contains it. `name` of a session is that of the session, also for its
+    logs.
+    """
 
-    folder: Folder
+    folder: NodeDirectory
     name: str
     kind: str
-    taken: Taken | None = None  # it is in our trash
+    taken: TrashedTree | None = None  # it is in our trash
     session: Session | None = None
-    logs: int = -1  # the open folder of its logs
+    logs: int = -1  # the open directory of its logs
 
 
 @contextmanager
-def found(visit: Visit, ref: Ref, wants: Wants) -> Iterator[Spot | Unknown | None]:
-    """None: every folder where it can be was looked at, and it is in none."""
+def found(visit: Visit, ref: Ref, wants: SurveyOptions) -> Iterator[Location | Unknown | None]:
+    """None: every directory where it can be was read, and it is in none."""
     wanted = translate.identity_in(ref.uid)
     if wanted is None:
-        yield Unknown(f"{ref.uid!r} names no tree")
+        yield Unknown(f"{ref.uid!r} does not identify a tree")
         return
     with ExitStack() as held:
         yield _search(visit, ref, wanted, wants, held)
 
 
-def _search(visit: Visit, ref: Ref, wanted: tuple[int, int], wants: Wants, held: ExitStack) -> Spot | Unknown | None:
+def _search(
+    visit: Visit, ref: Ref, wanted: tuple[int, int], wants: SurveyOptions, held: ExitStack
+) -> Location | Unknown | None:
     roots = {root.path: root for root in wants.ray_roots}
     on_this_disk = False
     for path in dict.fromkeys((*by_root(wants.temporary), *roots)):
@@ -61,36 +65,36 @@ def _search(visit: Visit, ref: Ref, wanted: tuple[int, int], wants: Wants, held:
         spot = _in_folder(folder, roots.get(path), ref, wanted, temporary, held)
         if spot is not None:
             return spot
-    return None if on_this_disk else Unknown("none of the folders that are looked at is on its filesystem now")
+    return None if on_this_disk else Unknown("none of the directories that are read is on its filesystem now")
 
 
 def _in_folder(
-    folder: Folder,
+    folder: NodeDirectory,
     root: RayRoot | None,
     ref: Ref,
     wanted: tuple[int, int],
     temporary: Sequence[Temporary],
     held: ExitStack,
-) -> Spot | Unknown | None:
-    """`root`: it is a folder of sessions."""
+) -> Location | Unknown | None:
+    """`root`: it is a directory of sessions."""
     known = [] if root is None else list(sessions.listed(folder, root))
     if (spot := _in_logs(folder, known, ref, wanted, held)) is not None or ref.kind == translate.LOGS:
         return spot
     session = next((one for one in known if one.identity == wanted), None)
     if session is not None:
-        return Spot(folder, session.name, translate.SESSION, session=session)
+        return Location(folder, session.name, translate.SESSION, session=session)
     for name in names_in(folder, wanted):
         if trees.named_by(name, folder.path, temporary):
-            return Spot(folder, name, translate.TREE)
-        return Unknown(f"it is called {printable(str(Path(folder.path, name)))} now, which the policy does not name")
+            return Location(folder, name, translate.TREE)
+        return Unknown(f"its name is {printable(str(Path(folder.path, name)))} now, which the policy does not match")
     taken = taken_in(folder, wanted)
-    return None if taken is None else Spot(folder, taken.name, translate.TREE, taken)
+    return None if taken is None else Location(folder, taken.name, translate.TREE, taken)
 
 
 def _in_logs(
-    folder: Folder, known: Sequence[Session], ref: Ref, wanted: tuple[int, int], held: ExitStack
-) -> Spot | None:
-    """The folder of logs itself, or something that an interrupted removal left in it."""
+    folder: NodeDirectory, known: Sequence[Session], ref: Ref, wanted: tuple[int, int], held: ExitStack
+) -> Location | None:
+    """The directory of logs itself, or something that an interrupted removal left in it."""
     for session in known:
         # Closed at once unless it is in there: what we have open ourselves looks used.
         with ExitStack() as open_:
@@ -103,12 +107,12 @@ def _in_logs(
 
 
 def _in_logs_of(
-    session: Session, fd: int, folder: Folder, ref: Ref, wanted: tuple[int, int], open_: ExitStack
-) -> Spot | None:
+    session: Session, fd: int, folder: NodeDirectory, ref: Ref, wanted: tuple[int, int], open_: ExitStack
+) -> Location | None:
     top = os.fstat(fd)
     if ref.kind == translate.LOGS:
         same = (top.st_dev, top.st_ino) == wanted
-        return Spot(folder, session.name, translate.LOGS, session=session, logs=fd) if same else None
+        return Location(folder, session.name, translate.LOGS, session=session, logs=fd) if same else None
     for place in logs.FOLDERS:
         inner = open_.enter_context(logs.opened(fd, place))
         if inner is None:
@@ -116,5 +120,5 @@ def _in_logs_of(
         path = os.path.normpath(Path(session.path, logs.LOGS, place))
         here = msgspec.structs.replace(folder, fd=inner, path=path)
         if (taken := taken_in(here, wanted)) is not None:
-            return Spot(here, taken.name, translate.TREE, taken)
+            return Location(here, taken.name, translate.TREE, taken)
     return None

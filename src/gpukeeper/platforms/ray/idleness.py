@@ -1,6 +1,7 @@
-"""Does work run on a node? Ray's own word first, then what its processes say and take. One sign is enough.
+"""Whether work runs on a node: Ray's own report first, then the titles and the load of its processes. One sign of work
+is enough.
 
-Idle only if everything could be learned: a node whose Ray cannot be asked is not known to be idle, however quiet.
+Idle only if everything could be read: a node whose Ray cannot be queried is not known to be idle.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.devices import holders
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import translate
-from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
 from gpukeeper.platforms.ray.busy import foreign, quiet
-from gpukeeper.platforms.ray.connect import Patience
+from gpukeeper.platforms.ray.connect import Timeouts
 from gpukeeper.platforms.ray.cpu import Cpu
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
 from gpukeeper.platforms.ray.nodes import Node, is_rays_own
 from gpukeeper.platforms.ray.processes import Everyone, Process, ancestors, descendants
 from gpukeeper.platforms.ray.settings import RaySettings
@@ -30,18 +31,18 @@ class Load(msgspec.Struct, frozen=True):
     """`busy`: what runs, in a few words; None: nothing does."""
 
     busy: str | Unknown | None
-    cpu: float | Unknown  # percent of one core, of everything but Ray itself
+    cpu: float | Unknown  # percent of one core, of everything except Ray itself
 
 
 class Idleness:
-    """Kept between passes: processor time is measured from one to the next."""
+    """Kept between passes: CPU time is measured from one to the next."""
 
-    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, patience: Patience) -> None:
-        self._environ, self._everyone, self._proc, self._patience = environ, everyone, proc, patience
+    def __init__(self, environ: Mapping[str, str], everyone: Everyone, proc: str, timeouts: Timeouts) -> None:
+        self._environ, self._everyone, self._proc, self._timeouts = environ, everyone, proc, timeouts
         self._cpu = Cpu()
 
     def asking(self, settings: RaySettings) -> Asking:
-        return Asking(settings.dashboard, self._environ, self._patience.asking, self._proc)
+        return Asking(settings.dashboard, self._environ, self._timeouts.asking, self._proc)
 
     def begin(self, everyone: Iterable[Process], window: timedelta) -> None:
         self._cpu.begin(everyone, window)
@@ -63,7 +64,7 @@ class Idleness:
         return works(self._but_us(node))
 
     def _but_us(self, node: Node) -> Node:
-        """Without ourselves and what we started; and without what started us, where that is a task made for it."""
+        """Without ourselves and what we started; and without our parent if that is a task made for it."""
         ours = {os.getpid(), *(one.pid for one in descendants((os.getpid(),), node.processes))}
         if OWN_JOB in self._environ:
             raylets = {one.process.pid for one in node.raylets}
@@ -72,20 +73,23 @@ class Idleness:
 
     async def _gpu(self, processes: Iterable[Process]) -> str | Unknown | None:
         try:
-            found = await in_thread(lambda: holders.scan(self._proc), self._patience.processes)
+            found = await in_thread(lambda: holders.scan(self._proc), self._timeouts.processes)
         except (TimeoutError, OSError):
-            return Unknown("who has a GPU open could not be learned")
+            return Unknown("the processes that have a GPU open could not be read")
         pids = {one.pid for one in processes}
         holder = next((one for one in found.found if one.pid in pids), None)
         if holder is not None:
             return f"pid {holder.pid} ({holder.comm}) has a GPU open"
         hidden = next((pid for pid in found.hidden if pid in pids), None)
-        return None if hidden is None else Unknown(f"whether pid {hidden} has a GPU open may not be read; run as root")
+        return (
+            None if hidden is None else Unknown(f"whether pid {hidden} has a GPU open could not be read; run as root")
+        )
 
 
 def of_ray(node: Node) -> tuple[Process, ...]:
-    """Everything that runs in a container; on this machine, which does other things too, what a raylet started and
-    what calls itself Ray's."""
+    """In a container all processes; on this machine, which runs other things too, what a raylet started and what
+    identifies itself as Ray's.
+    """
     if not node.is_machine:
         return node.processes
     started = descendants((one.process.pid for one in node.raylets), node.processes)
@@ -94,7 +98,7 @@ def of_ray(node: Node) -> tuple[Process, ...]:
 
 
 def works(node: Node) -> str | None:
-    """What runs by what its processes call themselves: workers, and whatever else a raylet started."""
+    """What runs according to process titles: workers, and whatever else a raylet started."""
     started = [
         foreign((raylet.process.title, *(one.title for one in descendants((raylet.process.pid,), node.processes))))
         for raylet in node.raylets

@@ -1,6 +1,7 @@
-"""Logs of processes that ended, in sessions that live. One by one, by the pid in the name, and only what is closed.
+"""Logs of ended processes, in sessions that are alive. One by one, by the pid in the name, and only closed files.
 
-Nothing else of a live session is ever offered: without its spilled objects or unpacked code Ray hangs, silently.
+Nothing else of a live session is ever offered: without its spilled objects or unpacked code Ray hangs, without a
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpukeeper.platforms.ray.translate import LONG_LOG, LogFile, long_log
 from gpukeeper.platforms.ray.visit import Visit
 
 LOGS = "logs"
-OLD = "old"  # what Ray moved away itself, of workers that ended
+OLD = "old"  # what Ray moved itself, of workers that ended
 FOLDERS = ("", OLD, "events", "export_events")
 BLOCK = 512
 _OF_A_PROCESS = re.compile(
@@ -32,13 +33,13 @@ _SETUP = re.compile(r"runtime_env_setup-[0-9a-f]+\.log(?:\.\d+)?")
 
 
 def pid_in(name: str) -> int | None:
-    """Of the process that wrote it, as that process saw itself."""
+    """Of the process that wrote it, in its own pid namespace."""
     match = _OF_A_PROCESS.fullmatch(name)
     return next((int(number) for number in match.groups() if number), None) if match else None
 
 
 def removable(logs: int, visit: Visit, reads: Reads, before: datetime) -> tuple[LogFile, ...]:
-    """Closed, of a process that is gone from its node, and not used after then, by all that is known."""
+    """Closed, of a process that is gone from its node, and not used since then, as far as is known."""
     alive = {one.inside for one in visit.node.processes} | {one.pid for one in visit.node.processes}
     setups = sorted(_setups(logs), key=lambda row: row[1].st_mtime_ns)
     found = [_file("", name, about) for name, about in setups[:-1]]
@@ -70,7 +71,7 @@ def _setups(logs: int) -> Iterator[tuple[str, os.stat_result]]:
 
 @contextmanager
 def opened(logs: int, folder: str) -> Iterator[int | None]:
-    """None: not there, or a link, which Ray does not make."""
+    """None: it does not exist, or is a link, which Ray does not create."""
     try:
         fd = kernel.open_inside(logs, folder or ".")
     except OSError:

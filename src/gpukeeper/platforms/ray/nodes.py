@@ -1,6 +1,6 @@
-"""Which Ray nodes there are: this machine, containers that the policy names, and whatever else a raylet runs in.
+"""Which Ray nodes exist: this machine, containers that the policy names, and whatever else a raylet runs in.
 
-A node is a set of processes that see the same files, and one of them as the door to those. Looks only.
+A node is a set of processes that see the same files, and one of them as the access to those. Reads only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 from gpukeeper.model.decision import Unseen
 from gpukeeper.platforms.ray.busy import foreign
-from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.processes import Process, Raylet, flags_of, raylet_of
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 
 MACHINE = "machine"  # the uid of this machine as a node
 _UNLISTED = re.compile(r"[0-9a-f]{12}|mnt:\[\d+\]")
@@ -25,58 +25,60 @@ _UNLISTED = re.compile(r"[0-9a-f]{12}|mnt:\[\d+\]")
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
-    door: Door
+    door: NodeAccess
     processes: tuple[Process, ...]
     raylets: tuple[Raylet, ...] = ()
-    uids: frozenset[int] | None = None  # whose files count there; None: anybody's
+    uids: frozenset[int] | None = None  # whose files count there; None: any user's
 
     @property
     def is_machine(self) -> bool:
         return self.door.pid is None
 
 
-class Found(msgspec.Struct, frozen=True):
+class NodeListing(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
     unseen: tuple[Unseen, ...] = ()
-    asleep: tuple[str, ...] = ()  # containers that are nodes and do not run: their files cannot be reached
+    asleep: tuple[str, ...] = ()  # containers that are nodes and are not running: their files cannot be reached
 
 
 SameFiles = Callable[[Process], bool]
 
 
-def find(everyone: Sequence[Process], containers: Sequence[Inside], machine: str, sees_ours: SameFiles) -> Found:
-    """`machine`: how this machine is called. It is among the nodes always; whoever asks decides whether it counts."""
+def find(
+    everyone: Sequence[Process], containers: Sequence[NodeContainer], machine: str, sees_ours: SameFiles
+) -> NodeListing:
+    """`machine`: the name of this machine. It is always among the nodes; the caller decides whether it counts."""
     nodes, unseen = [], []
     ours = tuple(one for one in everyone if sees_ours(one))
-    nodes.append(_node(machine, MACHINE, Door(), ours))
+    nodes.append(_node(machine, MACHINE, NodeAccess(), ours))
     by_pid = {one.pid: one for one in everyone}
     for inside in containers:
         if not inside.pid:
             continue
         main = by_pid.get(inside.pid)
         if main is None or main.mounts is None:
-            why = "its first process has ended" if main is None else "its namespaces may not be read; run as root"
+            why = "its first process has ended" if main is None else "its namespaces could not be read; run as root"
             unseen.append(Unseen(inside.name, why))
             continue
-        door = Door(main.pid, main.starttime)
+        door = NodeAccess(main.pid, main.starttime)
         nodes.append(_node(inside.name, inside.uid, door, members_of(main, everyone, ours)))
     known = {one.pid for node in nodes for one in node.processes}
     others = [one for one in everyone if one.pid not in known and raylet_of(one) is not None]
     for main in _one_of_each(others):
         name = main.container[:12] if main.container else str(main.mounts)
-        door = Door(main.pid, main.starttime)
+        door = NodeAccess(main.pid, main.starttime)
         uid, members = main.container or str(main.mounts), members_of(main, everyone, ours)
         nodes.append(_node(name, uid, door, members, _whose(main, others)))
-    return Found(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
+    return NodeListing(_told_apart(nodes), tuple(unseen), tuple(one.name for one in containers if not one.pid))
 
 
 def is_found_by_raylet(name: str) -> bool:
-    """Whether a node of that name is one that nobody listed."""
+    """Whether a node with that name was found and not configured."""
     return _UNLISTED.fullmatch(name) is not None
 
 
 def members_of(main: Process, everyone: Iterable[Process], ours: Sequence[Process]) -> tuple[Process, ...]:
-    """Who sees its files, and who lives in its pid namespace unless that is the one of this machine."""
+    """The processes that see its files, and those in its pid namespace unless that is the one of this machine."""
     shared = {one.pids for one in ours}
     return tuple(
         one
@@ -87,8 +89,9 @@ def members_of(main: Process, everyone: Iterable[Process], ours: Sequence[Proces
 
 
 def sees_our_files(proc: str, paths: Sequence[str]) -> SameFiles:
-    """By mount namespace; and where that is another (a service with a few mounts of its own), by the root folder and
-    these paths being the same. Asked once for each namespace."""
+    """By mount namespace; and if that differs (a service with a few mounts of its own), by the same root directory and
+    the same paths. Read once for each namespace.
+    """
     own = str(Path(proc, "self/ns/mnt").readlink())
     known: dict[tuple[str, str | None], bool] = {}
 
@@ -104,21 +107,21 @@ def sees_our_files(proc: str, paths: Sequence[str]) -> SameFiles:
 
 
 class RayRoot(msgspec.Struct, frozen=True):
-    """A folder of sessions, as its node names it. `uids`: whose word it is that it is one; a session there is one only
-    if it belongs to them, for anybody may start a program with any argument. None: the policy's, so anybody's."""
+    """A directory of sessions, as its node names it. `uids`: the users who claim that it is one; a session there counts
+    only if it belongs to them, for any user may start a program with any argument. None: the policy's, so any
+    user's.
+    """
 
     path: str
     uids: frozenset[int] | None = None
-    maybe: bool = (
-        False  # a root of the policy, which is one only if it looks as Ray leaves it: see sessions.is_temp_dir
-    )
+    maybe: bool = False  # a root of the policy, which is one only if it looks like Ray's: see sessions.is_temp_dir
 
     def holds(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids or 0 in self.uids
 
 
 def told_roots(node: Node) -> dict[str, frozenset[int]]:
-    """Where its processes say that sessions are, and whose processes these are."""
+    """Where its processes report sessions, and whose processes these are."""
     told: dict[str, frozenset[int]] = {}
     for one in node.processes:
         flags = flags_of(one.argv) if is_rays_own(one) else {}
@@ -130,12 +133,12 @@ def told_roots(node: Node) -> dict[str, frozenset[int]]:
 
 
 def is_rays_own(process: Process) -> bool:
-    """One of its programs, or an idle worker, by what it calls itself."""
+    """One of its programs, or an idle worker, by its title."""
     return foreign((process.title,)) is None
 
 
 def _told_apart(found: Sequence[Node]) -> tuple[Node, ...]:
-    """A container may be called as its machine is; then it has its id in its name."""
+    """A container may have the name of its machine; then its id is added to the name."""
     known: set[str] = set()
     apart = []
     for node in found:
@@ -146,13 +149,17 @@ def _told_apart(found: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _whose(main: Process, raylets: Iterable[Process]) -> frozenset[int] | None:
-    """Nobody listed that node: anybody may call a program so, and mount a stranger's files where that sees them. So
-    only files of whoever runs it count; all only if that is root. Others of its pid namespace have no say."""
+    """That node was not configured: any user may name a program like that, and mount a stranger's files where it sees
+    them. So only files of the user who runs it count; all only if that is root. Other processes of its pid namespace
+    are ignored.
+    """
     uids = frozenset(one.uid for one in raylets if one.mounts == main.mounts)
     return None if 0 in uids else uids
 
 
-def _node(name: str, uid: str, door: Door, processes: tuple[Process, ...], uids: frozenset[int] | None = None) -> Node:
+def _node(
+    name: str, uid: str, door: NodeAccess, processes: tuple[Process, ...], uids: frozenset[int] | None = None
+) -> Node:
     raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
     return Node(name=name, uid=uid, door=door, processes=processes, raylets=raylets, uids=uids)
 

@@ -1,6 +1,7 @@
-"""Every process of this machine, as far as Ray's nodes need to know it: argv, namespaces, processor time. Looks only.
+"""Every process of this machine, as far as Ray nodes need it: argv, namespaces, CPU time. Reads only.
 
-A process whose namespaces may not be read (another user's, a guarded init) is believed to see this machine's own files.
+A process whose namespaces may not be read (another user's, a guarded init) is assumed to see this machine's own
+files.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from gpukeeper.devices.holders import KERNEL_THREAD, parse_container, parse_uid,
 from gpukeeper.disk import procfs
 
 ENDED = frozenset("ZXx")
-COMMAND_LINE = 256 * 1024  # bytes that are read of one
+COMMAND_LINE = 256 * 1024  # bytes read of one
 TICKS = os.sysconf("SC_CLK_TCK")
 _FLAG = re.compile(r"--([a-z_-]+)=(.*)", re.DOTALL)
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """pid and starttime together name it."""
+    """Identified by pid and starttime together."""
 
     pid: int
     starttime: int  # clock ticks since boot
     parent: int
     uid: int  # the real one
-    ticks: int  # of processor time, user and system
+    ticks: int  # of CPU time, user and system
     comm: str
     argv: tuple[str, ...]
     mounts: str | None  # its mount namespace; None: it may not be read
     pids: str | None  # its pid namespace
-    inside: int  # its pid as it sees itself
+    inside: int  # its pid in its own namespace
     container: str | None  # the id in its cgroup
-    cut: bool = False  # its argv is longer than what is read of it
+    cut: bool = False  # its argv is longer than the part that was read
 
     @property
     def title(self) -> str:
@@ -44,7 +45,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Raylet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a live raylet says about itself in its argv; an empty string where a version does not tell."""
+    """What a running raylet reports about itself in its argv; an empty string where a version does not."""
 
     process: Process
     node_id: str
@@ -61,7 +62,7 @@ def read_all(proc: str = "/proc") -> tuple[Process, ...]:
 
 
 def read(pid: int, proc: str = "/proc") -> Process | None:
-    """None: it ended, or is a thread of the kernel."""
+    """None: it ended, or is a kernel thread."""
     home = Path(proc, str(pid))
     try:
         fields = _stat(home)
@@ -99,14 +100,16 @@ def is_still(pid: int, starttime: int, proc: str = "/proc") -> bool:
 
 
 def parse_inside(status: str, pid: int) -> int:
-    """The last number is the one of its own namespace. Only a newline ends a line: a name may hold other signs."""
+    """The last number is the one of its own namespace. Only a newline ends a line: a name may contain other
+    separators.
+    """
     line = next((line for line in status.split("\n") if line.startswith("NSpid:")), "")
     numbers = line.split()[1:]
     return int(numbers[-1]) if numbers else pid
 
 
 def raylet_of(process: Process) -> Raylet | None:
-    """By its program, which never rewrites its argv. Flags are written with - and _, by version."""
+    """By its program, which never rewrites its argv. Flags are written with - and _, depending on the version."""
     if not process.argv or Path(process.argv[0]).name != "raylet":
         return None
     flags = flags_of(process.argv)
@@ -121,7 +124,7 @@ def raylet_of(process: Process) -> Raylet | None:
 
 
 def flags_of(argv: Iterable[str]) -> dict[str, str]:
-    """Only arguments that begin with the flag: one of them holds whole command lines of others."""
+    """Only arguments that begin with the flag: one of them contains whole command lines of others."""
     matches = (_FLAG.fullmatch(word) for word in argv)
     return {match[1].replace("-", "_"): match[2] for match in matches if match}
 

@@ -1,7 +1,7 @@
-"""The files of a node, as the node itself sees them: through the root folder of one of its processes.
+"""The files of a node, as the node itself sees them: through the root directory of one of its processes.
 
 Links of the node are resolved here, step by step by descriptor and never by the kernel, so that none leads out of the
-node. There is no way to a container's layers (upperdir, merged): sockets and locks are not to be seen there.
+node. A container's layers (upperdir, merged) are not used: sockets and locks cannot be seen there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GONE = "the process through which its files are reached has ended"
 
 
-class Door(msgspec.Struct, frozen=True):
+class NodeAccess(msgspec.Struct, frozen=True):
     """The process through which a node's files are reached. No pid: our own, for this machine itself."""
 
     pid: int | None = None
@@ -34,8 +34,8 @@ class Door(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def opened(door: Door, proc: str = "/proc") -> Iterator[int]:
-    """The root folder of a node. FileNotFoundError: whoever lived there ended, and its pid may be somebody else's."""
+def opened(door: NodeAccess, proc: str = "/proc") -> Iterator[int]:
+    """The root directory of a node. FileNotFoundError: its process ended, and its pid may have been reused."""
     root = os.open("/" if door.pid is None else f"{proc}/{door.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not door.is_open(proc):
@@ -47,7 +47,9 @@ def opened(door: Door, proc: str = "/proc") -> Iterator[int]:
 
 @contextmanager
 def folder(root: int, path: str) -> Iterator[tuple[int, str, frozenset[int]]]:
-    """A folder of the node, open for reading; its path without links; and who owns the links that led there."""
+    """A directory of the node, open for reading; its path without links; and the owners of the links that were
+    followed.
+    """
     links: list[os.stat_result] = []
     way = resolved(root, path, links)
     try:
@@ -62,7 +64,7 @@ def folder(root: int, path: str) -> Iterator[tuple[int, str, frozenset[int]]]:
 
 
 def identity(root: int, path: str) -> tuple[int, int]:
-    """Of whatever is there, links resolved within the node. FileNotFoundError also while a removal holds that name."""
+    """Of the entry, links resolved within the node. FileNotFoundError also while a removal holds that name."""
     way = resolved(root, path)
     try:
         found = os.fstat(way[-1][0])
@@ -75,7 +77,7 @@ def identity(root: int, path: str) -> tuple[int, int]:
 
 
 def on_the_way(root: int, path: str) -> set[tuple[int, int]]:
-    """Whatever holds that path: folders, links that lead there, and itself; as far as it is there."""
+    """Everything on that path: directories, links that lead there, and itself; as far as it exists."""
     passed: list[os.stat_result] = []
     with suppress(OSError):
         _close(resolved(root, path, passed, steps=True)[1:])
@@ -85,10 +87,10 @@ def on_the_way(root: int, path: str) -> set[tuple[int, int]]:
 def resolved(
     root: int, path: str, passed: list[os.stat_result] | None = None, *, steps: bool = False
 ) -> list[tuple[int, str]]:
-    """The way from the root down, one descriptor and name for each step; the caller closes all but the first.
-
-    `passed` gets the links that were followed: the kernel would refuse some of a stranger's (protected_symlinks), and
-    whoever resolves by hand has to judge them by hand. With `steps` it gets every other step, too."""
+    """The path from the root down, one descriptor and name for each step; the caller closes all but the first. `passed`
+    gets the links that were followed: the kernel would refuse some of a stranger's (protected_symlinks), and a caller
+    that resolves links itself has to check them itself. With `steps` it gets every other step, too.
+    """
     way = [(root, "")]
     left = [name for name in path.split("/") if name not in {"", "."}][::-1]
     links = 0
@@ -129,7 +131,7 @@ def _target(link: int, path: str, links: int) -> str:
 
 
 def _for_reading(step: int) -> int:
-    """Without moving its access time where we may: only owners and root are allowed that."""
+    """Without updating its access time where permitted: only owners and root may do that."""
     with suppress(PermissionError):
         return os.open(".", _FOLDER | os.O_NOATIME, dir_fd=step)
     return os.open(".", _FOLDER, dir_fd=step)

@@ -1,8 +1,8 @@
-"""Sessions: the folders that runs of Ray leave below a Ray root. Is one alive?
+"""Sessions: the directories that runs of Ray leave below a Ray root, and whether one is alive.
 
 Dead only if everything agrees: no process names it or has anything of it open, no socket of it answers, no dashboard
-speaks for it, and all of that was learned. The number and date in its name, `session_latest` and its own times prove
-nothing. Looks only.
+reports it, and all of that could be read. The number and date in its name, `session_latest` and its own times prove
+nothing. Reads only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.disk import kernel, open_files
-from gpukeeper.disk.measure import Measured
+from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.model.subject import Category, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import reach, sockets, translate
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.processes import Process
-from gpukeeper.platforms.ray.reach import Door
-from gpukeeper.platforms.ray.visit import Folder, Visit
+from gpukeeper.platforms.ray.reach import NodeAccess
+from gpukeeper.platforms.ray.visit import NodeDirectory, Visit
 
 NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d{6}_\d+")
 LATEST = "session_latest"
-# What people made, by their own doing or by a framework on their behalf.
+# Files that users made, themselves or through a framework.
 PEOPLES = ("artifacts", "logs/nsight", "logs/rocprof_sys", "logs/profiles")
 LONG = 4096  # characters; no path is longer
 WAYS = 16
@@ -37,7 +37,7 @@ ROCKSDB = ("CURRENT", "MANIFEST-")
 
 
 class Session(msgspec.Struct, frozen=True):
-    """One folder. `path`: as its node sees it."""
+    """One directory. `path`: as its node sees it."""
 
     name: str
     path: str
@@ -45,17 +45,17 @@ class Session(msgspec.Struct, frozen=True):
     uid: int
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """Whether it is alive, who says so, and what it holds. Not measured when it lives."""
+class SessionState(msgspec.Struct, frozen=True):
+    """Whether it is alive, the evidence for it, and what it contains. Not measured if it is alive."""
 
     alive: bool | Unknown
     why: str | None = None
-    measured: Measured | None = None
+    measured: TreeMeasurement | None = None
     findings: tuple[str, ...] = ()
 
 
-def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
-    """Folders only, named as Ray names them: `session_latest` is a link, and anything else is somebody's own."""
+def listed(folder: NodeDirectory, root: RayRoot) -> Iterator[Session]:
+    """Directories only, named as Ray names them: `session_latest` is a link, and other entries are users' own."""
     if root.maybe and not is_temp_dir(folder.fd):
         return
     with os.scandir(folder.fd) as entries:
@@ -70,42 +70,43 @@ def listed(folder: Folder, root: RayRoot) -> Iterator[Session]:
 
 
 def is_temp_dir(folder: int) -> bool:
-    """Whether Ray keeps its sessions in that folder itself (`--temp-dir`): it makes a link to the latest one there. A
-    folder that is only called like a session is no proof."""
+    """Whether Ray keeps its sessions in that directory itself (`--temp-dir`): it creates a link to the latest one
+    there. A directory with the name of a session is no proof.
+    """
     try:
         return NAME.fullmatch(Path(os.readlink(LATEST, dir_fd=folder)).name) is not None
     except OSError:
         return False
 
 
-def standing(session: Session, folder: Folder, visit: Visit, spoken_for: Mapping[str, str]) -> Standing:
-    """`spoken_for`: names of sessions that a dashboard says it runs, each with a sentence."""
+def standing(session: Session, folder: NodeDirectory, visit: Visit, spoken_for: Mapping[str, str]) -> SessionState:
+    """`spoken_for`: names of sessions that a dashboard reports as running, each with a sentence."""
     try:
         fd = kernel.open_inside(folder.fd, session.name)
     except OSError as error:
-        return Standing(Unknown(f"it could not be opened: {error.strerror}"))
+        return SessionState(Unknown(f"it could not be opened: {error.strerror}"))
     try:
         # Cheapest first, and none of these needs a walk over what may be millions of files.
         answers = [named_by(session, visit), sockets.listener(fd), spoken_for.get(session.name)]
         alive = next((one for one in answers if isinstance(one, str)), None)
         if alive is not None:
-            return Standing(True, alive)
+            return SessionState(True, alive)
         found = visit.measure(folder.fd, session.name)
         if found is None:
-            return Standing(Unknown("it went away while it was looked at"))
+            return SessionState(Unknown("it was removed while it was read"))
         found = visit.with_mounts(folder, session.name, found)
         user = open_files.user_of(session.name, found, visit.below(folder))
         if user is not None:
-            return Standing(True, visit.about(user), found)
+            return SessionState(True, visit.about(user), found)
         asked = peoples(fd)
         unknown = [one for one in (*answers, _unseen(session, folder, visit, found), asked) if isinstance(one, Unknown)]
         findings = (asked.why,) if asked is not None else ()
-        return Standing(unknown[0] if unknown else False, None, found, findings)
+        return SessionState(unknown[0] if unknown else False, None, found, findings)
     finally:
         os.close(fd)
 
 
-def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) -> Subject | Unknown:
+def subject_of(session: Session, state: SessionState, folder: NodeDirectory, visit: Visit) -> Subject | Unknown:
     owner = visit.owner(session.uid)
     if state.alive is True:
         why = state.why or "it is in use"
@@ -131,19 +132,22 @@ def subject_of(session: Session, state: Standing, folder: Folder, visit: Visit) 
 
 
 def named_by(session: Session, visit: Visit) -> str | Unknown | None:
-    """A process that names it in its argv, whatever it calls the way there: what counts is what it finds there."""
+    """A process that names it in its argv, by whatever path: what counts is where that path leads."""
     return refers(session, visit.around.everyone, {one.pid for one in visit.node.processes}, visit.around.proc)
 
 
 def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: str) -> str | None:
     for process in everyone:
         if process.cut:
-            return f"pid {process.pid} ({process.comm}) has a command line too long to be read, and may name it there"
+            return (
+                f"pid {process.pid} ({process.comm}) has a command line that is too long to be read, and may name "
+                "it there"
+            )
         words = [word for word in process.argv if session.name in word]
         if not words or process.pid == os.getpid():
             continue
         ways = set(islice((one for word in words for one in ways_in(word, session.name)), WAYS))
-        # Without any way it can only mean a session that its own node has. Nobody honest has that many.
+        # Without a path it can only mean a session of its own node. No honest process has that many.
         lead = len(ways) == WAYS or any(_leads_to(session, process, one, proc) for one in ways)
         named = lead if ways else process.pid in own
         if named:
@@ -152,7 +156,7 @@ def refers(session: Session, everyone: Iterable[Process], own: set[int], proc: s
 
 
 def ways_in(word: str, name: str) -> Iterator[str]:
-    """Absolute paths in an argument that end with that name. In linear time: anybody's argument may be of 2 MB."""
+    """Absolute paths in an argument that end with that name. In linear time: any user's argument may have 2 MB."""
     for part in _BETWEEN.split(word):
         begin, at = part.find("/"), part.find(name)
         while at >= 0:
@@ -163,10 +167,12 @@ def ways_in(word: str, name: str) -> Iterator[str]:
 
 
 def peoples(session: int) -> Unknown | None:
-    """Why nobody but a person should say that it may go."""
+    """Why only a person may decide that it can be removed."""
     for path in PEOPLES:
         if _has_entries(session, path):
-            return Unknown(f"its {path} holds what people made; look at it, and remove it by hand when nobody wants it")
+            return Unknown(
+                f"its {path} contains files that users made; check it, and remove it by hand if it is not needed"
+            )
     try:
         with os.scandir(session) as listing:
             folders = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
@@ -174,29 +180,29 @@ def peoples(session: int) -> Unknown | None:
         return Unknown(f"it could not be listed: {error.strerror}")
     for name in folders:
         if _is_rocksdb(session, name):
-            return Unknown(f"its {name} is a database made to survive the session; remove it by hand")
+            return Unknown(f"its {name} is a database that is meant to survive the session; remove it by hand")
     return None
 
 
 def _leads_to(session: Session, process: Process, path: str, proc: str) -> bool:
-    """What cannot be followed may lead there."""
+    """A link that cannot be followed may lead there."""
     if len(path) >= LONG:
         return True
     try:
-        with reach.opened(Door(process.pid, process.starttime), proc) as root:
+        with reach.opened(NodeAccess(process.pid, process.starttime), proc) as root:
             return reach.identity(root, path) == session.identity
     except OSError:
         return True
 
 
-def _unseen(session: Session, folder: Folder, visit: Visit, found: Measured) -> Unknown | None:
-    """What keeps "nobody uses it" from being known. Its sockets were asked one by one, so they are no reason."""
+def _unseen(session: Session, folder: NodeDirectory, visit: Visit, found: TreeMeasurement) -> Unknown | None:
+    """Why it is not known to be unused. Its sockets were checked one by one, so they are no reason."""
     if (unseen := visit.why_unseen(folder, session.name)) is not None:
         return unseen
     asked = msgspec.structs.replace(found, sockets=0, fifos=0)
     used = open_files.is_in_use(session.name, asked, visit.below(folder))
     if used is True:
-        return Unknown("it is mounted somewhere else, too")
+        return Unknown("it is also mounted somewhere else")
     return used if isinstance(used, Unknown) else None
 
 
@@ -206,7 +212,7 @@ def _has_entries(folder: int, path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # a link, a mount, a file: nothing that Ray makes there
+        return True  # a link, a mount, a file: not created by Ray
     try:
         with os.scandir(fd) as listing:
             return next(iter(listing), None) is not None

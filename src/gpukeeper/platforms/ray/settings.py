@@ -1,4 +1,4 @@
-"""What a policy says about Ray and only this platform reads. Config fills it in."""
+"""Settings of the policy that only this platform reads. Set by config."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Counted(StrEnum):
     """What is compared with `above` on a Ray node."""
 
     NAMED = "named"  # trees of the names that may go
-    ALL = "all"  # everything in its temporary folders, sessions included
+    ALL = "all"  # everything in its temporary directories, sessions included
 
 
 class RaySettings(Value, frozen=True, kw_only=True):
     """Ray nodes on this machine, in containers and beside them."""
 
     workers: tuple[str, ...] = ("ray-worker*",)  # containers that are nodes, by name, or by label as key=value
-    dashboard: str | None = None  # None: where the cluster itself says it is
+    dashboard: str | None = None  # None: as the cluster itself reports it
     roots: tuple[str, ...] = ("/tmp",)  # noqa: S108 - of each node, as it sees them itself
     names: tuple[str, ...] = (
         *("ray_tmp_*", "pip-*", "tmp*", "pymp-*"),
@@ -32,7 +32,7 @@ class RaySettings(Value, frozen=True, kw_only=True):
     above_counts: Counted = Counted.NAMED
     older_than: timedelta = HOUR
     under_pressure: timedelta = 10 * MINUTE
-    cpu: float = 5.0  # percent of one core, of everything but Ray itself; more is busy
+    cpu: float = 5.0  # percent of one core, of everything except Ray itself; more is busy
     window: timedelta = timedelta(seconds=10)  # measured at least this long
     sessions: timedelta | None = DAY  # dead ones, by the newest file inside; never less than an hour
     logs: timedelta | None = 7 * DAY  # of processes that ended

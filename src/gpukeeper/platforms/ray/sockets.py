@@ -1,4 +1,4 @@
-"""Does anybody listen behind a session's sockets? By connecting, which works whatever network namespace they are in."""
+"""Whether a process listens behind a session's sockets. By connecting, which works in any network namespace."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 
 
 def listener(session: int) -> str | Unknown | None:
-    """Of the session that is open as this descriptor: a sentence, or None when every socket in it is dead.
-
-    Reached through the descriptor, so that it does not matter what the session is called now nor how long its path is.
+    """Of the session that is open as this descriptor: a sentence, or None if every socket in it is dead. By descriptor,
+    so that neither the current name of the session nor the length of its path matters.
     """
     try:
         folder = kernel.open_inside(session, FOLDER)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Unknown(f"its sockets could not be looked at: {error.strerror}")
+        return Unknown(f"its sockets could not be read: {error.strerror}")
     try:
         names = sorted(name for name in os.listdir(folder) if _is_socket(folder, name))  # noqa: PTH208
         answers = [answer for name in names if (answer := _ask(folder, name)) is not None]
     except OSError as error:
-        return Unknown(f"its sockets could not be looked at: {error.strerror}")
+        return Unknown(f"its sockets could not be read: {error.strerror}")
     finally:
         os.close(folder)
     return next((one for one in answers if isinstance(one, str)), next(iter(answers), None))
@@ -46,8 +45,8 @@ def _ask(folder: int, name: str) -> str | Unknown | None:
     except OSError as error:
         if error.errno in NOBODY:
             return None
-        return Unknown(f"whether somebody listens at its socket {name} is not known: {error.strerror or error}")
-    return f"pid {pid} listens at its socket {name}"
+        return Unknown(f"whether a process listens on its socket {name} is unknown: {error.strerror or error}")
+    return f"pid {pid} listens on its socket {name}"
 
 
 def _is_socket(folder: int, name: str) -> bool:

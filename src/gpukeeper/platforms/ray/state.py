@@ -1,8 +1,9 @@
-"""What a Ray cluster says about itself: the state API of its dashboard, over HTTP. Looks only; no Ray is needed here.
+"""What a Ray cluster reports about itself: the state API of its dashboard, over HTTP. Reads only; Ray is not needed
+here.
 
-Believes no half answer: what was cut off, or misses a node, is Unknown. And no stranger: an address speaks for a
-session only if it names it, before and after. A token is sent to the address that the policy names and to no other,
-for whoever listens on a well-known port could collect it.
+Incomplete responses are not used: what was cut off, or misses a node, is Unknown. An address counts for a session only
+if it reports that session, before and after. A token is sent only to the address that the policy names, for any process
+that listens on a well-known port could collect it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from gpukeeper.platforms.ray.busy import (
     OVER_JOB,
     OVER_TASK,
     Actor,
-    Answers,
-    Group,
+    ClusterState,
     Job,
+    PlacementGroup,
     RayNode,
     Said,
     Task,
@@ -43,7 +44,7 @@ DEADLINE: Final = timedelta(seconds=10)
 LIMIT: Final = 10_000  # more is refused
 SIZE_MAX: Final = 64 * 1024 * 1024
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "[::1]", "::1"))
-PORT: Final = 8265  # the dashboard's, unless told otherwise
+PORT: Final = 8265  # the dashboard's, unless configured otherwise
 TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # Ray's own names
 _WEBUI = re.compile(r"(?:^|\s)--webui=(\S+)")
 
@@ -65,34 +66,32 @@ class StateApi:
         deadline: timedelta = DEADLINE,
         enter: Callable[[], None] | None = None,
     ) -> None:
-        """`address` as http://host:port; without the scheme it is http. `enter` goes into the network it is in."""
+        """`address` as http://host:port; the default scheme is http. `enter` enters its network namespace."""
         self.address, self._token, self._deadline, self._enter = _url(address), token, deadline, enter
 
     async def version(self) -> Version | Unknown:
         return await self._get("/api/version", Version)
 
-    async def answers(self, session: str) -> Answers:
-        """Everything that says what runs, of that session.
-
-        The order matters, for Ray gives no snapshot: a driver may make a lasting actor and end between two questions,
-        so those who start something are asked for before what they start. And a job is there before its driver, so
-        that a driver without a job is Ray's own.
+    async def answers(self, session: str) -> ClusterState:
+        """Everything that shows what runs, of that session. The order matters, for Ray gives no snapshot: a driver may
+        create a lasting actor and end between two requests, so what starts something is requested before what it
+        starts. And a job exists before its driver, so that a driver without a job is Ray's own.
         """
         workers = await self._all("workers", Worker)
         jobs = await self._jobs_of(workers, await self._all("jobs", Job))
         tasks = await self._all("tasks", Task)
-        groups = await self._all("placement_groups", Group)
+        groups = await self._all("placement_groups", PlacementGroup)
         actors = await self._all("actors", Actor)
         nodes = await self._all("nodes", RayNode)
         stranger = self._mismatch(await self.version(), session)
         if stranger is not None:
-            return Answers(
+            return ClusterState(
                 nodes=stranger, workers=stranger, actors=stranger, tasks=stranger, groups=stranger, jobs=stranger
             )
-        return Answers(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
+        return ClusterState(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
 
     async def speaks_for(self, session: str) -> Unknown | None:
-        """None: this address names that session itself."""
+        """None: this address reports that session itself."""
         return self._mismatch(await self.version(), session)
 
     def _mismatch(self, version: Version | Unknown, session: str) -> Unknown | None:
@@ -105,7 +104,7 @@ class StateApi:
         )
 
     async def _jobs_of(self, workers: Said[Worker], jobs: Said[Job]) -> Said[Job]:
-        """With the jobs that are over although a driver of theirs is alive."""
+        """With the jobs that have ended although a driver of theirs is alive."""
         if isinstance(workers, Unknown) or isinstance(jobs, Unknown):
             return jobs
         found = list(jobs)
@@ -117,13 +116,15 @@ class StateApi:
         return tuple(found)
 
     async def _all(self, kind: str, row: type[T]) -> Said[T]:
-        """Every row that is not over. Ray's own source gives at most so many rows, over or not; then by state."""
+        """Every row that has not ended. Ray's own source returns a limited number of rows, ended or not; then by
+        state.
+        """
         first = await self._page(kind, row, _FIRST.get(kind, ()))
         if isinstance(first, Unknown) or not first.cut:
             return first if isinstance(first, Unknown) else first.result
         if kind not in _NARROWER:
             return self._cut(kind, first)
-        # As many as came from the source at first is what it gives at most; of tasks that number means something else.
+        # The first response shows the maximum of the source; for tasks that number has another meaning.
         most = LIMIT if kind == "tasks" else min(LIMIT, first.num_after_truncation)
         rows: list[T] = list(first.result)
         for one in _NARROWER[kind]:
@@ -137,7 +138,7 @@ class StateApi:
 
     def _cut(self, kind: str, page: _Page[T]) -> Unknown:
         what = f"{len(page.result)} of {page.total} {kind.replace('_', ' ')}"
-        return Unknown(f"Ray at {self.address} told {what} only; the others may run anything")
+        return Unknown(f"Ray at {self.address} returned {what} only; the others may run anything")
 
     async def _page(self, kind: str, row: type[T], filters: Sequence[Filter]) -> _Page[T] | Unknown:
         asked: list[tuple[str, str | int]] = [("detail", 1), ("limit", LIMIT)]
@@ -148,10 +149,10 @@ class StateApi:
         if isinstance(answer, Unknown):
             return answer
         if not answer.result or answer.data.result is None:
-            return Unknown(f"Ray at {self.address} could not tell its {kind.replace('_', ' ')}: {_first(answer.msg)}")
+            return Unknown(f"Ray at {self.address} could not list its {kind.replace('_', ' ')}: {_first(answer.msg)}")
         page = answer.data.result
         if complaint := page.partial_failure_warning or "".join(page.warnings or ()):
-            return Unknown(f"Ray at {self.address} told only a part of its {kind}: {_first(complaint)}")
+            return Unknown(f"Ray at {self.address} listed only a part of its {kind}: {_first(complaint)}")
         return page
 
     async def _get(self, path: str, kind: type[T]) -> T | Unknown:
@@ -163,14 +164,14 @@ class StateApi:
             return Unknown(f"Ray at {self.address} did not answer within {in_words(self._deadline)}")
         except msgspec.MsgspecError as error:
             return Unknown(
-                f"what Ray at {self.address} answered to {path.partition('?')[0]} could not be read: {error}"
+                f"the response of Ray at {self.address} to {path.partition('?')[0]} could not be read: {error}"
             )
         except (ValueError, http_client.HttpError) as error:
-            return Unknown(f"Ray at {self.address} could not be asked: {error}")
+            return Unknown(f"Ray at {self.address} could not be queried: {error}")
 
     async def _download(self, path: str) -> bytes:
         if urlsplit(self.address).scheme not in {"http", "https"}:
-            raise ValueError("that is no address of a dashboard: write it like http://head:8265")
+            raise ValueError("not a valid dashboard address; write it like http://head:8265")
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         answer = await http_client.get(self.address + path, headers=headers, size_max=SIZE_MAX, enter=self._enter)
         if answer.status >= 300:
@@ -186,7 +187,7 @@ async def find_api(
     *,
     deadline: timedelta = DEADLINE,
 ) -> StateApi | Unknown:
-    """The first address that names this session. Only `setting`, which a person wrote, gets the token."""
+    """The first address that reports this session. Only `setting`, which a person wrote, gets the token."""
     tries = [StateApi(setting, token, deadline=deadline)] if setting else []
     tries += [StateApi(address, deadline=deadline) for address in found]
     whys: list[str] = []
@@ -196,14 +197,14 @@ async def find_api(
             return api
         whys.append(stranger.why)
     if not whys:
-        return Unknown(f"nothing says where the dashboard of {session} is; name it in the policy: ray.dashboard")
+        return Unknown(f"the address of the dashboard of {session} is unknown; set ray.dashboard in the policy")
     return Unknown("; ".join(dict.fromkeys(whys)))
 
 
 def addresses(raylet: Sequence[str]) -> list[str]:
-    """Where the dashboard may be, likeliest first, from the arguments of a raylet.
+    """Where the dashboard may be, most likely first, from the arguments of a raylet.
 
-    Every raylet of 2.40 to 2.60 carries the address within the command that it starts workers with. No file has it.
+    Every raylet of 2.40 to 2.60 has the address in the command that it starts workers with. No file has it.
     """
     said = [match[1] for part in raylet if (match := _WEBUI.search(part))]
     hosts = [part.partition("=")[2].rpartition(":")[0] for part in raylet if part.startswith("--gcs-address=")]
@@ -213,8 +214,9 @@ def addresses(raylet: Sequence[str]) -> list[str]:
 
 
 def why_out_of_reach(raylet: Sequence[str]) -> str | None:
-    """Of a node on another machine than the head, whose dashboard listens where only the head's machine reaches it, as
-    a plain `ray start --head` makes it: what to change."""
+    """For a node on another machine than the head, if the dashboard listens only on the head's own machine (the default
+    of `ray start --head`): what to change.
+    """
     said = next((match[1] for part in raylet if (match := _WEBUI.search(part))), "")
     flags = flags_of(raylet)
     head, own = flags.get("gcs_address", "").rpartition(":")[0], flags.get("node_ip_address", "")
@@ -222,10 +224,10 @@ def why_out_of_reach(raylet: Sequence[str]) -> str | None:
     if not head or not own or head == own or host not in LOOPBACK:
         return None
     return (
-        f"the dashboard of its cluster listens on {host} of the head ({head}) only, where no other machine reaches it. "
-        "Start the head with ray start --head --dashboard-host=0.0.0.0 (whoever reaches that port can run programs on "
-        "the cluster, so keep it behind a firewall), or name an address that this machine reaches in the policy: "
-        "ray.dashboard"
+        f"the dashboard of its cluster listens only on {host} of the head ({head}), which other machines "
+        "cannot reach. Start the head with ray start --head --dashboard-host=0.0.0.0 (anyone who reaches that "
+        "port can run programs on the cluster, so keep it behind a firewall), or set ray.dashboard in the "
+        "policy to an address that this machine reaches"
     )
 
 
@@ -245,18 +247,18 @@ def read_token(environ: Mapping[str, str], home: Path) -> str | Unknown | None:
 
 
 def _checked(token: str, source: str) -> str | Unknown:
-    """Before it is sent: no message repeats an odd one."""
+    """Before it is sent: no message repeats an invalid one."""
     if all("!" <= letter <= "~" for letter in token):
         return token
-    return Unknown(f"the token in {source} has letters that no token has")
+    return Unknown(f"the token in {source} contains invalid characters")
 
 
 def _states(key: str, over: Iterable[str]) -> tuple[Filter, ...]:
     return tuple((key, "!=", state) for state in over)
 
 
-# Left out by the dashboard after it got everything from its source, so that `total` still says whether that was all.
-# "true" is on purpose: "True" is already understood by the source, whose total then counts what it left out.
+# Filtered by the dashboard after it got everything from its source, so that `total` still shows whether that was all.
+# "true" is on purpose: the source already understands "True", and its total then counts what it dropped.
 _FIRST: Final[Mapping[str, tuple[Filter, ...]]] = {
     "workers": (("is_alive", "=", "true"),),
     "actors": _states("state", OVER_ACTOR),
@@ -264,8 +266,9 @@ _FIRST: Final[Mapping[str, tuple[Filter, ...]]] = {
     "placement_groups": _states("state", OVER_GROUP),
     "jobs": _states("status", OVER_JOB),
 }
-# Left out by the source itself, which then goes through all it has. From what starts to what ends, as in `answers`.
-# Of tasks an answer is never surely whole (a cluster that once dropped events says so for ever): those that run.
+# Filtered by the source itself, which then reads all it has. From what starts to what ends, as in `answers`.
+# For tasks a response is never certainly complete (a cluster that once dropped events reports that forever): those that
+# run.
 _NARROWER: Final[Mapping[str, tuple[Filter, ...]]] = {
     "workers": (("is_alive", "=", "True"),),
     "actors": tuple(
@@ -279,8 +282,8 @@ _NARROWER: Final[Mapping[str, tuple[Filter, ...]]] = {
 class _Page(msgspec.Struct, Generic[T], frozen=True):
     result: tuple[T, ...]
     total: int
-    num_after_truncation: int  # that came from the source of the dashboard
-    num_filtered: int  # that fit the filters, before the limit
+    num_after_truncation: int  # returned by the source of the dashboard
+    num_filtered: int  # matching the filters, before the limit
     partial_failure_warning: str | None = None
     warnings: tuple[str, ...] | None = None
 
@@ -303,14 +306,14 @@ def _url(address: str) -> str:
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def _refusal(answer: http_client.Answer) -> str:
+def _refusal(answer: http_client.Response) -> str:
     if answer.status == HTTPStatus.UNAUTHORIZED:
         return (
-            f"it wants a token; give it in {TOKEN} or {TOKEN_PATH}, and name the address in the policy: ray.dashboard "
-            "(it is sent to no other)"
+            f"it requires a token; set it in {TOKEN} or {TOKEN_PATH}, and set the address in the policy: "
+            "ray.dashboard (the token is sent to no other address)"
         )
     if answer.status == HTTPStatus.FORBIDDEN:
-        return f"it refused the token; look at {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
+        return f"it refused the token; check {TOKEN}, {TOKEN_PATH} or ~/.ray/auth_token"
     try:
         said = reading.decode(answer.body, type=_Words).msg
     except msgspec.MsgspecError:
@@ -323,6 +326,6 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 def _first(words: str) -> str:
-    """Ray's own words may have a traceback below them."""
+    """Ray's messages may contain a traceback."""
     line = next((line.strip() for line in words.split("\n") if line.strip()), "")
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:300]

@@ -1,4 +1,4 @@
-"""Everything that a node has lying around: sessions, logs, temporary trees, what an interrupted removal left."""
+"""Everything on a node: sessions, logs, temporary trees, the rest of an interrupted removal."""
 
 from __future__ import annotations
 
@@ -23,47 +23,49 @@ from gpukeeper.platforms.ray.connect import DEFAULT_TMP, RAY
 from gpukeeper.platforms.ray.nodes import RayRoot
 from gpukeeper.platforms.ray.sessions import Session
 from gpukeeper.platforms.ray.translate import LogFile
-from gpukeeper.platforms.ray.visit import Folder, Needed, Visit
+from gpukeeper.platforms.ray.visit import NodeDirectory, ProtectedPaths, Visit
 
 ESTIMATE = timedelta(minutes=2)
 AT_ONCE = 1_000  # paths of one estimate
 TRIES = 3  # files come and go while a live session is counted
 
 
-class Wants(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for on one node."""
+class SurveyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look for on one node."""
 
     ray_roots: tuple[RayRoot, ...]
     temporary: tuple[Temporary, ...]
-    logs: timedelta | None  # how old logs of ended processes must be; None: they are left
-    too_full: float  # share of a disk from which on such logs may go sooner
+    logs: timedelta | None  # minimum age of logs of ended processes; None: they are kept
+    too_full: float  # share of a disk above which such logs may be removed sooner
     spoken_for: Mapping[str, str] = {}
-    needed: Needed = Needed()
+    needed: ProtectedPaths = ProtectedPaths()
 
 
 @dataclass
-class Surveyed:
+class NodeSurvey:
     subjects: list[Subject] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     live: int = 0  # sessions
     dead: int = 0
     sessions: list[str] = field(default_factory=list)  # paths of all of them
-    others: list[str] = field(default_factory=list)  # paths of what is in temporary folders and has another name
-    disks: dict[int, Folder] = field(default_factory=dict)  # by device: one folder on each, the node's own first
-    living: list[str] = field(default_factory=list)  # paths of those that live
-    folder: Folder | None = None  # the first one: its disk is the node's. Closed by now
-    there: set[str] = field(default_factory=set)  # of the folders that were looked for, those that are there
-    visited: set[tuple[int, int, bool]] = field(default_factory=set)  # folders, each once however it is called
-    finished: set[tuple[int, int]] = field(default_factory=set)  # folders whose trash was looked into
+    others: list[str] = field(default_factory=list)  # paths of entries of temporary directories with other names
+    disks: dict[int, NodeDirectory] = field(
+        default_factory=dict
+    )  # by device: one directory on each, the node's own first
+    living: list[str] = field(default_factory=list)  # paths of live sessions
+    folder: NodeDirectory | None = None  # the first one: its disk is the node's. Already closed
+    there: set[str] = field(default_factory=set)  # the configured directories that exist
+    visited: set[tuple[int, int, bool]] = field(default_factory=set)  # directories, each once whatever its name
+    finished: set[tuple[int, int]] = field(default_factory=set)  # directories whose trash was read
 
     def size(self, living: int | Unknown) -> int | Unknown:
-        """Of all of it, at least: what could not be measured adds nothing."""
+        """Of all of it, a lower bound: what could not be measured adds nothing."""
         return living if isinstance(living, Unknown) else living + translate.together(self.subjects)
 
 
-def survey(visit: Visit, wants: Wants) -> Surveyed:
-    found = Surveyed()
+def survey(visit: Visit, wants: SurveyOptions) -> NodeSurvey:
+    found = NodeSurvey()
     for path, some in by_root(wants.temporary).items():
         within(visit, path, found, partial(_add_trees, temporary=some, visit=visit, wants=wants, found=found))
     for root in wants.ray_roots:
@@ -73,18 +75,20 @@ def survey(visit: Visit, wants: Wants) -> Surveyed:
     return found
 
 
-def _not_found(wants: Wants, found: Surveyed) -> Iterator[str]:
-    """Of what the policy names; whoever wonders that nothing of it goes is told where it was looked for."""
+def _not_found(wants: SurveyOptions, found: NodeSurvey) -> Iterator[str]:
+    """Of the roots in the policy: explains why nothing of them is listed."""
     for root in (one.path for one in wants.ray_roots if one.maybe and one.path != DEFAULT_TMP):
         usual = str(Path(root, RAY))
         if root not in found.there:
-            yield f"{root}, which ray.roots names, is not there"
+            yield f"{root}, set in ray.roots, does not exist"
         elif usual not in found.there and not any(Path(one).parent == Path(root) for one in found.sessions):
             yield f"no Ray session was found for ray.roots {root}: there is no {usual}, and no session in {root} itself"
 
 
-def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], None], *, of_ray: bool = False) -> None:
-    """In that folder of the node, if there is one. What could not be read is said."""
+def within(
+    visit: Visit, path: str, found: NodeSurvey, work: Callable[[NodeDirectory], None], *, of_ray: bool = False
+) -> None:
+    """In that directory of the node, if it exists. What could not be read is reported."""
     entered = False
     try:
         with visit.folder(path) as folder:
@@ -102,11 +106,11 @@ def within(visit: Visit, path: str, found: Surveyed, work: Callable[[Folder], No
             found.unseen.append(errors.unreadable(f"{visit.node.name}:{path}", error))
 
 
-def _limits(folder: Folder, visit: Visit) -> Iterator[str]:
-    """Whoever wonders why nothing of others goes there is told."""
+def _limits(folder: NodeDirectory, visit: Visit) -> Iterator[str]:
+    """Explains why files of others are not considered there."""
     if folder.uids != visit.node.uids:
         words = " and ".join(sorted(visit.owner(uid) for uid in folder.uids or ())) or "several people"
-        yield f"{folder.path} is reached through a link of {words}, so only what they own there is looked at"
+        yield f"{folder.path} is reached through a link of {words}, so only files that they own there are considered"
 
 
 def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
@@ -116,8 +120,10 @@ def by_root(temporary: Sequence[Temporary]) -> dict[str, list[Temporary]]:
     return roots
 
 
-def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tuple[Subject | None, tuple[str, ...]]:
-    """Of one live session; and sentences about what grows too long."""
+def logs_of(
+    session: Session, folder: NodeDirectory, visit: Visit, wants: SurveyOptions
+) -> tuple[Subject | None, tuple[str, ...]]:
+    """Of one live session; and sentences about files that grow too large."""
     with opened_logs(folder, session.name) as fd:
         if fd is None:
             return None, ()
@@ -129,14 +135,16 @@ def logs_of(session: Session, folder: Folder, visit: Visit, wants: Wants) -> tup
         top = os.fstat(fd)
         owner = visit.owner(session.uid)
         identity = top.st_dev, top.st_ino
-        # Files that somebody is seen to use are not among them; whether somebody unseen does is another question.
+        # Files that are seen in use are not among them; whether unseen processes use them is another question.
         hidden = visit.below(folder).open_files.hidden
         in_use = False if hidden is None else Unknown(hidden)
         return translate.logs_subject(path, identity, files, owner, folder.disk, visit.at, in_use=in_use), about
 
 
-def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[LogFile, ...]:
-    """By the full hour: else each look would find one more that has just grown old, so never the same set twice."""
+def logs_to_go(fd: int, folder: NodeDirectory, visit: Visit, wants: SurveyOptions) -> tuple[LogFile, ...]:
+    """By the full hour: otherwise each pass would find one more that has become old enough, so never the same set
+    twice.
+    """
     age = logs_age(folder, visit, wants)
     if age is None:
         return ()
@@ -144,16 +152,18 @@ def logs_to_go(fd: int, folder: Folder, visit: Visit, wants: Wants) -> tuple[Log
     return tuple(one for one in logs.removable(fd, visit, visit.reads(folder), before) if folder.counts(one.uid))
 
 
-def logs_age(folder: Folder, visit: Visit, wants: Wants) -> timedelta | None:
-    """Sooner while the disk is surely too full; between the two marks only the engine knows, and the longer holds."""
+def logs_age(folder: NodeDirectory, visit: Visit, wants: SurveyOptions) -> timedelta | None:
+    """Sooner while the disk is certainly too full; between the two thresholds only the engine knows, and the longer age
+    applies.
+    """
     if wants.logs is None or visit.unseen(folder) is not None:
         return None
     return min(wants.logs, DAY) if folder.disk.full >= wants.too_full else wants.logs
 
 
 @contextmanager
-def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
-    """None: it has none, or something that Ray did not make."""
+def opened_logs(folder: NodeDirectory, name: str) -> Iterator[int | None]:
+    """None: it has none, or one that Ray did not create."""
     try:
         fd = kernel.open_inside(folder.fd, f"{name}/{logs.LOGS}")
     except OSError:
@@ -165,8 +175,10 @@ def opened_logs(folder: Folder, name: str) -> Iterator[int | None]:
             os.close(fd)
 
 
-def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
-    """What live sessions and entries of other names take, quickly. `door`: the path of the node's root folder here."""
+def estimate(found: NodeSurvey, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
+    """The size of live sessions and of entries with other names, estimated. `door`: the path of the node's root
+    directory here.
+    """
     paths, until = [door + path for path in (*found.living, *found.others)], time.monotonic() + deadline.total_seconds()
     total = 0
     for start in range(0, len(paths), AT_ONCE):
@@ -182,7 +194,9 @@ def estimate(found: Surveyed, door: str, deadline: timedelta = ESTIMATE) -> int 
     return total
 
 
-def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, wants: Wants, found: Surveyed) -> None:
+def _add_trees(
+    folder: NodeDirectory, temporary: Sequence[Temporary], visit: Visit, wants: SurveyOptions, found: NodeSurvey
+) -> None:
     hosts = visit.is_hosts(folder)
     names = dict.fromkeys(name for one in temporary for name in trees.names(folder, one)) if not hosts else {}
     found.others += _others(folder, names, visit, wants)
@@ -200,16 +214,16 @@ def _add_trees(folder: Folder, temporary: Sequence[Temporary], visit: Visit, wan
     _add_unfinished(folder, visit, found)
 
 
-def _add_unfinished(folder: Folder, visit: Visit, found: Surveyed) -> None:
-    """Once, though a folder may hold trees and sessions: two steps on the same tree would stand in each other's way."""
+def _add_unfinished(folder: NodeDirectory, visit: Visit, found: NodeSurvey) -> None:
+    """Once, though a directory may contain trees and sessions: two steps on the same tree would conflict."""
     about = os.fstat(folder.fd)
     if (about.st_dev, about.st_ino) not in found.finished:
         found.finished.add((about.st_dev, about.st_ino))
         found.subjects += [subject for _, subject in visit.unfinished(folder)]
 
 
-def _others(folder: Folder, named: Mapping[str, None], visit: Visit, wants: Wants) -> Iterator[str]:
-    """Nothing that is mounted, which may hang, and no folder of sessions: those are counted one by one."""
+def _others(folder: NodeDirectory, named: Mapping[str, None], visit: Visit, wants: SurveyOptions) -> Iterator[str]:
+    """Nothing that is mounted, which may hang, and no directory of sessions: those are counted one by one."""
     roots = {os.path.normpath(one.path) for one in wants.ray_roots if not one.maybe}
     with os.scandir(folder.fd) as listing:
         names = [entry.name for entry in listing if entry.name not in named and not trash.is_trash(entry.name)]
@@ -221,7 +235,7 @@ def _others(folder: Folder, named: Mapping[str, None], visit: Visit, wants: Want
             yield path
 
 
-def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, found: Surveyed) -> None:
+def _add_sessions(folder: NodeDirectory, root: RayRoot, visit: Visit, wants: SurveyOptions, found: NodeSurvey) -> None:
     for session in sessions.listed(folder, root):
         found.sessions.append(session.path)
         state = sessions.standing(session, folder, visit, wants.spoken_for)
@@ -242,7 +256,7 @@ def _add_sessions(folder: Folder, root: RayRoot, visit: Visit, wants: Wants, fou
     _add_unfinished(folder, visit, found)
 
 
-def unfinished_logs(fd: int, session: Session, folder: Folder, visit: Visit) -> list[Subject]:
+def unfinished_logs(fd: int, session: Session, folder: NodeDirectory, visit: Visit) -> list[Subject]:
     """Of an interrupted removal of many log files."""
     found = []
     for place in logs.FOLDERS:

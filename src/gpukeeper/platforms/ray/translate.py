@@ -1,4 +1,4 @@
-"""From what was seen of Ray nodes to subjects. Pure: no reading, no clock."""
+"""From the facts of Ray nodes to subjects. Pure: no reads, no clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.disk import access_times
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.model.durations import size_in_words
 from gpukeeper.model.identity import Ref, Seen
 from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
@@ -19,13 +19,13 @@ from gpukeeper.model.unknown import Unknown, is_known
 PLATFORM = "ray"
 NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"
 NOT_MEASURED = "not measured"
-NOT_RECORDED = Unknown("when a tree was made is not recorded everywhere", by_design=True)
-LIVES = Unknown("a session that lives is not measured file by file", by_design=True)
+NOT_RECORDED = Unknown("the creation time of a tree is not recorded everywhere", by_design=True)
+LIVES = Unknown("a live session is not measured file by file", by_design=True)
 LONG_LOG = 10_000_000_000  # bytes
 
 
-class At(msgspec.Struct, frozen=True):
-    """Where and when it was seen. `node`: how the Ray node is called."""
+class PlaceAndTime(msgspec.Struct, frozen=True):
+    """Where and when it was read. `node`: the name of the Ray node."""
 
     place: str
     now: datetime
@@ -37,7 +37,7 @@ class At(msgspec.Struct, frozen=True):
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """A log of a process that ended. `folder`: below the folder of logs, empty for that one itself."""
+    """A log of an ended process. `folder`: below the directory of logs, empty for that one itself."""
 
     folder: str
     name: str
@@ -58,7 +58,7 @@ class NodeDisk(msgspec.Struct, frozen=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node adds up to."""
+    """The sums of a node."""
 
     name: str
     uid: str
@@ -93,15 +93,15 @@ def identity_in(uid: str) -> tuple[int, int] | None:
 
 
 def ctime_in(incarnation: str) -> int | None:
-    """The newest change that a tree had when it was looked at. None: not measured."""
+    """The newest change that a tree had when it was read. None: not measured."""
     newest = incarnation.partition(":")[2]
     return int(newest) if newest.isdecimal() else None
 
 
 def tree_subject(
     path: str,
-    measured: Measured,
-    at: At,
+    measured: TreeMeasurement,
+    at: PlaceAndTime,
     *,
     kind: str = TREE,
     category: Category = Category.TEMPORARY,
@@ -115,8 +115,9 @@ def tree_subject(
     uids: frozenset[int] | None = None,
     last_use: LastUse | None = None,
 ) -> Subject:
-    """`keeps`: who uses it, a sentence. `kept`: why it stays anyway. `uids`: owners of its entries, if those are users
-    of this machine. `last_use`: None for what nobody can read."""
+    """`keeps`: what uses it, a sentence. `kept`: why it is kept anyway. `uids`: owners of its entries, if those are
+    users of this machine. `last_use`: None for what no process can read.
+    """
     used = last_use or access_times.recorded(measured, at.now)
     newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
@@ -140,7 +141,9 @@ def tree_subject(
     )
 
 
-def live_session(path: str, identity: tuple[int, int], why: str, owner: str, disk: Disk | None, at: At) -> Subject:
+def live_session(
+    path: str, identity: tuple[int, int], why: str, owner: str, disk: Disk | None, at: PlaceAndTime
+) -> Subject:
     device, inode = identity
     return Subject(
         seen=at.seen(SESSION, path, tree_uid(device, inode), f"{inode}:alive"),
@@ -164,7 +167,7 @@ def logs_subject(
     files: Sequence[LogFile],
     owner: str,
     disk: Disk | None,
-    at: At,
+    at: PlaceAndTime,
     *,
     in_use: bool | Unknown = False,
 ) -> Subject:
@@ -181,7 +184,7 @@ def logs_subject(
         in_use=in_use,
         category=Category.DEAD_LOGS,
         disk=disk,
-        evidence=(f"{len(files):,} log files of processes that ended, of a session that lives",),
+        evidence=(f"{len(files):,} log files of ended processes, of a live session",),
         labels={"node": at.node, "files": str(len(files))},
     )
 
@@ -194,7 +197,7 @@ def logs_incarnation(inode: int, files: Iterable[LogFile]) -> str:
     return f"{inode}:{digest.hexdigest()[:16]}"
 
 
-def node_subject(facts: NodeFacts, at: At) -> Subject:
+def node_subject(facts: NodeFacts, at: PlaceAndTime) -> Subject:
     labels = {"sessions_live": str(facts.live), "sessions_dead": str(facts.dead)}
     labels |= {} if isinstance(facts.size, Unknown) else {"temporary": str(facts.size)}
     labels |= {} if isinstance(facts.cpu, Unknown) else {"cpu": f"{facts.cpu:.1f}"}
@@ -208,7 +211,7 @@ def node_subject(facts: NodeFacts, at: At) -> Subject:
         state=State.RUNNING,
         owner=None,
         class_=NODE,
-        created=Unknown("since when it is a node is not recorded", by_design=True),
+        created=Unknown("when it became a node is not recorded", by_design=True),
         size=facts.size,
         busy=facts.busy,
         disk=facts.disk,
@@ -217,8 +220,8 @@ def node_subject(facts: NodeFacts, at: At) -> Subject:
     )
 
 
-def disk_subject(facts: NodeDisk, at: At) -> Subject:
-    """A disk of a node beside its first one."""
+def disk_subject(facts: NodeDisk, at: PlaceAndTime) -> Subject:
+    """A disk of a node besides its first one."""
     fixed = Unknown("a disk neither begins nor ends", by_design=True)
     return Subject(
         seen=at.seen(DISK, printable(facts.disk.name), facts.uid, facts.uid),
@@ -240,23 +243,22 @@ def busy_by(
     cpu_max: float,
     gpu: str | Unknown | None,
 ) -> str | Unknown | None:
-    """What runs on a node: Ray's own word, the titles of its processes, what they take of processor and GPUs. One
-    sign is enough to be busy; idle only if all of them are known."""
+    """What runs on a node: Ray's own report, the titles of its processes, their use of CPU and GPUs. One sign is enough
+    to be busy; idle only if all of them are known.
+    """
     if isinstance(ray, str) or isinstance(titles, str):
         return ray if isinstance(ray, str) else titles
     if not isinstance(cpu, Unknown) and cpu > cpu_max:
-        return f"its programs take {cpu:.0f} % of a processor core, allowed {cpu_max:g} %"
+        return f"its programs use {cpu:.0f} % of a CPU core, allowed {cpu_max:g} %"
     if isinstance(gpu, str):
         return gpu
     return next((one for one in (ray, cpu, gpu) if isinstance(one, Unknown)), None)
 
 
 def together(trees: Iterable[Subject]) -> int:
-    """At least this much: a tree that could not be measured adds nothing, so the sum never argues for acting."""
+    """A lower bound: a tree that could not be measured adds nothing, so the sum is never a reason to act."""
     return sum(tree.size for tree in trees if is_known(tree.size))
 
 
 def long_log(name: str, size: int) -> str:
-    return (
-        f"{printable(name)} is {size_in_words(size)} long and being written; Ray bounds it with RAY_ROTATION_MAX_BYTES"
-    )
+    return f"{printable(name)} has {size_in_words(size)} and is being written; limit it with RAY_ROTATION_MAX_BYTES"

@@ -1,4 +1,4 @@
-"""Temporary trees of a node: entries below the roots that the policy names, as that node sees them. Looks only."""
+"""Temporary trees of a node: entries below the roots that the policy names, as that node sees them. Reads only."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpukeeper.disk.naming import is_named
-from gpukeeper.disk.open_files import Below
+from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.model.policy import Temporary
 from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.sessions import NAME
-from gpukeeper.platforms.ray.visit import Folder, Visit
+from gpukeeper.platforms.ray.visit import NodeDirectory, Visit
 
 KEEP = ".keep"  # a file of this name at the top of a tree keeps it
-KEPT = f"it holds a file called {KEEP}"
+KEPT = f"it contains a file named {KEEP}"
 
 
-def names(folder: Folder, temporary: Temporary) -> list[str]:
-    """What is kept by name is listed, too: the rule says so. A session is never a mere temporary tree."""
+def names(folder: NodeDirectory, temporary: Temporary) -> list[str]:
+    """What is kept by name is listed, too: the rule reports it. A session is never a mere temporary tree."""
     with os.scandir(folder.fd) as listing:
         named = [entry for entry in listing if is_named(entry.name, temporary.names) and not NAME.fullmatch(entry.name)]
         return sorted(entry.name for entry in named if _counts(folder, entry))
 
 
-def _counts(folder: Folder, entry: os.DirEntry[str]) -> bool:
+def _counts(folder: NodeDirectory, entry: os.DirEntry[str]) -> bool:
     try:
         return folder.counts(entry.stat(follow_symlinks=False).st_uid)
     except FileNotFoundError:
         return False
 
 
-def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject | None:
-    """None: it went away since it was listed."""
+def subject_of(folder: NodeDirectory, name: str, visit: Visit, below: DirectoryUse) -> Subject | None:
+    """None: it is gone since it was listed."""
     found = visit.measure(folder.fd, name)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def subject_of(folder: Folder, name: str, visit: Visit, below: Below) -> Subject
     )
 
 
-def why_kept(folder: Folder, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
+def why_kept(folder: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
     return KEPT if has_keep(folder.fd, name) else visit.holds(identity)
 
 
@@ -67,5 +67,5 @@ def has_keep(folder: int, name: str) -> bool:
 
 
 def named_by(name: str, path: str, temporary: Sequence[Temporary]) -> bool:
-    """Whether the policy offers an entry of that name of that root."""
+    """Whether the policy matches an entry of that name of that root."""
     return any(os.path.normpath(one.root) == path and is_named(name, one.names) for one in temporary)

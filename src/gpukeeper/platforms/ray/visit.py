@@ -1,4 +1,4 @@
-"""One look at the files of one node: its root folder open, and what the whole machine has in use at that moment."""
+"""One read of the files of one node: its root directory open, and what the whole machine has in use at that moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 
 from gpukeeper.disk import access_times, measure, mounts, open_files, procfs, trash
 from gpukeeper.disk.access_times import LastUse, Reads
-from gpukeeper.disk.elsewhere import why_unseen
-from gpukeeper.disk.measure import Limits, Measured
-from gpukeeper.disk.mounts import Mount
-from gpukeeper.disk.open_files import Below, OpenFiles
-from gpukeeper.disk.remove import Expected
-from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.measure import Limits, TreeMeasurement
+from gpukeeper.disk.mounts import MountEntry
+from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
+from gpukeeper.disk.remote_use import why_unseen
+from gpukeeper.disk.remove import ExpectedTree
+from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.disk.usage import usage
 from gpukeeper.model.subject import Category, Disk, Subject
 from gpukeeper.model.unknown import Unknown
@@ -27,9 +27,10 @@ from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process
 
 
-class Around:
-    """What holds for all nodes at one moment. Open files are looked at when they are first asked for: of what is gone
-    they need not be. Whoever is about to open anything that may be asked about asks before."""
+class MachineSnapshot:
+    """What is common to all nodes at one moment. Open files are read when they are first needed: for what is gone they
+    need not be. A caller that is about to open files reads them before.
+    """
 
     def __init__(self, everyone: tuple[Process, ...], scan: Callable[[], OpenFiles], proc: str = "/proc") -> None:
         self.everyone, self._scan, self.proc = everyone, scan, proc
@@ -37,14 +38,14 @@ class Around:
 
     @property
     def used(self) -> OpenFiles:
-        # No cached_property: that of Python 3.11 lets only one thread of all look at a time.
+        # No cached_property: in Python 3.11 it lets only one thread of all read at a time.
         if self._used is None:
             self._used = self._scan()
         return self._used
 
 
-class Folder(msgspec.Struct, frozen=True):
-    """A folder of the node that is open. `path`: as the policy or Ray writes it; `real`: without links."""
+class NodeDirectory(msgspec.Struct, frozen=True):
+    """A directory of the node that is open. `path`: as the policy or Ray writes it; `real`: without links."""
 
     fd: int
     path: str
@@ -52,19 +53,19 @@ class Folder(msgspec.Struct, frozen=True):
     disk: Disk
     size: int  # of its filesystem, bytes
     free: int
-    private: bool  # on the layer of one container, which nobody outside it has mounted
-    uids: frozenset[int] | None = None  # whose entries count; None: anybody's
+    private: bool  # on the layer of one container, which no other process has mounted
+    uids: frozenset[int] | None = None  # whose entries count; None: any user's
 
     def counts(self, owner: int) -> bool:
         return self.uids is None or owner in self.uids
 
 
-class Needed(msgspec.Struct, frozen=True):
-    """Paths that no removal may take along, and roots that are the machine's own affair."""
+class ProtectedPaths(msgspec.Struct, frozen=True):
+    """Paths that no removal may include, and roots that belong to the host platform."""
 
     machine: tuple[str, ...] = ()  # as this machine sees them
     node: tuple[str, ...] = ()  # as the node does
-    hosts: tuple[str, ...] = ()  # roots of this machine whose entries others look after
+    hosts: tuple[str, ...] = ()  # roots of this machine whose entries another platform manages
 
 
 class Visit:
@@ -72,20 +73,20 @@ class Visit:
         self,
         node: Node,
         root: int,
-        around: Around,
-        at: translate.At,
+        around: MachineSnapshot,
+        at: translate.PlaceAndTime,
         until: float,
         limits: Limits | None = None,
-        needed: Needed | None = None,
+        needed: ProtectedPaths | None = None,
     ) -> None:
-        """`until`: of the monotonic clock; what was not measured by then is not known."""
+        """`until`: of the monotonic clock; what was not measured by then is unknown."""
         self.node, self.root, self.around, self.at, self.until = node, root, around, at, until
         self.limits = limits or Limits()
         who = self.around.proc + "/" + ("self" if node.door.pid is None else str(node.door.pid))
         self.mounts = mounts.parse_mounts(procfs.read(f"{who}/mountinfo", procfs.TABLE))
         self._used: OpenFiles | None = None
         self._reads: dict[str, Reads] = {}
-        self._holding, self._hosts = _identities(root, needed or Needed())
+        self._holding, self._hosts = _identities(root, needed or ProtectedPaths())
 
     @property
     def used(self) -> OpenFiles:
@@ -93,18 +94,18 @@ class Visit:
             self._used = _as_node_sees(self.node, self.around.used, self.mounts)
         return self._used
 
-    def unseen(self, folder: Folder) -> Unknown | None:
+    def unseen(self, folder: NodeDirectory) -> Unknown | None:
         """Why other machines may use it, too."""
         return why_unseen(folder.real, self.mounts, self.around.used.exports)
 
-    def reads(self, folder: Folder) -> Reads:
+    def reads(self, folder: NodeDirectory) -> Reads:
         """How reads of its entries are recorded."""
         if folder.real not in self._reads:
             self._reads[folder.real] = access_times.reads_of(folder.real, self.mounts, self.around.used.tables)
         return self._reads[folder.real]
 
     @contextmanager
-    def folder(self, path: str) -> Iterator[Folder]:
+    def folder(self, path: str) -> Iterator[NodeDirectory]:
         with reach.folder(self.root, path) as (fd, real, linkers):
             found = usage(fd)
             mount = mounts.covering(real, self.mounts)
@@ -112,32 +113,35 @@ class Visit:
             private = mount is not None and mount.point == "/" and mount.kind == "overlay"
             uids = whose(self.node.uids, linkers)
             named = os.path.normpath(path)
-            yield Folder(fd, named, real, disk, found.size, found.free, private, uids)
+            yield NodeDirectory(fd, named, real, disk, found.size, found.free, private, uids)
 
-    def is_hosts(self, folder: Folder) -> bool:
-        """Its trees are left to the machine itself, by whatever name they are seen here: two who act on the same tree
-        would only take turns."""
+    def is_hosts(self, folder: NodeDirectory) -> bool:
+        """Its trees are left to the host platform, by whatever name they are seen here: two platforms must not act on
+        the same tree.
+        """
         about = os.fstat(folder.fd)
         return (about.st_dev, about.st_ino) in self._hosts
 
     def holds(self, identity: tuple[int, int]) -> str | None:
-        """Why that tree stays: it is, or holds, what the policy names or we need ourselves."""
+        """Why that tree is kept: it is, or contains, what the policy names or we need ourselves."""
         path = self._holding.get(identity)
         return (
-            None if path is None else f"{measure.printable(path)}, which gpukeeper needs or the policy names, is in it"
+            None
+            if path is None
+            else (f"it contains {measure.printable(path)}, which gpukeeper needs or the policy names")
         )
 
-    def measure(self, folder: int, name: str) -> Measured | None:
+    def measure(self, folder: int, name: str) -> TreeMeasurement | None:
         return measure.measure(name, folder, self.used.files, self.limits, lambda: time.monotonic() > self.until)
 
-    def last_use(self, folder: Folder, found: Measured) -> LastUse:
+    def last_use(self, folder: NodeDirectory, found: TreeMeasurement) -> LastUse:
         return access_times.last_use(found, self.reads(folder), None, self.at.now)
 
-    def below(self, folder: Folder) -> Below:
+    def below(self, folder: NodeDirectory) -> DirectoryUse:
         return open_files.below(folder.real, seen_from_here(folder, self.used))
 
-    def with_mounts(self, folder: Folder, name: str, found: Measured) -> Measured:
-        """A single file mounted inside escapes the walk; the list of mounts knows it."""
+    def with_mounts(self, folder: NodeDirectory, name: str, found: TreeMeasurement) -> TreeMeasurement:
+        """A single file mounted inside escapes the walk; the list of mounts has it."""
         if not mounts.has_mount_inside(str(Path(folder.real, name)), self.mounts):
             return found
         why = Unknown(measure.MOUNT_POINT)
@@ -145,22 +149,24 @@ class Visit:
         return msgspec.structs.replace(found, size=why, newest=why, ctime_ns=why, problems=problems)
 
     def owner(self, uid: int) -> str:
-        """Names of people are this machine's; a container has its own, which nobody here knows."""
+        """User names are this machine's; a container has its own, which are unknown here."""
         return user_name(uid) if self.node.is_machine or uid == 0 else f"uid {uid}"
 
-    def uids(self, found: Measured) -> frozenset[int] | None:
-        """Owners of its entries, where people of this machine can reach them at all."""
+    def uids(self, found: TreeMeasurement) -> frozenset[int] | None:
+        """Owners of its entries, if users of this machine can reach them at all."""
         return found.uids if self.node.is_machine and not found.problems else None
 
-    def in_use(self, folder: Folder, name: str, found: Measured, used: Below) -> tuple[bool | Unknown, str | None]:
-        """And by whom."""
+    def in_use(
+        self, folder: NodeDirectory, name: str, found: TreeMeasurement, used: DirectoryUse
+    ) -> tuple[bool | Unknown, str | None]:
+        """And by which process."""
         user = open_files.user_of(name, found, used)
         if user is not None:
             return True, self.about(user)
         unseen = self.why_unseen(folder, name)
         return open_files.is_in_use(name, found, used) if unseen is None else unseen, None
 
-    def why_unseen(self, folder: Folder, name: str) -> Unknown | None:
+    def why_unseen(self, folder: NodeDirectory, name: str) -> Unknown | None:
         """Of one entry: something inside of it may be exported, too."""
         unseen = self.unseen(folder)
         if unseen is not None:
@@ -173,14 +179,14 @@ class Visit:
         comm = next((one.comm for one in self.around.everyone if one.pid == pid), "")
         return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
 
-    def unfinished(self, folder: Folder) -> Iterator[tuple[Taken, Subject]]:
-        """What an interrupted removal of ours left in that folder."""
+    def unfinished(self, folder: NodeDirectory) -> Iterator[tuple[TrashedTree, Subject]]:
+        """The rest of an interrupted removal of ours in that directory."""
         for taken in trash.leftovers(folder.fd):
             subject = self.unfinished_one(folder, taken)
             if subject is not None:
                 yield taken, subject
 
-    def unfinished_one(self, folder: Folder, taken: Taken) -> Subject | None:
+    def unfinished_one(self, folder: NodeDirectory, taken: TrashedTree) -> Subject | None:
         try:
             with measure.open_directory(taken.trash, folder.fd) as bin_:
                 found = self.measure(bin_, taken.name)
@@ -191,7 +197,7 @@ class Visit:
         user = open_files.users_of_trash(taken.trash, seen_from_here(folder, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
         path = f"{folder.path}/{taken.trash}/{taken.name}"
-        words = "its deletion had begun" if taken.doomed else "it was only taken, and is put back"
+        words = "its deletion had begun" if taken.deleting else "it was only taken, and is put back"
         return translate.tree_subject(
             path,
             found,
@@ -208,42 +214,47 @@ class Visit:
 @contextmanager
 def visiting(
     node: Node,
-    around: Around,
-    at: translate.At,
+    around: MachineSnapshot,
+    at: translate.PlaceAndTime,
     until: float,
     limits: Limits | None = None,
-    needed: Needed | None = None,
+    needed: ProtectedPaths | None = None,
 ) -> Iterator[Visit]:
-    """FileNotFoundError: the node ended meanwhile."""
+    """FileNotFoundError: the node ended in the meantime."""
     with reach.opened(node.door, around.proc) as root:
-        named = translate.At(at.place, at.now, node.name)
+        named = translate.PlaceAndTime(at.place, at.now, node.name)
         yield Visit(node, root, around, named, until, limits, needed)
 
 
 def whose(uids: frozenset[int] | None, linkers: frozenset[int]) -> frozenset[int] | None:
-    """A link leads where its maker wants. What is there counts only as far as it is the maker's own, unless that is
-    root or ourselves."""
+    """The owner of a link chooses its target. Entries there count only if they belong to the same user, unless that is
+    root or ourselves.
+    """
     for uid in linkers - {0, os.geteuid()}:
         uids = frozenset({uid}) if uids is None else uids & {uid}
     return uids
 
 
-def seen_from_here(folder: Folder, used: OpenFiles) -> OpenFiles:
-    """Inside a container its own processes are all there is for what lies on its own layer, and not for a volume."""
+def seen_from_here(folder: NodeDirectory, used: OpenFiles) -> OpenFiles:
+    """Inside a container its own processes are all that can use its own layer, but not a volume."""
     if not folder.private or used.hidden != open_files.ONLY_HERE:
         return used
     return msgspec.structs.replace(used, hidden=None)
 
 
-def expected(fresh: Subject, uid: int | None) -> Expected | None:
-    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the person who asks."""
+def expected(fresh: Subject, uid: int | None) -> ExpectedTree | None:
+    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the user who requests
+    it.
+    """
     identity, ctime = translate.identity_in(fresh.ref.uid), translate.ctime_in(fresh.seen.incarnation)
-    return None if identity is None or ctime is None else Expected(identity, ctime, uid)
+    return None if identity is None or ctime is None else ExpectedTree(identity, ctime, uid)
 
 
-def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
-    """What is called so in that folder, by identity: a listing tells the inode below a mount point, a stat does not.
-    Not what removals under way make for themselves, which may get the inode of a tree that went a moment ago."""
+def names_in(folder: NodeDirectory, wanted: tuple[int, int]) -> list[str]:
+    """The entry of that name in that directory, by identity: a listing returns the inode below a mount point, a stat
+    does not. Not the entries that removals in progress create, which may get the inode of a tree that was just
+    deleted.
+    """
     names = []
     with os.scandir(folder.fd) as listing:
         for entry in listing:
@@ -259,11 +270,11 @@ def names_in(folder: Folder, wanted: tuple[int, int]) -> list[str]:
     return names
 
 
-def taken_in(folder: Folder, wanted: tuple[int, int]) -> Taken | None:
+def taken_in(folder: NodeDirectory, wanted: tuple[int, int]) -> TrashedTree | None:
     return next((one for one in trash.leftovers(folder.fd) if one.identity == wanted and _is_whose(folder, one)), None)
 
 
-def _is_whose(folder: Folder, taken: Taken) -> bool:
+def _is_whose(folder: NodeDirectory, taken: TrashedTree) -> bool:
     try:
         found = os.stat(f"{taken.trash}/{taken.name}", dir_fd=folder.fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -271,20 +282,22 @@ def _is_whose(folder: Folder, taken: Taken) -> bool:
     return folder.counts(found.st_uid)
 
 
-def _as_node_sees(node: Node, used: OpenFiles, known: tuple[Mount, ...]) -> OpenFiles:
-    """Paths are those of whoever opened them: the same path in another node is another file. Files are the same
-    everywhere by identity, and the look after the rename is exact for paths, too."""
+def _as_node_sees(node: Node, used: OpenFiles, known: tuple[MountEntry, ...]) -> OpenFiles:
+    """Paths are those of the process that opened them: the same path in another node is another file. Files are the
+    same everywhere by identity, and the check after the rename is exact for paths, too.
+    """
     own = {one.pid for one in node.processes} | {open_files.KERNEL}
     paths = {path: pid for path, pid in used.paths.items() if pid in own}
     return msgspec.structs.replace(used, paths=paths, own_mounts=known)
 
 
-def _identities(root: int, needed: Needed) -> tuple[dict[tuple[int, int], str], set[tuple[int, int]]]:
-    """What is, or holds, anything of it; and the roots that are the machine's. By identity: a node may have folders
-    of this machine mounted, under names of its own."""
+def _identities(root: int, needed: ProtectedPaths) -> tuple[dict[tuple[int, int], str], set[tuple[int, int]]]:
+    """What is, or contains, anything of it; and the roots of the host platform. By identity: a node may have
+    directories of this machine mounted, under other names.
+    """
     holding: dict[tuple[int, int], str] = {}
     hosts = set()
-    with reach.opened(reach.Door()) as here:
+    with reach.opened(reach.NodeAccess()) as here:
         for at, paths in ((here, needed.machine), (root, needed.node)):
             for path in paths:
                 holding |= dict.fromkeys(reach.on_the_way(at, path), path)

@@ -35,7 +35,7 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Category, Gone, Outcome, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.simulated.thing import UNKNOWABLE, Thing, tell
-from gpukeeper.platforms.simulated.world import Crashed, Place, World
+from gpukeeper.platforms.simulated.world import Crashed, SimulatedPlace, World
 
 PAGE = 200
 HINTS_EVERY = 120.0  # seconds
@@ -44,7 +44,7 @@ NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 RAN_MEANWHILE = "ran again, unseen"
 
 
-class Tripped(Exception):
+class AdapterBug(Exception):
     """A bug in the adapter: an exception that the port does not allow."""
 
 
@@ -57,7 +57,7 @@ class SimulatedPlatform:
         Action.REMOVE: Guard.ATOMIC,
     }
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: SimulatedPlace) -> None:
         self._world = world
         self._place = place
         if place.platform == "docker" and self.guards.get(Action.REMOVE) is Guard.ATOMIC:
@@ -293,7 +293,7 @@ class SimulatedPlatform:
         world = self._world
         if world.faults.bug and world.bugs.random() < world.faults.bug:
             world.note("bug", place=self.place)
-            raise Tripped("planted by the simulation")
+            raise AdapterBug("planted by the simulation")
 
     async def _call(self) -> None:
         world = self._world

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Category, Shape, State
 from gpukeeper.platforms.simulated.thing import DAY, Node, Thing
-from gpukeeper.platforms.simulated.world import Place, World
+from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 GIB = 1024**3
 SESSION = "/tmp/ray/session_"  # noqa: S108
@@ -16,7 +16,7 @@ OLD = timedelta(days=300)
 TEMPORARY = ("ray_tmp_", "pip-", "tmp", "tmp-keep-", "keep-")
 
 
-class Files:
+class SimulatedFiles:
     """The part of the users' agenda that is about trees."""
 
     def __init__(self, world: World, minute: timedelta) -> None:
@@ -70,7 +70,7 @@ class Files:
 
     # Stories, from arrival on.
 
-    def spills(self, place: Place) -> None:
+    def spills(self, place: SimulatedPlace) -> None:
         tree = self._temporary(place, self._node(place))
         tree.in_use = self._world.rng.random() < 0.3
         if tree.in_use:
@@ -81,7 +81,7 @@ class Files:
         else:
             self._world.after(self._span(5, 25), lambda: self.read(tree))
 
-    def crashes(self, place: Place) -> None:
+    def crashes(self, place: SimulatedPlace) -> None:
         """Much at once, and the logs of what crashed."""
         node = self._node(place)
         for _ in range(self._world.rng.randint(2, 5)):
@@ -89,24 +89,24 @@ class Files:
         if node.name:
             self._add(place, node, "logs", f"{SESSION}1/logs", Category.DEAD_LOGS)
 
-    def starts_session(self, place: Place) -> None:
+    def starts_session(self, place: SimulatedPlace) -> None:
         name = f"{SESSION}{self._world.rng.randrange(10**6):06d}"
         session = self._add(place, self._node(place), "session", name, Category.DEAD_SESSION)
         if self._world.rng.random() < 0.7:
             self._live(session)
 
-    def works(self, place: Place) -> None:
+    def works(self, place: SimulatedPlace) -> None:
         self._begin_work(self._node(place))
         if self._world.rng.random() < 0.5:
             self.fills(place)
 
-    def fills(self, place: Place) -> None:
+    def fills(self, place: SimulatedPlace) -> None:
         """Files of others, that come and go."""
         node = self._node(place)
         node.others = self._world.rng.randint(60, 190) * GIB
         self._world.after(self._span(30, 200), lambda: setattr(node, "others", 0))
 
-    def reports(self, place: Place) -> None:
+    def reports(self, place: SimulatedPlace) -> None:
         node = self._node(place)
         for _ in range(self._world.rng.randint(1, 3)):
             name = f"/data/reports/run-{self._world.rng.randrange(10**6):06d}"
@@ -114,12 +114,12 @@ class Files:
 
     # Pieces of stories.
 
-    def _temporary(self, place: Place, node: Node) -> Thing:
+    def _temporary(self, place: SimulatedPlace, node: Node) -> Thing:
         rng = self._world.rng
         name = f"/tmp/{rng.choice(TEMPORARY)}{rng.randrange(16**6):06x}"  # noqa: S108
         return self._add(place, node, "tree", name, Category.TEMPORARY)
 
-    def _add(self, place: Place, node: Node, kind: str, name: str, category: Category) -> Thing:
+    def _add(self, place: SimulatedPlace, node: Node, kind: str, name: str, category: Category) -> Thing:
         rng, world = self._world.rng, self._world
         ref = Ref(place.platform, place.place, kind, name, world.new_uid(), node.name)
         tree = Thing(ref, self._now(), Shape.TREE, rng.choice(place.people), "ray", state=State.ENDED)
@@ -149,7 +149,7 @@ class Files:
         node.busy = "a task runs on it"
         self._world.after(self._span(15, 120), lambda: setattr(node, "busy", None))
 
-    def _node(self, place: Place) -> Node:
+    def _node(self, place: SimulatedPlace) -> Node:
         return self._world.rng.choice(self._world.nodes[place.key])
 
     def _span(self, low: int, high: int) -> timedelta:

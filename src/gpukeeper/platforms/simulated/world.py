@@ -28,7 +28,7 @@ class Crashed(BaseException):  # a crash is no error that may be caught
 
 
 @dataclass(slots=True)
-class Happened:
+class LogEntry:
     """One entry of the log. `thing` is a copy of the true state, with the facts that checkers need."""
 
     kind: str  # look, listing, capture, act, line, heard, person, crash
@@ -57,7 +57,7 @@ class Happened:
 
 
 @dataclass
-class Place:
+class SimulatedPlace:
     platform: str
     place: str
     gpus: tuple[str, ...]
@@ -74,9 +74,9 @@ class Place:
 class World:
     seed: int
     clock: VirtualClock
-    places: tuple[Place, ...] = ()
+    places: tuple[SimulatedPlace, ...] = ()
     faults: Faults = CALM
-    log: list[Happened] = field(default_factory=list)
+    log: list[LogEntry] = field(default_factory=list)
     things: dict[tuple[str, str], dict[str, Thing]] = field(default_factory=dict)
     nodes: dict[tuple[str, str], list[Node]] = field(default_factory=dict)
     samples: dict[str, list[tuple[datetime, str, float]]] = field(default_factory=dict)  # GPU readings handed out
@@ -163,7 +163,7 @@ class World:
     # The log.
 
     def note(self, kind: str, thing: Thing | None = None, **facts: object) -> None:
-        entry = Happened(kind, self.clock.true_now())
+        entry = LogEntry(kind, self.clock.true_now())
         if thing is not None:
             entry.place = thing.ref.place
             entry.uid, entry.incarnation, entry.version = thing.ref.uid, thing.incarnation, thing.version

@@ -18,7 +18,7 @@ from gpukeeper.acceptance.bench.foreign import Neighbours
 from gpukeeper.acceptance.bench.probing import Bench
 from gpukeeper.acceptance.bench.workbench import LocalWorkbench
 from gpukeeper.acceptance.record import Broken, Done, Job
-from gpukeeper.devices.health import Driver
+from gpukeeper.devices.health import HealthMonitor
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import answering, program
@@ -73,8 +73,8 @@ def refusing(state: str, why: str) -> dict[str, Any]:
     return {question: {"state": state, "why": why} for question in ANSWERS}
 
 
-def driver(answers: dict[str, Any]) -> Driver:
-    return Driver(answering(answers), timedelta(minutes=1))
+def driver(answers: dict[str, Any]) -> HealthMonitor:
+    return HealthMonitor(answering(answers), timedelta(minutes=1))
 
 
 def on_bench(
@@ -102,7 +102,7 @@ def test_the_machine_is_what_driver_pytorch_and_kernel_say() -> None:
     """C1.1"""
     found = on_bench(lambda bench: bench.machine())
     assert [(one.uuid, one.identity) for one in found.gpus] == [("GPU-0", "s0"), ("GPU-1", "s1")]
-    assert found.silent == ("GPU 2 does not say which it is: the GPU is lost",)
+    assert found.silent == ("GPU 2 does not report its uuid: the GPU is lost",)
     assert found.gpus[0].facts["sms"] == 132  # by its own worker
     assert isinstance(found.gpus[0].facts["numa"], Unknown)
     assert found.topology["GPU-0"] == {"GPU-1": "nvlink"}
@@ -158,7 +158,7 @@ for question in asked():
 """
 
     async def run() -> Any:
-        asked = Driver(program(used), timedelta(minutes=1))
+        asked = HealthMonitor(program(used), timedelta(minutes=1))
         bench = Bench(str(python), "cuda", PROGRAM, to_start_s=60.0)
         async with LocalWorkbench(str(python), driver=asked, bench=bench) as workbench:
             await workbench.machine()

@@ -90,7 +90,7 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_name_fails() -> None:
 
 
 def test_a_gpu_that_does_not_answer_fails_and_is_not_counted_twice() -> None:
-    found = of(7, expected=None, machine={"on_bus": 8, "silent": ("GPU 3 does not say which it is: GPU is lost",)})
+    found = of(7, expected=None, machine={"on_bus": 8, "silent": ("GPU 3 does not report its uuid: GPU is lost",)})
     assert list(found) == ["gpu-silent"]
     assert "GPU 3" in found["gpu-silent"].message
 

@@ -9,7 +9,7 @@ import msgspec
 import pynvml
 import pytest
 
-from gpukeeper.devices.driver.activity import Samples, Watch
+from gpukeeper.devices.driver.activity import ActivityMonitor, UtilisationSamples
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.model.unknown import Unknown
 
@@ -173,8 +173,8 @@ def address(sample: Any) -> int:
     return ctypes.addressof(sample.contents)
 
 
-def watching(driver: Driver) -> Watch:
-    return Watch(driver, clock=lambda: driver.now, sleep=driver.sleep)
+def watching(driver: Driver) -> ActivityMonitor:
+    return ActivityMonitor(driver, clock=lambda: driver.now, sleep=driver.sleep)
 
 
 def only(gpus: tuple[GpuFacts, ...]) -> GpuFacts:
@@ -250,12 +250,12 @@ def test_without_that_the_hole_shows() -> None:
 
 
 def test_samples_that_are_old_empty_or_impossible_do_not_count() -> None:
-    samples = Samples()
+    samples = UtilisationSamples()
     for at, value in ((0, 5.0), (1_000_000, 10.0), (1_000_000, 90.0), (2_000_000, 4e9), (3_000_000, 20.0)):
         samples.add(at, value)
     assert samples.take() == {"utilisation": 15.0, "utilisation_peak": 20.0, "utilisation_covered_s": 2.0}
     assert isinstance(samples.take()["utilisation"], Unknown)
-    assert isinstance(Samples().take()["utilisation"], Unknown)
+    assert isinstance(UtilisationSamples().take()["utilisation"], Unknown)
 
 
 def test_slices_are_measured_by_themselves_and_the_whole_is_not() -> None:
@@ -329,7 +329,7 @@ def test_a_refusal_says_why_and_whether_it_is_for_ever(call: str, field: str, er
     record = only(watching(driver).read())
     refused = why(record.energy_mj if field == "energy_mj" else getattr(record.activity, field))
     assert refused.by_design is by_design
-    assert "NVIDIA driver answered" in refused.why
+    assert "NVIDIA driver returned an error" in refused.why
 
 
 def test_after_a_refusal_the_next_window_is_measured() -> None:

@@ -16,14 +16,14 @@ import pytest
 from gpukeeper.devices.driver import child
 from gpukeeper.devices.driver.child import Session, serve
 from gpukeeper.devices.driver.client import CHILD
-from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, Answer, Question
+from gpukeeper.devices.driver.protocol import NO_ID, SUBJECTS, DriverReply, DriverRequest
 from tests.unit.devices.driver.fake_nvml import Nvml, Refuses
 
 STATES = {"answered", "no driver", "failed"}
 
 
-def ask(session: Session, about: str, number: int = 1) -> Answer:
-    return session.answer(msgspec.json.encode(Question(number, about)))
+def ask(session: Session, about: str, number: int = 1) -> DriverReply:
+    return session.answer(msgspec.json.encode(DriverRequest(number, about)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_line_that_is_no_question_is_answered_and_opens_nothing(line: bytes) -
 def test_a_question_of_a_newer_client_is_refused() -> None:
     nvml = Nvml()
     answer = ask(Session(nvml), "weather", 7)
-    assert (answer.id, answer.state, answer.why, nvml.opened) == (7, "failed", "'weather' is not a question", 0)
+    assert (answer.id, answer.state, answer.why, nvml.opened) == (7, "failed", "'weather' is not a valid request", 0)
 
 
 # The lines.

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.driver import client as module
-from gpukeeper.devices.driver.client import Client, ask_once
-from gpukeeper.devices.driver.protocol import Answer
+from gpukeeper.devices.driver.client import DriverClient, ask_once
+from gpukeeper.devices.driver.protocol import DriverReply
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import answering, program
 
@@ -28,15 +28,15 @@ HANGS = "for question in asked(): import time; time.sleep(600)"
 
 
 @contextmanager
-def asking(command: list[str], deadline: timedelta = MINUTE, **options: Any) -> Iterator[Client]:
-    client = Client(command, deadline, **options)
+def asking(command: list[str], deadline: timedelta = MINUTE, **options: Any) -> Iterator[DriverClient]:
+    client = DriverClient(command, deadline, **options)
     try:
         yield client
     finally:
         client.close()
 
 
-def why(answer: Answer | Unknown) -> str:
+def why(answer: DriverReply | Unknown) -> str:
     assert isinstance(answer, Unknown), answer
     return answer.why
 
@@ -66,7 +66,7 @@ for question in asked():
             os.kill(pid, 0)
         client._deadline = MINUTE
         answer = client.ask("inventory")
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, DriverReply)
         assert answer.id == 3
         assert int(answer.why) != pid
 
@@ -74,7 +74,7 @@ for question in asked():
 def test_the_first_answer_of_a_program_may_take_longer() -> None:
     """No program starts within a millisecond."""
     with asking(answering(ANSWER), timedelta(milliseconds=1), to_open=60_000) as client:
-        assert isinstance(client.ask("usage"), Answer)
+        assert isinstance(client.ask("usage"), DriverReply)
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: li
         assert len(unkillable) == number + 1
     refused = why(ask_once("inventory", MINUTE, answering(ANSWER)))
     assert refused == (
-        "the program that asks the NVIDIA driver could not be started: "
+        "the process that queries the NVIDIA driver could not be started: "
         "4 earlier ones hang in the driver and cannot be killed"
     )
     assert len(unkillable) == module.ABANDONED_MAX
     os.kill(unkillable[0].pid, 9)  # the driver came back
     unkillable[0].wait()
-    assert isinstance(ask_once("inventory", MINUTE, answering(ANSWER)), Answer)
+    assert isinstance(ask_once("inventory", MINUTE, answering(ANSWER)), DriverReply)
     assert len(unkillable) == module.ABANDONED_MAX - 1
 
 
@@ -124,14 +124,14 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert why(client.ask("health")) == "asking the NVIDIA driver failed (exit -9): no word"
-        assert client.ask("health") == Answer(id=2, **ANSWER)
+        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit -9): no message"
+        assert client.ask("health") == DriverReply(id=2, **ANSWER)
 
 
 def test_the_last_words_of_a_program_that_fails_are_reported() -> None:
     text = "next(asked()); sys.stderr.write('a\\nthe GPU fell off the bus\\n'); sys.exit(3)"
     assert why(ask_once("inventory", MINUTE, program(text))) == (
-        "asking the NVIDIA driver failed (exit 3): the GPU fell off the bus"
+        "querying the NVIDIA driver failed (exit 3): the GPU fell off the bus"
     )
 
 
@@ -159,14 +159,14 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert "gave no record" in why(client.ask("usage"))
+        assert "invalid reply" in why(client.ask("usage"))
         assert client._child is None
-        assert client.ask("usage") == Answer(id=2, **ANSWER)
+        assert client.ask("usage") == DriverReply(id=2, **ANSWER)
 
 
 def test_endless_talk_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_MAX", 1024 * 1024)
-    assert "does not stop talking" in why(
+    assert "its reply is too long" in why(
         ask_once("inventory", MINUTE, program("while True: sys.stdout.write('x' * 65536)"))
     )
 
@@ -175,7 +175,7 @@ def test_an_answer_of_many_megabytes_is_read() -> None:
     """Three hours of readings of eight GPUs come in one line."""
     text = "for question in asked(): give(question, {'state': 'answered', 'why': 'x' * 30_000_000})"
     answer = ask_once("readings", MINUTE, program(text))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, DriverReply)
     assert len(answer.why) == 30_000_000
 
 
@@ -187,9 +187,9 @@ for question in asked():
     give(question, {ANSWER!r})
 """
     with asking(program(text)) as client:
-        assert client.ask("health") == Answer(id=1, **ANSWER)
-        assert client.ask("health") == Answer(id=2, **ANSWER)
-        assert why(client.ask("health")) == "asking the NVIDIA driver failed (exit 1): no memory"
+        assert client.ask("health") == DriverReply(id=1, **ANSWER)
+        assert client.ask("health") == DriverReply(id=2, **ANSWER)
+        assert why(client.ask("health")) == "querying the NVIDIA driver failed (exit 1): no memory"
 
 
 def test_a_program_that_closes_its_stderr_is_still_asked() -> None:
@@ -212,9 +212,9 @@ for question in asked():
         give(late, {"state": "failed", "why": "later"})
 """
     with asking(program(text)) as client:
-        assert client.ask("usage") == Answer(id=1, state="answered", why="to 1")
-        assert client.ask("usage") == Answer(id=2, state="answered", why="to 2")
-        assert client.ask("usage") == Answer(id=3, state="answered", why="to 3")
+        assert client.ask("usage") == DriverReply(id=1, state="answered", why="to 1")
+        assert client.ask("usage") == DriverReply(id=2, state="answered", why="to 2")
+        assert client.ask("usage") == DriverReply(id=3, state="answered", why="to 3")
 
 
 def test_an_answer_that_comes_after_its_deadline_is_never_read() -> None:
@@ -232,7 +232,7 @@ for question in asked():
         assert "did not answer" in why(client.ask("condition"))
         client._deadline = MINUTE
         assert client._child is not late
-        assert client.ask("condition") == Answer(id=3, state="answered", why="to 3")
+        assert client.ask("condition") == DriverReply(id=3, state="answered", why="to 3")
 
 
 def test_only_answers_to_other_questions_are_no_answer() -> None:
@@ -241,10 +241,10 @@ def test_only_answers_to_other_questions_are_no_answer() -> None:
 
 
 def test_a_program_that_could_not_read_the_question_says_so() -> None:
-    text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the question could not be read'})"
+    text = "for question in asked(): give({'id': 0}, {'state': 'failed', 'why': 'the request could not be read'})"
     answer = ask_once("inventory", MINUTE, program(text))
-    assert isinstance(answer, Answer)
-    assert (answer.state, answer.why) == ("failed", "the question could not be read")
+    assert isinstance(answer, DriverReply)
+    assert (answer.state, answer.why) == ("failed", "the request could not be read")
 
 
 # How long the driver is open.
@@ -258,7 +258,7 @@ import pathlib
 for question in asked(): give(question, {ANSWER!r})
 pathlib.Path({str(ended)!r}).touch()
 """
-    assert isinstance(ask_once("condition", MINUTE, program(text)), Answer)
+    assert isinstance(ask_once("condition", MINUTE, program(text)), DriverReply)
     assert ended.exists()
 
 
@@ -270,8 +270,8 @@ def test_a_driver_that_does_not_let_go_in_time_is_unknown(monkeypatch: pytest.Mo
         assert running is not None
         assert client.finish(0.05) is False
         assert running._process.returncode == -9
-    finish = Client.finish
-    monkeypatch.setattr(Client, "finish", lambda self, within_s: finish(self, within_s) and False)
+    finish = DriverClient.finish
+    monkeypatch.setattr(DriverClient, "finish", lambda self, within_s: finish(self, within_s) and False)
     assert "was not closed within 1m" in why(ask_once("condition", MINUTE, answering(ANSWER)))
 
 
@@ -282,7 +282,7 @@ def test_closing_ends_the_program_and_a_later_question_starts_another() -> None:
         assert running is not None
         client.close()
         assert running._process.returncode is not None
-        assert isinstance(client.ask("usage"), Answer)
+        assert isinstance(client.ask("usage"), DriverReply)
 
 
 def test_closing_while_it_is_asked_frees_the_caller() -> None:
@@ -303,14 +303,14 @@ def test_a_question_that_has_to_wait_too_long_for_another_is_unknown() -> None:
         waiting.start()
         while client._child is None:
             pass
-        assert "still being asked" in why(client.ask("usage"))
+        assert "still in progress" in why(client.ask("usage"))
         client.close()
         waiting.join()
 
 
 def test_a_driver_that_fails_gets_a_new_program() -> None:
     with asking(answering({"state": "failed", "why": "Driver/library version mismatch"})) as client:
-        assert client.ask("health") == Answer(id=1, state="failed", why="Driver/library version mismatch")
+        assert client.ask("health") == DriverReply(id=1, state="failed", why="Driver/library version mismatch")
         assert client._child is None
 
 
@@ -318,8 +318,8 @@ def test_no_program_outlives_its_parent() -> None:
     text = """
 import sys
 from datetime import timedelta
-from gpukeeper.devices.driver.client import CHILD, Client
-client = Client(CHILD, timedelta(minutes=1))
+from gpukeeper.devices.driver.client import CHILD, DriverClient
+client = DriverClient(CHILD, timedelta(minutes=1))
 client.ask("inventory")
 print(client._child._process.pid, flush=True)
 sys.stdin.read()

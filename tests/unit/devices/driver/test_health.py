@@ -14,7 +14,7 @@ from gpukeeper.devices.driver import sampler as sampling
 from gpukeeper.devices.driver.child import Session
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.driver.health import spans
-from gpukeeper.devices.driver.protocol import SUBJECTS, Answer, Question
+from gpukeeper.devices.driver.protocol import SUBJECTS, DriverReply, DriverRequest
 from gpukeeper.devices.driver.sampler import Sampler
 from gpukeeper.devices.health import health_of
 from gpukeeper.model.gpu import Health
@@ -31,12 +31,12 @@ from tests.unit.devices.driver.fake_nvml import (
 )
 
 
-def asked(nvml: Nvml, about: str) -> Answer:
+def asked(nvml: Nvml, about: str) -> DriverReply:
     """As its parent reads it."""
     session = Session(nvml, sleep=lambda _: None)
     try:
-        answer = session.answer(msgspec.json.encode(Question(1, about)))
-        return msgspec.json.decode(msgspec.json.encode(answer), type=Answer)
+        answer = session.answer(msgspec.json.encode(DriverRequest(1, about)))
+        return msgspec.json.decode(msgspec.json.encode(answer), type=DriverReply)
     finally:
         session.close()
 
@@ -287,7 +287,7 @@ def test_the_sampler_goes_on_by_itself() -> None:
         return 1000
 
     watch = Session(Nvml(says={"PowerUsage": power}))
-    watch.answer(msgspec.json.encode(Question(1, "readings")))  # begins it
+    watch.answer(msgspec.json.encode(DriverRequest(1, "readings")))  # begins it
     assert seen.acquire(timeout=30)
     assert seen.acquire(timeout=30)
     sampler = watch._sampler

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.platforms.docker.asks import Asked
-from gpukeeper.platforms.docker.owners import Owned
-from gpukeeper.platforms.docker.translate import At, Facts
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
+from gpukeeper.platforms.docker.owners import Ownership
+from gpukeeper.platforms.docker.translate import ContainerFacts, PlaceAndTime
 from gpukeeper.platforms.docker.wire import Inspected
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
-AT = At("node-3", NOW)
-ANN = Owned("ann", True, (), ())
+AT = PlaceAndTime("node-3", NOW)
+ANN = Ownership("ann", True, (), ())
 ID = "0123456789abcdef" * 4
 OTHER_ID = "fedcba9876543210" * 4
 WHOLE = GpuFacts(uuid="GPU-a", index=0, minor=0)
@@ -83,10 +83,10 @@ def container(**parts: Any) -> Inspected:
     return decoded(told(**parts))
 
 
-def facts(**known: Any) -> Facts:
+def facts(**known: Any) -> ContainerFacts:
     """Of a container of ann's with one GPU, unless `known` says otherwise."""
     whole: dict[str, Any] = {
-        "asks": Asked(("0",), (), ("--gpus 0",)),
+        "asks": GpuRequest(("0",), (), ("--gpus 0",)),
         "devices": ("GPU-a",),
         "slices": (),
         "owned": ANN,
@@ -94,7 +94,7 @@ def facts(**known: Any) -> Facts:
         "stopped_at": None,
         "keep_alive": None,
     }
-    return Facts(**{**whole, **known})
+    return ContainerFacts(**{**whole, **known})
 
 
 class StillClock:

@@ -18,11 +18,11 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.acts import Acts
+from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import cache_subject, container_subject, image_subject
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageListed, Inspected
+from gpukeeper.platforms.docker.wire import CacheEntry, ImageSummary, Inspected
 from tests.unit.platforms.docker.examples import AT, ID, NOW, StillClock, decoded, ended, facts, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 
@@ -38,12 +38,12 @@ async def nobody(_container: Inspected) -> Sequence[Holder]:
 
 def act(
     fake: FakeEngine,
-    what: Callable[[Acts], Awaitable[T]],
+    what: Callable[[ContainerActions], Awaitable[T]],
     holders: Callable[[Inspected], Awaitable[Sequence[Holder]]] = nobody,
 ) -> T:
     async def run() -> T:
         async with served(fake) as engine:
-            return await what(Acts(engine, Records(engine), holders))
+            return await what(ContainerActions(engine, Records(engine), holders))
 
     return asyncio.run(run())
 
@@ -164,7 +164,7 @@ def test_a_policy_that_an_interruption_left_off_is_given_back(
 def test_who_is_waited_for_when_we_end_keeps_its_policy() -> None:
     fake = FakeEngine(told(host=ALWAYS))
 
-    async def cancelled(acts: Acts) -> None:
+    async def cancelled(acts: ContainerActions) -> None:
         with pytest.raises(asyncio.CancelledError):
             await acts.stop(seen(told(host=ALWAYS)), GRACE)
 
@@ -396,7 +396,7 @@ IMAGE = "sha256:" + "1" * 64
 
 def image(fake: FakeEngine) -> Any:
     fake.images[IMAGE] = {"Id": IMAGE, "RepoTags": ["lab:1"]}
-    fresh = image_subject(ImageListed(IMAGE, repo_tags=["lab:1"]), 0, None, None, AT)
+    fresh = image_subject(ImageSummary(IMAGE, repo_tags=["lab:1"]), 0, None, None, AT)
     return leftovers(fake, lambda one: one.remove_image(fresh))
 
 

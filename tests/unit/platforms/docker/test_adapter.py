@@ -42,7 +42,7 @@ def left_behind(fake: FakeEngine, proc: Path) -> Subject:
         async with served(fake) as engine:
             docker = platform(engine, proc)
             await docker.records.refresh()
-            ref = adapter.translate.At("node-3", StillClock().now()).ref("process", "python-20", "20@4200")
+            ref = adapter.translate.PlaceAndTime("node-3", StillClock().now()).ref("process", "python-20", "20@4200")
             found = await docker.look(ref)
             assert isinstance(found, Subject)
             return found

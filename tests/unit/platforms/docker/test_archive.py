@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import capture
-from gpukeeper.platforms.docker.archive import Recipe, demultiplexed, recipe, restart_policy
+from gpukeeper.platforms.docker.archive import CreateRequest, demultiplexed, recipe, restart_policy
 from gpukeeper.platforms.docker.capture import Captures
 from gpukeeper.platforms.docker.losses import losses, packages
 from gpukeeper.platforms.docker.translate import container_subject
@@ -71,9 +71,9 @@ def saved(one: dict[str, Any], **files: dict[str, Any]) -> Evidence:
     return Evidence({"manifest.json": json.dumps(one).encode(), **more})
 
 
-def made(one: dict[str, Any]) -> Recipe:
+def made(one: dict[str, Any]) -> CreateRequest:
     found = recipe(saved(one))
-    assert isinstance(found, Recipe)
+    assert isinstance(found, CreateRequest)
     return found
 
 
@@ -111,7 +111,7 @@ def test_the_restart_policy_is_that_from_before_our_stop() -> None:
     evidence = Evidence({**saved(told()).files, "stop/manifest.json": json.dumps(before).encode()})
     assert restart_policy(evidence) == {"Name": "always"}
     found = recipe(evidence)
-    assert isinstance(found, Recipe)
+    assert isinstance(found, CreateRequest)
     assert found.body["HostConfig"]["RestartPolicy"] == {"Name": "always"}
 
 

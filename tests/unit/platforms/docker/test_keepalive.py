@@ -12,10 +12,10 @@ import pytest
 
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot
 from gpukeeper.platforms.docker.keepalive import is_there
-from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.surroundings import Around, Surroundings
+from gpukeeper.platforms.docker.users import UserDirectory
 from tests.unit.platforms.docker.examples import ID, StillClock, container, ended
 
 FILE = "/workspace/.keep-alive"
@@ -90,9 +90,9 @@ def kept_alive(proc: Path, **parts: Any) -> Any:
         return ()
 
     records = Records(Engine("unix:///nowhere"))
-    around = Surroundings(records, gpus, local=True, directory=Directory(StillClock()), proc=str(proc))
+    around = HostInspector(records, gpus, local=True, directory=UserDirectory(StillClock()), proc=str(proc))
     one = container(created="2020-01-01T00:00:00Z", host={"Devices": [{"PathOnHost": "/dev/nvidia0"}]}, **parts)
-    return asyncio.run(around.facts(one, Around(Unknown("no driver"), {}))).keep_alive
+    return asyncio.run(around.facts(one, HostSnapshot(Unknown("no driver"), {}))).keep_alive
 
 
 def add_process(proc: Path, pid: int, cgroup: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from gpukeeper.platforms.docker.connect import read_list
 from gpukeeper.platforms.docker.errors import EngineSilent
-from gpukeeper.platforms.docker.wire import ImageListed, Listed
+from gpukeeper.platforms.docker.wire import ContainerSummary, ImageSummary
 
 GOOD = {"Id": "a" * 64, "Names": ["/eval"], "Labels": {"a": "b"}}
 
@@ -24,7 +24,9 @@ GOOD = {"Id": "a" * 64, "Names": ["/eval"], "Labels": {"a": "b"}}
     ],
 )
 def test_one_entry_that_cannot_be_read_is_one_that_was_not_seen(entry: object, what: str) -> None:
-    found, unseen = read_list(json.dumps([GOOD, entry, GOOD]).encode(), Listed, "container", "/containers/json")
+    found, unseen = read_list(
+        json.dumps([GOOD, entry, GOOD]).encode(), ContainerSummary, "container", "/containers/json"
+    )
     assert [one.id for one in found] == ["a" * 64] * 2
     assert [one.what for one in unseen] == [what]
     assert "cannot be read" in unseen[0].why
@@ -32,11 +34,11 @@ def test_one_entry_that_cannot_be_read_is_one_that_was_not_seen(entry: object, w
 
 def test_one_that_is_no_utf8_is_one_that_was_not_seen() -> None:
     good = json.dumps({"Id": "sha256:1"}).encode()
-    found, unseen = read_list(b'[%s,{"Id":"\xff"}]' % good, ImageListed, "image", "/images/json")
+    found, unseen = read_list(b'[%s,{"Id":"\xff"}]' % good, ImageSummary, "image", "/images/json")
     assert ([one.id for one in found], len(unseen)) == (["sha256:1"], 1)
 
 
 @pytest.mark.parametrize("answer", [b"", b"{}", b"[" * 100_000, b'[{"Id": "a"}', b"null", b"\xff"])
 def test_what_is_no_list_is_no_answer(answer: bytes) -> None:
     with pytest.raises(EngineSilent):
-        read_list(answer, Listed, "container", "/containers/json")
+        read_list(answer, ContainerSummary, "container", "/containers/json")

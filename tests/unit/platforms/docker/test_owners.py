@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.owners import Owned, People, candidates, folders_of, owned
+from gpukeeper.platforms.docker.owners import KnownUsers, Ownership, candidates, folders_of, owned
 from tests.unit.platforms.docker.examples import container
 
 HOME = {"/home/ann/x": 1001, "/home/bob/y": 1002, "/srv/data": None}
 
 
-def whose(*, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any) -> Owned:
+def whose(
+    *, trusted: tuple[str, ...] = (), silent: Unknown | None = None, folders: Any = HOME, **parts: Any
+) -> Ownership:
     processes, image_labels = parts.pop("processes", ()), parts.pop("image_labels", {})
-    people = People({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
+    people = KnownUsers({1001: "ann", 1002: "bob", 0: "root"}, frozenset({"ann", "bob"}), folders, processes, silent)
     return owned(container(**parts), people, trusted, image_labels)
 
 
@@ -26,7 +28,7 @@ def bind(*paths: str) -> list[dict[str, str]]:
 
 
 def test_nobody_is_an_answer() -> None:
-    assert whose() == Owned(None, False, (), ())
+    assert whose() == Ownership(None, False, (), ())
 
 
 @pytest.mark.parametrize("label", ["ds01.user", "aime.mlc.USER", "aime.mlc"])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.asks import Asked
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.platforms.docker.owners import Owned
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest
+from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import (
     NEVER,
@@ -28,7 +28,7 @@ from gpukeeper.platforms.docker.translate import (
     state_of,
     version,
 )
-from gpukeeper.platforms.docker.wire import EngineEvent, ImageListed, when
+from gpukeeper.platforms.docker.wire import EngineEvent, ImageSummary, when
 from tests.unit.platforms.docker.examples import AT, ID, container, docker, ended, facts, podman, recorded
 
 
@@ -162,7 +162,7 @@ def test_out_of_memory_is_a_failure_whatever_else_was_heard() -> None:
     assert outcome_of(one, end) is Outcome.FAILED
 
 
-CLAIMED = Owned("ann", False, (), (), only_claimed=True)
+CLAIMED = Ownership("ann", False, (), (), only_claimed=True)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ CLAIMED = Owned("ann", False, (), (), only_claimed=True)
         ({"aime.mlc": "ann"}, {}, {}, "managed"),
         ({"ds01.interface": "api"}, {}, {}, "api"),
         ({"ds01.managed": "true", "ds01.user": "bob"}, {"owned": CLAIMED}, {}, "unknown"),
-        ({}, {"owned": Owned(None, False, (), ())}, {}, "unknown"),
+        ({}, {"owned": Ownership(None, False, (), ())}, {}, "unknown"),
         ({"ds01.monitoring": "true"}, {}, {}, "docker"),
-        ({"devcontainer.local_folder": "/x"}, {"devices": (), "asks": Asked()}, {}, "without-gpu"),
+        ({"devcontainer.local_folder": "/x"}, {"devices": (), "asks": GpuRequest()}, {}, "without-gpu"),
     ],
 )
 def test_classes(labels: dict[str, str], known: dict[str, Any], host: dict[str, Any], expected: str) -> None:
@@ -192,7 +192,7 @@ def test_classes(labels: dict[str, str], known: dict[str, Any], host: dict[str, 
 
 
 def test_an_owner_that_could_not_be_learned_gives_no_class() -> None:
-    found = class_of(container(), facts(owned=Owned(Unknown("no answer"), False, (), ())))
+    found = class_of(container(), facts(owned=Ownership(Unknown("no answer"), False, (), ())))
     assert isinstance(found, Unknown)
 
 
@@ -290,17 +290,17 @@ def test_a_container_that_goes_when_stopped_says_so() -> None:
 
 @pytest.mark.parametrize("created", [-62135596800, 0, 1794726490])
 def test_the_date_of_an_image(created: int) -> None:
-    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, None, AT).created, datetime)
+    assert isinstance(image_subject(ImageSummary("sha256:a", created=created), 0, None, None, AT).created, datetime)
 
 
 @pytest.mark.parametrize("created", [-62167219200, 2**62, -(2**62)])
 def test_a_date_that_cannot_be_is_unknown(created: int) -> None:
     """Whoever builds an image writes its date."""
-    assert isinstance(image_subject(ImageListed("sha256:a", created=created), 0, None, None, AT).created, Unknown)
+    assert isinstance(image_subject(ImageSummary("sha256:a", created=created), 0, None, None, AT).created, Unknown)
 
 
 def test_an_image_that_a_container_was_made_from_is_in_use() -> None:
-    assert image_subject(ImageListed("sha256:a"), 1, None, None, AT).in_use is True
-    unused = image_subject(ImageListed("sha256:a", repo_tags=["<none>:<none>"]), 0, None, None, AT)
+    assert image_subject(ImageSummary("sha256:a"), 1, None, None, AT).in_use is True
+    unused = image_subject(ImageSummary("sha256:a", repo_tags=["<none>:<none>"]), 0, None, None, AT)
     assert unused.in_use is False
     assert unused.ref.name == "untagged-a"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.wire import (
     Change,
+    ContainerSummary,
     DiskUsage,
     EngineEvent,
     ImageInspected,
-    ImageListed,
+    ImageSummary,
     Info,
-    Listed,
     when,
 )
 from tests.unit.platforms.docker.examples import DOCKER, PODMAN, decoded, recorded
@@ -66,8 +66,8 @@ def test_every_recorded_container_is_read(whole: dict[str, dict[str, object]]) -
 def test_every_recorded_answer_is_read(name: str) -> None:
     told = recorded(name)
     types = {
-        "list": list[Listed],
-        "images": list[ImageListed],
+        "list": list[ContainerSummary],
+        "images": list[ImageSummary],
         "image": ImageInspected,
         "df": DiskUsage,
         "info": Info,

@@ -36,7 +36,7 @@ from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
-from gpukeeper.platforms.host.connect import Patience, hostname, user_name
+from gpukeeper.platforms.host.connect import Timeouts, hostname, user_name
 from tests.unit.platforms.host.machine import Machine
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def test_a_tree_that_a_child_sits_in_is_in_use(tmp_path: Path) -> None:
 
 def test_a_tree_beyond_patience_or_limits_is_listed_with_an_unknown_size(tmp_path: Path) -> None:
     tree(tmp_path)
-    for given in ({"patience": Patience(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
+    for given in ({"timeouts": Timeouts(trees=timedelta(seconds=-1))}, {"limits": Limits(entries=1)}):
         (found,) = subjects(host(tmp_path, **given)).values()
         assert isinstance(found.size, Unknown)
         assert isinstance(found.in_use, Unknown)
@@ -369,7 +369,7 @@ def test_a_tree_has_nothing_to_capture_and_the_rest_is_not_captured(proc: Path, 
 def test_it_gives_no_hints_and_where_it_cannot_watch_says_so_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpukeeper.disk.watch.Watch.start", lambda _: "Operation not permitted")
+    monkeypatch.setattr("gpukeeper.disk.watch.FileWatcher.start", lambda _: "Operation not permitted")
 
     async def hints() -> list[Ref | None]:
         return [hint async for hint in host(tmp_path).wake()]
@@ -398,7 +398,7 @@ def test_a_hanging_inventory_is_unseen(proc: Path) -> None:
     def hang(deadline: timedelta) -> tuple[GpuFacts, ...] | Unknown:
         return inventory(deadline, [sys.executable, "-c", "import time; time.sleep(600)"])
 
-    platform = gpu_host(proc, inventory=hang, patience=Patience(gpus=timedelta(milliseconds=20)))
+    platform = gpu_host(proc, inventory=hang, timeouts=Timeouts(gpus=timedelta(milliseconds=20)))
     assert "did not answer" in unseen(platform)["GPUs"]
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.open_files import Held, OpenFiles
+from gpukeeper.disk.open_files import DeletedFile, OpenFiles
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import disks
-from gpukeeper.platforms.host.connect import Patience
+from gpukeeper.platforms.host.connect import Timeouts
 from tests.unit.platforms.host.machine import Machine, everything_seen
 
 
@@ -51,14 +51,14 @@ def test_a_disk_is_looked_at_by_its_number(tmp_path: Path) -> None:
 def test_who_holds_deleted_files_is_said_from_a_gigabyte_on(tmp_path: Path) -> None:
     device = tmp_path.stat().st_dev
     held = (
-        Held(os.getpid(), "/a", (device, 1), 700_000_000),
-        Held(os.getpid(), "/b", (device, 2), 700_000_000),
-        Held(1, "/c", (device, 3), 999_999_999),
-        Held(os.getpid(), "/elsewhere", (device + 1, 4), 9_000_000_000),
+        DeletedFile(os.getpid(), "/a", (device, 1), 700_000_000),
+        DeletedFile(os.getpid(), "/b", (device, 2), 700_000_000),
+        DeletedFile(1, "/c", (device, 3), 999_999_999),
+        DeletedFile(os.getpid(), "/elsewhere", (device + 1, 4), 9_000_000_000),
     )
     disk = only_disk(Machine(tmp_path, scan=lambda: msgspec.structs.replace(everything_seen(), held=held)))
     comm = Path("/proc/self/comm").read_text().strip()
-    words = f"1.3 GiB are held by deleted files that pid {os.getpid()} ({comm}) still has open"
+    words = f"1.3 GiB are used by deleted files that pid {os.getpid()} ({comm}) still has open"
     assert disk.findings == (words,)
     assert disk.labels["held_open"] == str(2_399_999_999)
 
@@ -83,7 +83,7 @@ def test_what_others_hold_is_not_known_when_they_may_not_be_looked_at(tmp_path: 
 
 
 def test_a_disk_that_cannot_be_asked_is_unseen(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, patience=Patience(disk=timedelta(seconds=-1)))
+    machine = Machine(tmp_path, timeouts=Timeouts(disk=timedelta(seconds=-1)))
 
     async def unseen() -> list[Unseen]:
         return [one async for page in machine.platform.observe(PlaceScope()) for one in page.unseen]

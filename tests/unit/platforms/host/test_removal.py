@@ -17,7 +17,7 @@ from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host.connect import Patience
+from gpukeeper.platforms.host.connect import Timeouts
 from tests.unit.platforms.host.machine import Machine, a_tick, everything_seen, held_open
 
 
@@ -76,7 +76,7 @@ def test_a_name_that_the_policy_no_longer_names_is_left_alone(machine: Machine, 
     path.rename(tmp_path / "mine")
     answer = machine.remove(seen)
     assert isinstance(answer, Changed)
-    assert "does not name" in answer.why
+    assert "does not match" in answer.why
     machine.platform.follow(Policy())
     (tmp_path / "mine").rename(path)
     assert isinstance(machine.remove(seen), Changed)
@@ -121,7 +121,7 @@ def test_a_removal_that_hangs_is_not_begun_a_second_time(tmp_path: Path) -> None
             let_go.wait()
         return everything_seen()
 
-    machine = Machine(tmp_path, scan=hanging, patience=Patience(removal=timedelta(seconds=-9)))
+    machine = Machine(tmp_path, scan=hanging, timeouts=Timeouts(removal=timedelta(seconds=-9)))
     machine.tree()
     seen = machine.observe()["tmp-a"]
     hang.set()
@@ -187,15 +187,15 @@ def test_well_known_names_are_never_offered_whatever_the_policy_says(tmp_path: P
 # Interrupted removals
 
 
-def interrupted(machine: Machine, seen: Subject, *, doomed: bool) -> Path:
+def interrupted(machine: Machine, seen: Subject, *, deleting: bool) -> Path:
     """As a crash leaves it: in the trash, whole, or with its deletion begun."""
     parent = os.open(machine.root, os.O_RDONLY)
     device, inode = (int(number) for number in seen.ref.uid.split(":"))
     taken = trash.take(parent, Path(seen.ref.name).name, (device, inode))
-    assert isinstance(taken, trash.Taken)
-    if doomed:
+    assert isinstance(taken, trash.TrashedTree)
+    if deleting:
         folder = os.open(machine.root / taken.trash, os.O_RDONLY)
-        kernel.rename_inside(folder, trash.TAKEN, folder, trash.DOOMED)
+        kernel.rename_inside(folder, trash.TAKEN, folder, trash.DELETING)
         os.close(folder)
         (machine.root / taken.trash / taken.name / "below" / "f0").unlink()
     os.close(parent)
@@ -205,7 +205,7 @@ def interrupted(machine: Machine, seen: Subject, *, doomed: bool) -> Path:
 def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
-    path = interrupted(machine, before, doomed=True)
+    path = interrupted(machine, before, deleting=True)
     left = machine.observe()["tmp-a"]
     assert left.ref.name == str(path)
     assert (left.ref.uid, left.ref.kind, left.category) == (before.ref.uid, "tree", Category.UNFINISHED)
@@ -221,7 +221,7 @@ def test_what_an_interrupted_removal_left_is_shown_found_and_finished(machine: M
 def test_what_was_only_taken_is_put_back_and_decided_anew(machine: Machine) -> None:
     machine.tree()
     before = machine.observe()["tmp-a"]
-    interrupted(machine, before, doomed=False)
+    interrupted(machine, before, deleting=False)
     answer = machine.remove(machine.observe()["tmp-a"])
     assert isinstance(answer, Changed)
     assert "put back" in answer.why
@@ -284,6 +284,6 @@ def test_when_the_engine_does_not_say_what_its_containers_need_nothing_goes(tmp_
     on = Machine(tmp_path, needed=needed)
     on.tree()
     found = on.observe()["tmp-a"]
-    assert found.in_use == Unknown("whether a stopped container needs it is not known: the engine did not answer")
+    assert found.in_use == Unknown("whether a stopped container needs it is unknown: the engine did not answer")
     assert isinstance(on.remove(found), Refused)
     assert on.names() == ["tmp-a"]

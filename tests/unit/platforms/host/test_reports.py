@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.settings import Rulebook
@@ -152,7 +152,7 @@ def test_a_report_that_was_taken_and_put_back_is_no_newer_for_it(tmp_path: Path)
 def test_what_other_machines_may_use_is_never_known_to_be_free(tmp_path: Path, kind: str) -> None:
     def scan() -> OpenFiles:
         found = everything_seen()
-        there = Mount("0:99", "/", str(tmp_path), kind)
+        there = MountEntry("0:99", "/", str(tmp_path), kind)
         return msgspec.structs.replace(found, own_mounts=(*found.own_mounts, there))
 
     report(tmp_path, "tmp-1")

@@ -10,13 +10,13 @@ import pytest
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured
+from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.disk.usage import Usage
 from gpukeeper.model.subject import Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.translate import (
-    At,
-    Standing,
+    PlaceAndTime,
+    TreeFacts,
     all_together,
     change_of,
     devices_of,
@@ -30,7 +30,7 @@ from gpukeeper.platforms.host.translate import (
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-AT = At("node-1", NOW)
+AT = PlaceAndTime("node-1", NOW)
 PARTS = tuple(
     SliceFacts(uuid=f"MIG-{number}", index=number, gpu_instance=number, compute_instance=0) for number in (1, 2)
 )
@@ -132,12 +132,12 @@ def test_names_match_as_in_a_shell_and_well_known_ones_never(name: str, patterns
     assert is_named(name, patterns) is named
 
 
-def measured(size: int | Unknown, ctime_ns: int | Unknown = 5) -> Measured:
-    return Measured(device=8, inode=42, uid=0, size=size, entries=1, newest=NOW, ctime_ns=ctime_ns, problems=())
+def measured(size: int | Unknown, ctime_ns: int | Unknown = 5) -> TreeMeasurement:
+    return TreeMeasurement(device=8, inode=42, uid=0, size=size, entries=1, newest=NOW, ctime_ns=ctime_ns, problems=())
 
 
-def standing(path: str = "/tmp/a", in_use: bool | Unknown = False, **more: Any) -> Standing:
-    return Standing(path=path, root="/tmp", owner="ann", in_use=in_use, last_use=LastUse(NOW, "a clause"), **more)
+def standing(path: str = "/tmp/a", in_use: bool | Unknown = False, **more: Any) -> TreeFacts:
+    return TreeFacts(path=path, root="/tmp", owner="ann", in_use=in_use, last_use=LastUse(NOW, "a clause"), **more)
 
 
 def test_a_tree_is_named_by_its_path_and_known_by_its_identity() -> None:

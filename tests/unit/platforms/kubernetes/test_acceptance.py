@@ -67,7 +67,7 @@ def test_a_recorded_end_is_the_end(kind: Kind) -> None:
     )
     assert (subject.class_, subject.live_children) == ("cluster", 1)  # so that somebody is told first
     assert subject.findings == ()
-    assert any("a claim" in one for one in subject.evidence)
+    assert any("labels claim" in one for one in subject.evidence)
 
 
 @pytest.mark.parametrize("kind", [DAEMONSET, STATEFULSET, DEPLOYMENT])

@@ -97,7 +97,7 @@ def test_every_delete_names_uid_version_and_propagation_and_no_grace(kind: Kind)
 def test_what_is_being_removed_gets_no_second_delete() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x", "deletionTimestamp": "2026-09-01T00:00:00Z"}})
-    assert remove(api, JOB, seen(api, JOB, path, State.REMOVING)) == Changed("its removal is under way already")
+    assert remove(api, JOB, seen(api, JOB, path, State.REMOVING)) == Changed("its removal is already in progress")
     assert api.asked == []
 
 
@@ -127,7 +127,7 @@ def test_a_fact_that_changed_keeps_it_and_is_named() -> None:
     fresh = seen(api, JOB, path, live_children=0)
     api.touch(path)
     answer = remove(api, JOB, fresh, looks(api, JOB, path, live_children=2))
-    assert answer == Changed("its live_children changed since it was looked at")
+    assert answer == Changed("its live_children changed since it was read")
     assert path in api.objects
 
 
@@ -137,7 +137,7 @@ def test_a_removal_that_began_meanwhile_is_left_alone() -> None:
     fresh = seen(api, JOB, path)
     api.touch(path)
     answer = remove(api, JOB, fresh, looks(api, JOB, path, State.REMOVING))
-    assert answer == Changed("its removal is under way already")
+    assert answer == Changed("its removal is already in progress")
     assert path in api.objects
 
 
@@ -160,7 +160,7 @@ def test_updates_without_end_cannot_keep_what_ended_and_do_keep_what_runs(state:
         assert answer == Accepted()
         assert conditions[3] == {"uid": "uid-x"}
     else:
-        assert answer == Changed("it changed since it was looked at")
+        assert answer == Changed("it changed since it was read")
         assert "resourceVersion" in conditions[3]
         assert path in api.objects
 
@@ -169,7 +169,7 @@ def test_updates_without_end_cannot_keep_what_ended_and_do_keep_what_runs(state:
     ("found", "answer"),
     [
         (Unknown("nobody answers"), Unknown("nobody answers")),
-        (Gone(Ref("kubernetes", "test", "job", "x", "uid-x", NAMESPACE), AT), Changed("it is gone already")),
+        (Gone(Ref("kubernetes", "test", "job", "x", "uid-x", NAMESPACE), AT), Changed("it is already gone")),
     ],
 )
 def test_a_look_after_a_conflict_that_finds_nothing_ends_it(found: Gone | Unknown, answer: object) -> None:
@@ -190,21 +190,25 @@ def test_what_is_gone_already_was_not_removed_by_us() -> None:
     path = api.put(JOB, {"metadata": {"name": "x"}})
     fresh = seen(api, JOB, path)
     del api.objects[path]
-    assert remove(api, JOB, fresh) == Changed("it is gone already")
+    assert remove(api, JOB, fresh) == Changed("it is already gone")
 
 
 @pytest.mark.parametrize(
     ("said", "kind_of", "words"),
     [
-        (refused(403, "Forbidden", "jobs is forbidden"), Refused, "may not delete jobs.batch in the namespace team-a"),
-        (refused(401, "Unauthorized", "Unauthorized"), Refused, "does not accept our credentials"),
+        (refused(403, "Forbidden", "jobs is forbidden"), Refused, "may not delete jobs.batch in namespace team-a"),
+        (refused(401, "Unauthorized", "Unauthorized"), Refused, "does not accept the credentials of gpukeeper"),
         (refused(400, "BadRequest", "what?"), Refused, "This is a bug in gpukeeper"),
         (refused(422, "Invalid", "no", causes=[{"reason": "FieldValueInvalid"}]), Refused, "bug in gpukeeper"),
-        (refused(400, "", 'admission webhook "x" denied the request: keep'), Refused, "rule of the cluster's own"),
+        (
+            refused(400, "", 'admission webhook "x" denied the request: keep'),
+            Refused,
+            "admission policy of the cluster",
+        ),
         (refused(500, "InternalError", "etcd"), Unknown, "500"),
         (refused(503, "ServiceUnavailable", "later"), Unknown, "503"),
         (refused(504, "Timeout", "too slow"), Unknown, "504"),
-        (refused(404, "NotFound", "the server could not find the requested resource"), Unknown, "proves nothing"),
+        (refused(404, "NotFound", "the server could not find the requested resource"), Unknown, "does not prove"),
         ("<html>bad gateway</html>", Unknown, "502"),
     ],
     ids=lambda one: str(one)[:30],
@@ -225,7 +229,7 @@ def test_a_busy_server_did_nothing() -> None:
     api.answers[f"DELETE {path}"] = [refused(429, "TooManyRequests", "slow down")] * 4
     answer = remove(api, JOB, seen(api, JOB, path))
     assert isinstance(answer, Refused)
-    assert "busy and did nothing" in answer.why
+    assert "overloaded and did nothing" in answer.why
 
 
 @pytest.mark.parametrize("version", [None, Unknown("nobody answers")])
@@ -284,7 +288,7 @@ def test_a_disruption_budget_means_not_now() -> None:
     budget = refused(429, "TooManyRequests", BUDGET, causes=[{"reason": "DisruptionBudget"}])
     api.answers[f"POST {path}/eviction"] = [budget]
     answer = remove(api, POD, seen(api, POD, path, State.RUNNING))
-    assert answer == Refused(f"not now: {BUDGET}")
+    assert answer == Refused(f"a PodDisruptionBudget does not allow the eviction now: {BUDGET}")
     assert len(api.writes()) == 1
 
 
@@ -295,7 +299,7 @@ def test_two_budgets_on_one_pod_are_told_to_an_admin() -> None:
     api.answers[f"POST {path}/eviction"] = [refused(500, "InternalError", words)]
     answer = remove(api, POD, seen(api, POD, path, State.RUNNING))
     assert isinstance(answer, Refused)
-    assert "more than one disruption budget" in answer.why
+    assert "more than one PodDisruptionBudget" in answer.why
 
 
 # Stopping.
@@ -333,7 +337,7 @@ def test_a_suspension_of_what_changed_is_refused_by_the_server() -> None:
     fresh, root = seen(api, JOB, path, State.RUNNING), decoded(api, path)
     api.touch(path)
     answer = act(api, lambda acts: acts.stop(JOB, fresh, root))
-    assert answer == Changed("it changed since it was looked at")
+    assert answer == Changed("it changed since it was read")
     assert api.objects[path]["spec"] == {}
 
 
@@ -395,7 +399,7 @@ def test_whoever_scales_in_the_same_moment_wins_and_no_note_stays() -> None:
             api.touch(path)
 
     api.before = update
-    assert stop(api, DEPLOYMENT, path) == Changed("somebody changed it in the same moment")
+    assert stop(api, DEPLOYMENT, path) == Changed("it was changed at the same time")
     assert api.objects[path]["spec"] == {"replicas": 5}
     assert api.objects[path]["metadata"]["annotations"] == {}
 
@@ -406,7 +410,7 @@ def test_without_the_right_to_scale_no_note_stays() -> None:
     api.answers[f"PATCH {path}/scale"] = [refused(403, "Forbidden", "no")]
     answer = stop(api, DEPLOYMENT, path)
     assert isinstance(answer, Refused)
-    assert "patch deployments/scale.apps in the namespace team-a" in answer.why
+    assert "patch deployments/scale.apps in namespace team-a" in answer.why
     assert api.objects[path]["metadata"]["annotations"] == {}
 
 
@@ -421,13 +425,13 @@ def test_a_stop_whose_answer_is_lost_keeps_its_note() -> None:
 @pytest.mark.parametrize(
     ("kind", "told", "words"),
     [
-        (JOB, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}, "Kueue owns its suspension"),
+        (JOB, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}}, "Kueue manages its suspension"),
         (
             STATEFULSET,
             {"spec": {"replicas": 2, "persistentVolumeClaimRetentionPolicy": {"whenScaled": "Delete"}}},
             "lose its volumes",
         ),
-        (RAYJOB, {"spec": {"clusterSelector": {"ray.io/cluster": "shared"}}}, "a cluster of others"),
+        (RAYJOB, {"spec": {"clusterSelector": {"ray.io/cluster": "shared"}}}, "a shared RayCluster"),
         (RAYJOB, {"spec": {}}, "shutdownAfterJobFinishes"),
         (RAYSERVICE, {}, "can only be removed"),
     ],
@@ -448,7 +452,7 @@ def test_what_must_not_be_stopped_is_refused_without_a_write(kind: Kind, told: O
 def test_what_is_stopped_is_not_stopped_again(kind: Kind, spec: Object) -> None:
     api = StoredApi()
     path = api.put(kind, {"metadata": {"name": "x"}, "spec": spec})
-    assert stop(api, kind, path) == Changed("it is stopped already")
+    assert stop(api, kind, path) == Changed("it is already stopped")
     assert api.asked == []
 
 
@@ -513,7 +517,7 @@ def test_an_operator_that_does_not_clean_up_is_named() -> None:
     path = api.put(PYTORCHJOB, {"metadata": {"name": "x"}, "spec": {"runPolicy": {"cleanPodPolicy": "Running"}}})
     answer = trim(api, PYTORCHJOB, path, [])
     assert isinstance(answer, Refused)
-    assert "is it at work?" in answer.why
+    assert "check that it runs" in answer.why
     assert api.asked == []
 
 
@@ -599,7 +603,7 @@ def test_a_kind_without_a_gentle_lever_says_that_it_must_go_itself() -> None:
     api = StoredApi()
     path = api.put(RAYSERVICE, {"metadata": {"name": "x"}})
     answer = trim(api, RAYSERVICE, path, [api.put(POD, a_pod())])
-    assert answer == Refused("nothing but its removal ends what a RayService left running")
+    assert answer == Refused("only the removal of a RayService ends its running pods")
 
 
 def test_a_pod_that_changed_is_passed_over_and_a_missing_right_is_told() -> None:
@@ -612,13 +616,13 @@ def test_a_pod_that_changed_is_passed_over_and_a_missing_right_is_told() -> None
     api.answers[f"DELETE {one}"] = [refused(403, "Forbidden", "no")]
     answer = trim(api, JOB, path, [one, two], everything=True)
     assert isinstance(answer, Refused)
-    assert "may not delete pods in the namespace team-a" in answer.why
+    assert "may not delete pods in namespace team-a" in answer.why
 
 
 def test_where_nothing_is_left_nothing_is_done() -> None:
     api = StoredApi()
     path = api.put(JOB, {"metadata": {"name": "x"}})
-    assert trim(api, JOB, path, []) == Changed("nothing is left below it")
+    assert trim(api, JOB, path, []) == Changed("no pods are left below it")
 
 
 # Releasing.
@@ -659,7 +663,9 @@ def test_a_finalizer_stays_on_what_nobody_removes() -> None:
 
 def test_a_finalizer_that_is_not_there_is_not_looked_for() -> None:
     api = StoredApi()
-    assert release(api, stuck(api, "example.com/mine")) == Changed("foregroundDeletion is not on it any more")
+    assert release(api, stuck(api, "example.com/mine")) == Changed(
+        "the finalizer foregroundDeletion was already removed"
+    )
     assert api.asked == []
 
 
@@ -669,7 +675,7 @@ def test_a_finalizer_that_went_meanwhile_refuses_the_whole_patch() -> None:
     before = decoded(api, path)
     api.objects[path]["metadata"]["finalizers"].pop(0)
     api.touch(path)
-    assert release(api, path, before) == Changed("foregroundDeletion is not on it any more")
+    assert release(api, path, before) == Changed("the finalizer foregroundDeletion was already removed")
     assert api.objects[path]["metadata"]["finalizers"] == ["example.com/mine"]
 
 
@@ -686,7 +692,7 @@ def test_a_change_at_every_try_gives_up() -> None:
     api = StoredApi()
     path = stuck(api, "foregroundDeletion")
     api.before = lambda call: api.touch(path) if call.startswith("PATCH") else None
-    assert release(api, path) == Changed("it changed since it was looked at")
+    assert release(api, path) == Changed("it changed since it was read")
     assert api.objects[path]["metadata"]["finalizers"] == ["foregroundDeletion"]
     assert len(api.writes()) == 4
 

@@ -161,10 +161,10 @@ def test_a_ray_job_is_made_so_that_kuberay_takes_it_suspended() -> None:
 @pytest.mark.parametrize(
     ("kind", "spec", "labels", "words"),
     [
-        (RAYSERVICE, {}, {}, "running at once"),
-        (RAYJOB, {"clusterSelector": {"a": "b"}}, {}, "cluster of others"),
-        (RAYJOB, {"deletionStrategy": {"deletionRules": []}}, {}, "only running"),
-        (POD, {"containers": []}, {QUEUE: "q"}, "Kueue decides"),
+        (RAYSERVICE, {}, {}, "starting at once"),
+        (RAYJOB, {"clusterSelector": {"a": "b"}}, {}, "shared RayCluster"),
+        (RAYJOB, {"deletionStrategy": {"deletionRules": []}}, {}, "does not accept it suspended"),
+        (POD, {"containers": []}, {QUEUE: "q"}, "Kueue controls"),
     ],
 )
 def test_what_cannot_stand_still_is_not_made(kind: Kind, spec: Object, labels: Object, words: str) -> None:
@@ -193,7 +193,7 @@ def test_the_first_restore_makes_it_and_the_second_sets_it_going() -> None:
     assert api.objects[path]["spec"] == {"replicas": 2}
     assert STOPPED not in api.objects[path]["metadata"]["annotations"]
     answer = restore(api, DEPLOYMENT, None)
-    assert answer == Refused("it is not stopped: somebody brought it back already")
+    assert answer == Refused("it is not stopped: it was already restored")
 
 
 def test_a_pod_is_let_go_by_the_second_restore() -> None:
@@ -221,7 +221,7 @@ def test_a_name_that_is_taken_is_said() -> None:
     api.put(JOB, {"metadata": {"name": "x", "uid": "another"}})
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
     assert isinstance(answer, Refused)
-    assert "something of that name exists" in answer.why
+    assert "an object with that name exists" in answer.why
     assert api.writes() == []
 
 
@@ -231,21 +231,21 @@ def test_a_name_that_is_taken_in_that_moment_is_said() -> None:
     api.answers[f"POST {path}"] = [refused(409, "AlreadyExists", "exists")]
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
     assert isinstance(answer, Refused)
-    assert "something of that name exists" in answer.why
+    assert "an object with that name exists" in answer.why
 
 
 def test_a_namespace_that_is_gone_is_said() -> None:
     api = StoredApi()
     api.namespaces.clear()
     answer = restore(api, JOB, captured(JOB, {"template": {}}))
-    assert answer == Refused(f"its namespace {NAMESPACE} is gone; create it, then try again")
+    assert answer == Refused(f"its namespace {NAMESPACE} does not exist; create it, then try again")
 
 
 @pytest.mark.parametrize(
     ("said", "kind_of", "words"),
     [
         (refused(403, "Forbidden", "no"), Refused, "may not create jobs.batch"),
-        (refused(422, "Invalid", "spec.x is gone"), Refused, "does not take it as it was"),
+        (refused(422, "Invalid", "spec.x is gone"), Refused, "rejects the captured manifest"),
         (refused(504, "Timeout", "slow"), Unknown, "504"),
     ],
 )
@@ -265,7 +265,7 @@ def test_evidence_that_cannot_be_read_makes_nothing(files: dict[str, bytes]) -> 
 
 
 def test_without_evidence_what_is_gone_stays_gone() -> None:
-    assert restore(StoredApi(), JOB, None) == Refused("it is gone and nothing was captured of it")
+    assert restore(StoredApi(), JOB, None) == Refused("it no longer exists and no evidence of it was captured")
 
 
 def test_a_cluster_that_cannot_say_whether_it_is_there_makes_nothing() -> None:
@@ -314,9 +314,9 @@ def test_what_somebody_else_suspended_is_left_to_them() -> None:
     api.put(JOB, {"metadata": {"name": "x", "uid": "old"}, "spec": {"suspend": True}})
     answer = restore(api, JOB, None)
     assert isinstance(answer, Refused)
-    assert "nothing says that gpukeeper stopped it" in answer.why
+    assert "it is not recorded that gpukeeper stopped it" in answer.why
     answer = restore(api, JOB, captured(JOB, {"suspend": True}))
-    assert answer == Refused("it was suspended before gpukeeper touched it, so it stays that way")
+    assert answer == Refused("it was suspended before gpukeeper stopped it, so it stays suspended")
     assert api.writes() == []
 
 
@@ -324,7 +324,7 @@ def test_what_somebody_resumed_is_not_touched() -> None:
     api = StoredApi()
     api.put(JOB, {"metadata": {"name": "x", "uid": "old"}, "spec": {"suspend": False}})
     answer = restore(api, JOB, captured(JOB, {}))
-    assert answer == Refused("it is not stopped: somebody brought it back already")
+    assert answer == Refused("it is not stopped: it was already restored")
     assert api.writes() == []
 
 
@@ -341,7 +341,7 @@ def test_a_change_in_the_same_moment_wins() -> None:
             api.touch(path)
 
     api.before = resume
-    assert restore(api, JOB, None) == Refused("it is not stopped: somebody brought it back already")
+    assert restore(api, JOB, None) == Refused("it is not stopped: it was already restored")
     assert len(api.writes()) == 1
 
 
@@ -361,7 +361,7 @@ def test_what_its_controller_writes_meanwhile_does_not_keep_it_down() -> None:
     assert api.objects[path]["spec"] == {"suspend": False}
     api.objects[path]["spec"] = {"suspend": True}
     api.before = lambda call: api.touch(path) if call.startswith("PATCH") else None
-    assert restore(api, JOB, captured(JOB, {})) == Refused("it changes all the time; try again in a moment")
+    assert restore(api, JOB, captured(JOB, {})) == Refused("it keeps changing; try again later")
 
 
 def test_what_is_being_removed_is_not_brought_back() -> None:

@@ -113,19 +113,22 @@ def test_a_place_is_safe_in_a_path(name: str, place: str) -> None:
     ("text", "words"),
     [
         ("", "no current-context is set"),
-        ("current-context: [", r"config:1: this is no YAML"),
-        ("a: 1\na: 2", "this is no YAML"),
-        ("\x00", "this is no YAML"),
+        ("current-context: [", r"config:1: not valid YAML"),
+        ("a: 1\na: 2", "not valid YAML"),
+        ("\x00", "not valid YAML"),
         ("- a", r"expected `object`, got `array`"),
         ("just text", r"expected `object`, got `str`"),
         ("clusters: 5", r"expected `array \| null`"),
-        ("current-context: lab", 'there is no context "lab"; name one .* There are: none'),
-        ("contexts: [{name: a, context: {}}, {name: b}]", "no current-context is set; .*There are: a, b"),
-        ("current-context: a\ncontexts: [{name: a}]", 'context a names the cluster "". There are: none'),
+        ("current-context: lab", 'context "lab" not found; set .* Available: none'),
+        ("contexts: [{name: a, context: {}}, {name: b}]", "no current-context is set; .*Available: a, b"),
+        (
+            "current-context: a\ncontexts: [{name: a}]",
+            'context a refers to the cluster "", which does not exist. Available: none',
+        ),
         (
             "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n"
             "clusters: [{name: c, cluster: {server: 'http://c'}}]",
-            'context a names the user "u". There are: none',
+            'context a refers to the user "u", which does not exist. Available: none',
         ),
         (
             "current-context: a\ncontexts: [{name: a, context: {cluster: c}}]\nclusters: [{name: c, cluster: null}]",
@@ -145,16 +148,19 @@ def test_a_broken_kubeconfig_says_where_and_what(text: str, words: str, tmp_path
     ("user", "words"),
     [
         ({"token": 5}, r"context lab: user: expected `str.*\$.token"),
-        ({"client-certificate-data": "AAAA"}, "a client-certificate and no client-key"),
-        ({"client-key": "key"}, "a client-key and no client-certificate"),
+        ({"client-certificate-data": "AAAA"}, "a client-certificate but no client-key"),
+        ({"client-key": "key"}, "a client-key but no client-certificate"),
         ({"client-certificate": "none", "client-key": "none"}, "No such file"),
         ({"client-certificate-data": "!", "client-key-data": "!"}, "cannot log in to lab"),
         ({"client-certificate-data": "AAAA", "client-key-data": "AAAA"}, "certificate or key cannot be used"),
         ({"auth-provider": {"name": "gcp"}}, "auth-provider not supported"),
         ({"as-groups": ["admins"]}, "no `as`"),
         ({"as-uid": "7"}, "no `as`"),
-        ({"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v2"}}, "speaks client.*gpukeeper knows"),
-        ({"exec": {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}}, "always wants a terminal"),
+        (
+            {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v2"}},
+            "uses client.*gpukeeper supports",
+        ),
+        ({"exec": {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}}, "requires a terminal"),
         ({"exec": {"apiVersion": V1}}, "missing required field `command`"),
     ],
 )
@@ -176,7 +182,7 @@ def test_no_secret_is_quoted_in_an_error(tmp_path: Path) -> None:
     [
         ({"certificate-authority": "none"}, "No such file"),
         ({"certificate-authority-data": "AAAA"}, "cannot log in to lab"),
-        ({"certificate-authority-data": "AAAA", "insecure-skip-tls-verify": True}, "keep one of them"),
+        ({"certificate-authority-data": "AAAA", "insecure-skip-tls-verify": True}, "remove one"),
     ],
 )
 def test_an_authority_that_cannot_be_used_is_told(cluster: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -386,13 +392,13 @@ def test_a_plugin_whose_tokens_are_always_refused_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import sys; sys.exit('you are not logged in')", "ended with 1: you are not logged in"),
-        ("import os; os.kill(os.getpid(), 9)", "ended with -9: no words"),
-        ("print('hello')", "no ExecCredential"),
-        ("print('{}')", "answered nothing in no version"),
+        ("import sys; sys.exit('you are not logged in')", "exit code 1: you are not logged in"),
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9: no output"),
+        ("print('hello')", "not an ExecCredential"),
+        ("print('{}')", "returned nothing in no version"),
         (
             f"""print('{{"apiVersion": "{V1}beta1", "kind": "ExecCredential"}}')""",
-            "answered ExecCredential in .*v1beta1",
+            "returned ExecCredential in .*v1beta1",
         ),
         (f"""print('{{"apiVersion": "{V1}", "kind": "ExecCredential"}}')""", "has no status"),
         (f"""print('{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{}}}}')""", "neither a token nor"),
@@ -409,8 +415,8 @@ def test_a_plugin_that_fails_says_how(program: str, words: str, tmp_path: Path) 
     ("status", "words"),
     [
         ({"expirationTimestamp": "soon"}, "expirationTimestamp: 'soon' is not a time"),
-        ({"clientCertificateData": "x"}, "certificate without its key"),
-        ({"token": 5}, "no ExecCredential"),
+        ({"clientCertificateData": "x"}, "certificate without a key"),
+        ({"token": 5}, "not an ExecCredential"),
     ],
 )
 def test_a_plugins_answer_that_makes_no_sense_is_told(status: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -435,7 +441,7 @@ def test_a_plugin_that_never_answers_is_ended_with_what_it_started(tmp_path: Pat
     spec = auth.ExecSpec(V1, str(tmp_path / "plugin"))
     stuck = auth.Plugin(spec, {}, os.environ, auth.utc_now, deadline=timedelta(seconds=3))
     assert user["exec"]["command"] == "./plugin"
-    with pytest.raises(ClusterSilent, match="no answer within 3s; run it once by hand"):
+    with pytest.raises(ClusterSilent, match="timeout: no output within 3s; run it once manually"):
         asyncio.run(stuck.ready())
     own, child = map(int, (tmp_path / "pids").read_text().split())
     assert not is_running(own)
@@ -558,7 +564,7 @@ def test_a_server_that_nobody_vouches_for_is_not_talked_to(tmp_path: Path) -> No
     other = tmp_path / "other"
     other.mkdir()
     certificate(other, "authority")
-    with pytest.raises(ClusterSilent, match=r"certificate verify failed.*certificate-authority is not the one"):
+    with pytest.raises(ClusterSilent, match=r"certificate verify failed.*check the certificate-authority"):
         over_tls(tmp_path, get, lambda _: {"token": "t"}, lambda _: {"certificate-authority": "other/authority.crt"})
 
 

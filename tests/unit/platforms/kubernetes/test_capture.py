@@ -201,7 +201,7 @@ def test_a_log_on_a_node_that_is_provably_gone_leaves_a_note(said: Any) -> None:
     path, pod = api.put(JOB, {"metadata": {"name": "x"}}), a_pod(api, "x-1")
     api.answers[f"GET {pod}/log"] = [said] * 4
     saved = files(take(api, path, [pod]))
-    assert saved["logs/x-1/main.txt"] == b"Its node node-3 is gone, and the log with it.\n"
+    assert saved["logs/x-1/main.txt"] == b"Its node node-3 no longer exists, so its log is lost.\n"
 
 
 def test_a_node_that_we_may_not_look_at_is_not_gone() -> None:
@@ -230,8 +230,8 @@ def test_a_pod_that_goes_meanwhile_is_noted() -> None:
 
     api.before = vanish
     saved = files(take(api, path, [pod]))
-    assert saved["pods/x-1.txt"] == b"It went while its root was captured.\n"
-    assert "gone" in saved["logs/x-1/main.txt"].decode()
+    assert saved["pods/x-1.txt"] == b"It was deleted while its root was captured.\n"
+    assert "was deleted with its pod" in saved["logs/x-1/main.txt"].decode()
 
 
 def test_events_that_we_may_not_read_are_noted_and_keep_nothing() -> None:
@@ -296,7 +296,7 @@ def test_where_nothing_more_fits_it_says_so_and_the_failed_came_first() -> None:
     assert sum(len(one) for one in saved.values()) <= ALL_BYTES
     assert "logs/zz-bad/main.log" in saved
     assert "logs/good-4/main.log" not in saved
-    assert "of 6 pods not everything was taken" in saved["left-out.txt"].decode()
+    assert "of 6 pods were not captured completely" in saved["left-out.txt"].decode()
 
 
 def test_of_very_many_pods_some_are_left_out_and_all_are_listed() -> None:

@@ -93,7 +93,7 @@ def test_an_empty_list_is_one_empty_page(tmp_path: Path) -> None:
 def test_what_is_no_list_is_not_an_empty_one(body: str, tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(body))
-    with pytest.raises(ClusterSilent, match=r"cannot be read|is no list"):
+    with pytest.raises(ClusterSilent, match=r"cannot be read|is not a list"):
         ask(api, listed, tmp_path)
 
 
@@ -142,7 +142,7 @@ def test_a_list_that_expired_without_a_way_on_fails(answers: list[Reply], tmp_pa
 def test_a_server_that_repeats_a_page_does_not_keep_us_for_ever(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, Reply(pods("a", more="same")))
-    with pytest.raises(ClusterSilent, match="again and again"):
+    with pytest.raises(ClusterSilent, match="repeats the same page"):
         ask(api, listed, tmp_path)
 
 
@@ -280,7 +280,7 @@ def test_a_pause_that_is_longer_than_our_deadline_is_told_and_nothing_is_asked(t
         with pytest.raises(ApiError) as caught:
             await cluster.get("/one", Root)
         assert caught.value.retry_after == 60
-        with pytest.raises(ClusterSilent, match="wait another 1m; it was not asked"):
+        with pytest.raises(ClusterSilent, match="a pause of another 1m"):
             await cluster.get("/two", Root)
 
     ask(api, twice, tmp_path)
@@ -504,7 +504,7 @@ def test_each_way_to_patch_has_its_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["x", "/a/../b", "/a/..", "/a/.", "/a//b", "/a?force=1", "/a#b", "/a b", "/%2e%2e/b"])
 def test_a_name_cannot_lead_to_another_object(path: str, tmp_path: Path) -> None:
     api = ScriptedApi()
-    with pytest.raises(PlatformError, match="no path of the API"):
+    with pytest.raises(PlatformError, match="not a valid API path"):
         ask(api, lambda cluster: cluster.delete(path, OPTIONS), tmp_path)
     assert api.asked == []
 
@@ -576,7 +576,7 @@ def test_a_watch_that_is_cut_is_silence(tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(LIST, stream(changed("ADDED", "6"), cut=True))
     found: list[tuple[str, str, str]] = []
-    with pytest.raises(ClusterSilent, match="broke off"):
+    with pytest.raises(ClusterSilent, match="the connection to the cluster failed during"):
         ask(api, lambda cluster: heard(cluster, found), tmp_path)
     assert [one[0] for one in found] == ["ADDED"]
 
@@ -595,7 +595,7 @@ def test_a_watch_that_says_nothing_for_too_long_is_silence(tmp_path: Path) -> No
     api = ScriptedApi()
     api.says(LIST, stream(changed("ADDED", "6"), open_after=True))
     found: list[tuple[str, str, str]] = []
-    with pytest.raises(ClusterSilent, match="was silent for"):
+    with pytest.raises(ClusterSilent, match="sent nothing for"):
         ask(api, lambda cluster: heard(cluster, found, inactive=SHORT), tmp_path)
     assert len(found) == 1
 
@@ -719,7 +719,7 @@ def test_a_cluster_is_found_in_kubectls_order(tmp_path: Path) -> None:
     assert find(inside, account) is None
     account.mkdir()
     (account / "token").write_text("t")
-    assert find(inside, account) == "the cluster around us"
+    assert find(inside, account) == "in-cluster service account"
     assert find({"HOME": str(tmp_path)}, account) is None
     config.write_text("")
     assert find({**inside, "KUBECONFIG": f"{tmp_path}/none:{config}"}, account) == str(config)
@@ -729,9 +729,9 @@ def test_a_cluster_is_found_in_kubectls_order(tmp_path: Path) -> None:
 
 
 def test_no_cluster_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no kubeconfig, and we are not inside a cluster"):
+    with pytest.raises(UsageError, match="no kubeconfig found, and gpukeeper does not run inside a cluster"):
         Cluster.from_environment({"HOME": str(tmp_path)}, None, 20, 30, account=tmp_path)
-    with pytest.raises(UsageError, match="KUBECONFIG names /none, which is not there"):
+    with pytest.raises(UsageError, match="KUBECONFIG is /none, which does not exist"):
         Cluster.from_environment({"KUBECONFIG": "/none"}, None, 20, 30, account=tmp_path)
 
 

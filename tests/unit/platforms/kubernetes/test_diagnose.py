@@ -92,10 +92,10 @@ def test_a_complete_trainjob_has_no_ttl_and_ours_takes_it() -> None:
     cluster, one = train(COMPLETE)
     found = said(cluster, one)
     assert found.tree[0].startswith("trainjob/run-7  succeeded 2h ago, created 6h ago, this kind has no TTL, uid ")
-    assert any("looked after by Kubeflow Trainer v2.3.0" in line and "1 of 1 ready" in line for line in found.tree)
+    assert any("controller Kubeflow Trainer v2.3.0" in line and "1 of 1 ready" in line for line in found.tree)
     cause = one_of(found, "a TrainJob has no TTL in this cluster (its CRD has no spec.ttlSecondsAfterFinished)")
     assert "annotation gpukeeper.io/ttl" in cause.remedy
-    none_of(found, "stands in", "still there", "was made", "gone")
+    none_of(found, "is set in", "did not end", "was created", "no longer exists", "does not run")
 
 
 @pytest.mark.parametrize("document", [None, {}, described("ttlSecondsAfterFinished", kind="Other")])
@@ -106,7 +106,7 @@ def test_where_the_crd_cannot_be_read_that_is_said_and_what_is_known_counts(docu
     cluster.documents[OPENAPI] = document
     found = said(cluster, one)
     cause = one_of(found, "a TrainJob has no TTL in any release that gpukeeper knows (whether a TrainJob of this")
-    assert "is not known" in cause.words
+    assert "is unknown" in cause.words
     assert "this kind has no TTL" not in found.tree[0]
 
 
@@ -115,16 +115,16 @@ def test_a_trainjob_whose_crd_has_a_ttl_is_left_to_its_controller() -> None:
     cluster.documents[OPENAPI] = described("ttlSecondsAfterFinished")
     found = said(cluster, one)
     assert "no TTL, uid" in found.tree[0]
-    cause = one_of(found, "it names no TTL (spec.ttlSecondsAfterFinished)")
+    cause = one_of(found, "it has no TTL (spec.ttlSecondsAfterFinished)")
     assert "unless its runtime names one for it" in cause.words
     none_of(found, "a TrainJob has no TTL")
 
     one["spec"]["ttlSecondsAfterFinished"] = 3 * 3600
     found = said(cluster, one)
     assert "TTL 3h, uid" in found.tree[0]
-    one_of(found, "its TTL of 3h ends in 1h; then Kubeflow Trainer removes it")
+    one_of(found, "its TTL of 3h expires in 1h; then Kubeflow Trainer removes it")
     one["spec"]["ttlSecondsAfterFinished"] = 60
-    one_of(said(cluster, one), "its TTL of 1m was over 1h59m ago, and Kubeflow Trainer has not removed it")
+    one_of(said(cluster, one), "its TTL of 1m expired 1h59m ago, but Kubeflow Trainer has not removed it")
 
 
 def test_a_ttl_that_nobody_can_vouch_for_is_not_left_to_the_platform() -> None:
@@ -133,7 +133,7 @@ def test_a_ttl_that_nobody_can_vouch_for_is_not_left_to_the_platform() -> None:
     one["spec"]["ttlSecondsAfterFinished"] = 60
     found = said(cluster, one)
     none_of(found, "its TTL of")
-    assert len([cause for cause in found.causes if "is not known" in cause.words]) == 2, "a note, and no TTL"
+    assert len([cause for cause in found.causes if "is unknown" in cause.words]) == 2, "a note, and no TTL"
 
 
 def test_only_a_trainjob_is_asked_about() -> None:
@@ -148,25 +148,25 @@ def test_a_ttl_that_the_api_server_dropped_is_named_with_its_right_place() -> No
     one = thing("PyTorchJob", "train", annotations={"kubectl.kubernetes.io/last-applied-configuration": applied})
     one["status"] = {"conditions": [condition("Succeeded", ago(hours=2))]}
     cause = one_of(said(StoredCluster(one), one), "spec.ttlSecondsAfterFinished: 600 was applied")
-    assert cause.words.endswith("it does nothing; write spec.runPolicy.ttlSecondsAfterFinished")
+    assert cause.words.endswith("no effect; use spec.runPolicy.ttlSecondsAfterFinished")
 
 
 @pytest.mark.parametrize(
     ("version", "ended", "words"),
     [
-        ("v2.0.0", COMPLETE, "it stays gone on Kubeflow Trainer v2.0.0"),
-        ("v2.1.0", COMPLETE, "Kubeflow Trainer v2.1.0 makes it anew at once"),
-        ("v2.3.0", COMPLETE, "it stays gone on Kubeflow Trainer v2.3.0"),
-        ("v2.3.0", FAILED, "Kubeflow Trainer v2.3.0 makes it anew at once"),
-        ("latest", COMPLETE, "it may be made anew"),
+        ("v2.0.0", COMPLETE, "Kubeflow Trainer v2.0.0 does not recreate it"),
+        ("v2.1.0", COMPLETE, "Kubeflow Trainer v2.1.0 recreates it at once"),
+        ("v2.3.0", COMPLETE, "Kubeflow Trainer v2.3.0 does not recreate it"),
+        ("v2.3.0", FAILED, "Kubeflow Trainer v2.3.0 recreates it at once"),
+        ("latest", COMPLETE, "it may be recreated"),
     ],
 )
 def test_a_ttl_in_the_runtime_is_at_the_wrong_level(version: str, ended: Told, words: str) -> None:
     cluster, one = train(ended, version=version, runtime_ttl=300)
-    cause = one_of(said(cluster, one), "stands in its runtime (ClusterTrainingRuntime torch)")
-    assert "removes the JobSet only" in cause.words
+    cause = one_of(said(cluster, one), "is set in its runtime (ClusterTrainingRuntime torch)")
+    assert "removes only the JobSet" in cause.words
     assert words in cause.words
-    again = "makes it anew" in words
+    again = "recreates it" in words
     assert ("gpukeeper.io/ttl: 300s" in cause.remedy) is not again
     assert ("kubectl -n team-a delete trainjob run-7" in cause.remedy) is again
     assert ("run-7-runtime-snapshot" in cause.remedy) is (again and version == "v2.3.0")
@@ -178,7 +178,7 @@ def test_a_ttl_in_the_jobset_is_at_the_wrong_level() -> None:
     jobset["spec"] = {"ttlSecondsAfterFinished": 60}
     cluster.objects.append(jobset)
     found = said(cluster, one)
-    assert "ttlSecondsAfterFinished: 60 stands in its JobSet" in one_of(found, "stands in").words
+    assert "ttlSecondsAfterFinished: 60 is set in its JobSet" in one_of(found, "is set in").words
     assert "jobset/run-7  not finished, created 6h ago, TTL 1m, uid jobset-run-7" in found.tree[1]
 
 
@@ -190,9 +190,9 @@ def test_a_jobset_made_after_the_end_was_made_anew() -> None:
     cluster.objects += [jobset, job, worker]
     found = said(cluster, one)
     cause = one_of(found, "after the TrainJob ended")
-    assert "jobset/run-7 was made 1h59m ago, 1m after" in cause.words
-    assert "(v2.1.0) made it anew" in cause.words
-    assert "1 pod below it still there, with 8 GPUs" in one_of(found, "it has finished").words
+    assert "jobset/run-7 was created 1h59m ago, 1m after" in cause.words
+    assert "(v2.1.0) recreated it" in cause.words
+    assert "1 pod below it did not end, with 8 GPUs" in one_of(found, "it has finished").words
     assert "      pod/w  Running on node-1, 8 GPUs" in found.tree[3]
 
 
@@ -200,7 +200,7 @@ def test_a_trainjob_that_runs_again_after_it_failed_is_told() -> None:
     cluster, one = train(version="v2.3.0", runtime_ttl=5)
     cluster.objects.append(thing("JobSet", "run-7", one, creationTimestamp=ago(minutes=1)))
     cause = one_of(said(cluster, one), "younger than the TrainJob")
-    assert "drops the end it had written" in cause.words
+    assert "removes its end condition" in cause.words
     assert "Remove the TrainJob" in cause.remedy
 
 
@@ -208,9 +208,9 @@ def test_the_endless_foreground_loop() -> None:
     parts = {"finalizers": ["foregroundDeletion"], "deletionTimestamp": ago(minutes=9), "deletionGracePeriodSeconds": 0}
     cluster, one = train(FAILED, **parts)
     cluster.objects.append(thing("JobSet", "run-7", one, creationTimestamp=ago(seconds=1)))
-    cause = one_of(said(cluster, one), "the finalizer foregroundDeletion keeps it")
+    cause = one_of(said(cluster, one), "the finalizer foregroundDeletion blocks it")
     assert "9m ago" in cause.words
-    assert "makes jobset/run-7 anew" in cause.words
+    assert "recreates jobset/run-7" in cause.words
     assert "Waiting does not help" in cause.words
     assert "kubernetes.release: [foregroundDeletion]" in cause.remedy
 
@@ -233,7 +233,7 @@ def test_a_finalizer_whose_controller_is_gone() -> None:
     cluster = StoredCluster(one, off, STALE)
     first = one_of(said(cluster, one), "the finalizer ray.io/rayjob-finalizer")
     assert "1h ago" in first.words
-    assert "Whether it will ever end is not known" in first.words, "one look proves nothing"
+    assert "Whether it will ever complete is unknown" in first.words, "one look proves nothing"
     passed = 0.0
     controllers = Controllers(cluster.as_cluster, lambda: passed)
     ref = Ref("kubernetes", "lab", "rayjob", "tune", "rayjob-tune", "team-a")
@@ -242,11 +242,11 @@ def test_a_finalizer_whose_controller_is_gone() -> None:
     found = asyncio.run(diagnose(cluster.as_cluster, cluster.served, ref, NOW + timedelta(seconds=20), controllers))
     assert isinstance(found, Diagnosis)
     second = one_of(found, "the finalizer ray.io/rayjob-finalizer")
-    assert "KubeRay is gone (Deployment kubeflow-system/kuberay-operator is scaled to 0" in second.words
+    assert "KubeRay does not run (Deployment kubeflow-system/kuberay-operator is scaled to 0" in second.words
     assert "Waiting does not help" in second.words
     assert "Start its controller again" in second.remedy
-    assert "Start it again" in one_of(found, "KubeRay is gone: ").remedy
-    assert any(line.startswith("looked after by KubeRay v1.4.2: gone: ") for line in found.tree)
+    assert "Start it again" in one_of(found, "KubeRay does not run: ").remedy
+    assert any(line.startswith("controller KubeRay v1.4.2: not running: ") for line in found.tree)
 
 
 def test_a_finalizer_whose_controller_may_not_be_looked_at() -> None:
@@ -254,12 +254,12 @@ def test_a_finalizer_whose_controller_may_not_be_looked_at() -> None:
     cluster = StoredCluster(one)
     cluster.refused = {"/deployments": forbidden("deployments"), "/leases": forbidden("leases")}
     cause = one_of(said(cluster, one), "the finalizer ray.io/rayjob-finalizer")
-    assert "whether KubeRay runs cannot be told" in cause.words
+    assert "whether KubeRay runs is unknown" in cause.words
 
 
 def test_a_removal_that_is_under_way_is_waited_for() -> None:
     one = rayjob(**{**RAY, "deletionTimestamp": ago(seconds=5)})
-    assert one_of(said(StoredCluster(one), one), "its removal is under way, for 5s").remedy.startswith("Wait")
+    assert one_of(said(StoredCluster(one), one), "its removal is in progress, for 5s").remedy.startswith("Wait")
 
 
 def test_a_blocked_pod_below_is_named() -> None:
@@ -268,8 +268,8 @@ def test_a_blocked_pod_below_is_named() -> None:
         "Pod", "run-7-x", job, deletionTimestamp=ago(minutes=9), finalizers=["batch.kubernetes.io/job-tracking"]
     )
     found = said(StoredCluster(job, stuck), job)
-    assert "pod/run-7-x is still there, with the finalizer batch" in one_of(found, "foregroundDeletion").words
-    assert one_of(found, "pod/run-7-x: its removal").words.count("its Job is there and must count it first") == 1
+    assert "not deleted yet: pod/run-7-x (finalizer batch" in one_of(found, "foregroundDeletion").words
+    assert one_of(found, "pod/run-7-x: its removal").words.count("its Job exists and must count it first") == 1
 
 
 def test_a_pod_whose_job_is_gone_is_proven_to_be_stuck() -> None:
@@ -279,8 +279,8 @@ def test_a_pod_whose_job_is_gone_is_proven_to_be_stuck() -> None:
     )
     left["status"] = {"phase": "Succeeded"}
     found = said(StoredCluster(left), left)
-    assert "its owner Job run-7 (uid job-run-7) is gone" in one_of(found, "was left behind").words
-    assert "Waiting does not help" in one_of(found, "its Job is gone, and nobody else counts it").words
+    assert "its owner Job run-7 (uid job-run-7) no longer exists" in one_of(found, "was left behind").words
+    assert "Waiting does not help" in one_of(found, "its Job no longer exists, and nothing else counts it").words
 
 
 def test_no_end_is_written_and_what_is_waited_for() -> None:
@@ -291,17 +291,17 @@ def test_no_end_is_written_and_what_is_waited_for() -> None:
     running = thing("Pod", "run-7-x", job)
     found = said(StoredCluster(job, running), job)
     cause = one_of(found, "it has not ended: no condition Complete or Failed is True")
-    assert "only SuccessCriteriaMet; 1 pod of it not ended yet" in cause.words
-    assert "SuccessCriteriaMet was announced 5m ago" in one_of(found, "announced").words
+    assert "only SuccessCriteriaMet; 1 pod not ended yet" in cause.words
+    assert "SuccessCriteriaMet was set 5m ago" in one_of(found, "was set").words
     none_of(found, "TTL")
 
 
 @pytest.mark.parametrize(
     ("pods", "words"),
     [
-        ([], "it has no pods, so that its controller has to begin"),
-        ([{"status": {"phase": "Pending"}, "spec": {"containers": []}}], "1 of 1 pod without a node yet"),
-        ([{"status": {"phase": "Unknown"}}], "the node of pod p0 does not answer"),
+        ([], "it has no pods: its controller has to create them"),
+        ([{"status": {"phase": "Pending"}, "spec": {"containers": []}}], "1 of 1 pod not scheduled yet"),
+        ([{"status": {"phase": "Unknown"}}], "the node of pod p0 does not respond"),
         ([{"status": {"phase": "Failed"}}], "all of its pods (1) have ended"),
     ],
 )
@@ -316,7 +316,10 @@ def test_an_end_without_a_time() -> None:
     one["spec"] = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
     one["status"] = {"conditions": [condition("Succeeded", None)]}
     found = said(StoredCluster(one), one)
-    assert "gpukeeper counts from when it first saw it ended" in one_of(found, "when is not known").remedy
+    assert (
+        "gpukeeper counts from the time at which it first saw it ended"
+        in one_of(found, "its end time is unknown").remedy
+    )
 
 
 def finished_job(ttl: int | None, **parts: Any) -> Told:
@@ -328,18 +331,18 @@ def finished_job(ttl: int | None, **parts: Any) -> Told:
 
 def test_ttls_of_controllers_none_running_and_late() -> None:
     none = finished_job(None)
-    assert "spec.ttlSecondsAfterFinished" in one_of(said(StoredCluster(none), none), "it names no TTL").words
+    assert "spec.ttlSecondsAfterFinished" in one_of(said(StoredCluster(none), none), "it has no TTL").words
     running = finished_job(7200)
-    assert "ends in 1h" in one_of(said(StoredCluster(running), running), "its TTL of 2h").words
+    assert "expires in 1h" in one_of(said(StoredCluster(running), running), "its TTL of 2h").words
     late = finished_job(600)
-    cause = one_of(said(StoredCluster(late), late), "its TTL of 10m was over 50m ago")
+    cause = one_of(said(StoredCluster(late), late), "its TTL of 10m expired 50m ago")
     assert "kube-controller-manager has not removed it" in cause.words
 
 
 @pytest.mark.parametrize(
     ("where", "value", "words", "remedy"),
     [
-        ("spec", {"managedBy": "kueue.x-k8s.io/multikueue"}, "(managedBy)", "ask who runs that controller"),
+        ("spec", {"managedBy": "kueue.x-k8s.io/multikueue"}, "(managedBy)", "ask the admin of that controller"),
         ("labels", {"kueue.x-k8s.io/multikueue-origin": "hub"}, "MultiKueue", "on the cluster that sent it"),
         ("annotations", {"argocd.argoproj.io/tracking-id": "app:x"}, "Argo CD", "remove it from Git"),
         ("labels", {"kustomize.toolkit.fluxcd.io/name": "apps"}, "Flux", "remove it from Git"),
@@ -356,7 +359,7 @@ def test_a_borrowed_raycluster_is_never_removed_on_its_account() -> None:
     one = rayjob(spec={"clusterSelector": {"ray.io/cluster": "shared"}})
     cause = one_of(said(StoredCluster(one), one), "a RayCluster that it does not own")
     assert "clusterSelector ray.io/cluster=shared" in cause.words
-    assert "never removed on its account" in cause.remedy
+    assert "not removed with it" in cause.remedy
 
 
 def test_a_finished_rayjob_keeps_its_cluster_by_default() -> None:
@@ -366,7 +369,7 @@ def test_a_finished_rayjob_keeps_its_cluster_by_default() -> None:
     found = said(StoredCluster(one, ray, worker), one)
     assert "shutdownAfterJobFinishes" in one_of(found, "KubeRay keeps the RayCluster").remedy
     assert "with 4 GPUs" in one_of(found, "it has finished").words
-    assert "the RayJob itself stays" in one_of(found, "ttlSecondsAfterFinished removes its RayCluster only").words
+    assert "the RayJob itself stays" in one_of(found, "ttlSecondsAfterFinished removes only its RayCluster").words
     unfinished = rayjob("Retrying")
     assert (
         "its deployment status is Retrying (job RUNNING)"
@@ -389,7 +392,7 @@ def test_a_child_says_what_it_is_part_of_and_what_removing_it_would_do() -> None
     found = said(cluster, jobset)
     cause = found.causes[0]
     assert cause.words.startswith(
-        "jobset/run-7 is part of trainjob/run-7: removed alone, Kubeflow Trainer v2.1.0 makes it"
+        "jobset/run-7 is part of trainjob/run-7: if it is removed alone, Kubeflow Trainer v2.1.0 recreates it"
     )
     assert cause.remedy.endswith("gpukeeper explain team-a/trainjob/run-7")
     assert "<- this one" in found.tree[1]
@@ -399,7 +402,7 @@ def test_a_child_says_what_it_is_part_of_and_what_removing_it_would_do() -> None
 def test_a_pod_of_a_running_job_would_be_made_anew() -> None:
     job = thing("Job", "run-7")
     worker = thing("Pod", "w", job)
-    assert "its controller makes it anew" in said(StoredCluster(job, worker), worker).causes[0].words
+    assert "its controller recreates it" in said(StoredCluster(job, worker), worker).causes[0].words
 
 
 def test_an_owner_that_is_not_known_or_may_not_be_read() -> None:
@@ -408,7 +411,7 @@ def test_an_owner_that_is_not_known_or_may_not_be_read() -> None:
         {"apiVersion": "example.com/v1", "kind": "Dream", "name": "d", "uid": "u", "controller": True}
     ]
     found = said(StoredCluster(worker), worker)
-    assert "leaves it alone" in one_of(found, "Dream d (example.com/v1), a kind that gpukeeper does not know").remedy
+    assert "gpukeeper keeps it" in one_of(found, "Dream d (example.com/v1), a kind that gpukeeper does not know").remedy
     job = thing("Job", "run-7")
     worker = thing("Pod", "w", job)
     cluster = StoredCluster(job, worker)
@@ -421,7 +424,7 @@ def test_a_run_of_a_cronjob_names_it() -> None:
     job["metadata"]["ownerReferences"] = [
         {"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u", "controller": True}
     ]
-    assert said(StoredCluster(job), job).tree[0] == "made by CronJob nightly"
+    assert said(StoredCluster(job), job).tree[0] == "created by CronJob nightly"
 
 
 def test_the_newest_events_are_told() -> None:
@@ -464,15 +467,15 @@ def test_conflicts_in_the_controllers_log_are_told_and_what_cannot_be_read_is_sa
     one_of(found, "its Events could not be read")
     one_of(found, "its runtime could not be read")
     cluster.refused = {"/jobsets": silent()}
-    one_of(said(cluster, one), "what is below it is not fully known: jobsets in team-a could not be listed")
+    one_of(said(cluster, one), "what is below it could not be listed completely: jobsets in team-a could not be listed")
 
 
 def test_what_is_gone_or_was_made_again_is_said() -> None:
     job = finished_job(None)
     found = said(StoredCluster(), job)
-    assert found.causes == (Cause("job/run-7 is gone"),)
+    assert found.causes == (Cause("job/run-7 no longer exists"),)
     found = said(StoredCluster(job), job, uid="before")
-    assert "another Job of that name" in found.causes[0].words
+    assert "another Job with its name" in found.causes[0].words
 
 
 def test_what_cannot_be_read_is_unknown() -> None:

@@ -73,7 +73,7 @@ def test_a_kind_that_its_group_lacks_is_not_installed(tmp_path: Path) -> None:
 def test_a_kind_in_a_version_we_cannot_read_is_unknown(tmp_path: Path) -> None:
     (found,) = answers(a_cluster(), tmp_path, MPI)
     assert isinstance(found, Unknown)
-    assert found.why == "the cluster has mpijobs in v2beta1; gpukeeper reads v1"
+    assert found.why == "the cluster serves mpijobs in v2beta1; gpukeeper supports v1"
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_what_does_not_describe_a_trainjob_proves_nothing_about_its_ttl(reply: R
     api.says(DESCRIBED, reply)
     (found,) = ttl_fields(api, tmp_path, TRAINJOB, NAMES_TTL)
     assert isinstance(found, Unknown)
-    assert "whether a TrainJob of this cluster has spec.ttlSecondsAfterFinished is not known" in found.why
+    assert "whether a TrainJob of this cluster has spec.ttlSecondsAfterFinished is unknown" in found.why

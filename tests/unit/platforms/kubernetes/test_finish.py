@@ -117,8 +117,8 @@ FUTURE = (NOW + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 ODD_TIMES = [
     (None, None),
     ("", None),
-    ("0001-01-01T00:00:00Z", "no time that anything happened at"),
-    ("1969-12-31T23:59:59Z", "no time that anything happened at"),
+    ("0001-01-01T00:00:00Z", "not a plausible time"),
+    ("1969-12-31T23:59:59Z", "not a plausible time"),
     ("2026-11-15T10:00:00", "has no time zone"),
     ("yesterday", "is not a time"),
     (FUTURE, "is in the future"),

@@ -169,5 +169,5 @@ def test_tallies_add_up() -> None:
     assert (together.living, together.holding, together.pending, together.dead) == (4, 3, 1, 1)
     assert (together.devices, together.slices) == (["a/0", "c/0", "d/0"], ["d/0"])
     assert (together.started, together.grace, together.lost) == (ago(hours=2), 90, "c")
-    assert together.holds == "pod c says karpenter.sh/do-not-disrupt=true"
+    assert together.holds == "pod c has karpenter.sh/do-not-disrupt=true"
     assert first.devices == ["a/0", "c/0"]  # what was added is left as it was

@@ -127,7 +127,7 @@ def scene(story: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
 @scene
 async def test_the_first_one_makes_the_lease_and_holds_it(s: Scene) -> None:
     one = s.enter("one")
-    assert "nobody is known to hold it" in str(one.why_not())
+    assert "its holder is unknown" in str(one.why_not())
     await one.won.wait()
     assert one.why_not() is None
     assert s.server.spec["holderIdentity"] == "one"
@@ -156,7 +156,7 @@ async def test_a_second_one_waits_and_says_who_leads(s: Scene) -> None:
     two = s.enter("two")
     await asyncio.sleep(3600)
     assert s.leaders() == ["one"]
-    assert two.why_not() == "this gpukeeper does not hold the lease keeper/gpukeeper; one holds it"
+    assert two.why_not() == "this instance does not hold the lease keeper/gpukeeper; one holds it"
 
 
 @scene
@@ -246,7 +246,7 @@ async def test_a_conflict_means_lost(s: Scene) -> None:
     await asyncio.sleep(1)
     s.server.write({**(s.server.stored or {}), "spec": {**s.server.spec, "holderIdentity": "two"}})
     await asyncio.sleep(2)
-    assert one.why_not() == "this gpukeeper does not hold the lease keeper/gpukeeper; two holds it"
+    assert one.why_not() == "this instance does not hold the lease keeper/gpukeeper; two holds it"
     assert one.lost.is_set()
     assert not one.won.is_set()
 
@@ -344,7 +344,7 @@ async def test_a_missing_right_says_what_is_missing(s: Scene) -> None:
     one = s.candidate("one")
     s.lines["one"].says = ApiError(403, "Forbidden", "leases is forbidden")
     await one.attempt()
-    assert "It needs get, create and update on leases in that namespace" in str(one.why_not())
+    assert "gpukeeper needs get, create and update on leases in that namespace" in str(one.why_not())
 
 
 @scene
@@ -364,7 +364,7 @@ async def test_what_is_no_lease_makes_nobody_a_leader(s: Scene) -> None:
     one = s.candidate("one")
     s.lines["one"].garbled = True
     await one.attempt()
-    assert "what the cluster answered is no lease" in str(one.why_not())
+    assert "the response of the cluster is not a Lease" in str(one.why_not())
     await one.attempt()
     assert one.why_not() is not None
 
@@ -379,7 +379,7 @@ async def test_an_answer_that_never_comes_is_not_waited_for(s: Scene) -> None:
     one._cluster = Stuck(s.server)
     await one.attempt()
     assert s.loop.time() == 5
-    assert "did not answer in time" in str(one.why_not())
+    assert "timeout: the cluster did not answer" in str(one.why_not())
 
 
 @scene

@@ -49,7 +49,7 @@ def test_what_the_trainjob_says_is_laid_over_the_runtime() -> None:
                 "EPOCHS=3 TrainJob",
                 "DATASET=imagenet TrainJob",
                 "CACHE=/cache runtime",
-                "TOKEN=(from elsewhere) runtime",
+                "TOKEN=(valueFrom) runtime",
             ],
             ["/data data TrainJob", "/cache cache runtime"],
         ),
@@ -72,7 +72,7 @@ def test_the_fields_of_older_releases_count_alike(spec: dict[str, Any]) -> None:
     assert told(found)["fetch"][0] == [
         "DATASET=imagenet TrainJob",
         "CACHE=/cache runtime",
-        "TOKEN=(from elsewhere) runtime",
+        "TOKEN=(valueFrom) runtime",
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_runtime_that_is_not_there_says_how_to_get_it() -> None:
 
 
 def test_a_trainjob_that_is_not_there_is_the_users_mistake() -> None:
-    with pytest.raises(UsageError, match=r"no TrainJob run-9 is in these files; there: run-7"):
+    with pytest.raises(UsageError, match=r"TrainJob run-9 not found in these files; found: run-7"):
         merge(documents(), "run-9")
 
 

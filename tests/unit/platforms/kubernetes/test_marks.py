@@ -121,7 +121,7 @@ def test_the_field_of_a_trainjob_counts_where_its_crd_has_it() -> None:
     assert (has.ttl, has.ttl_elsewhere) == (timedelta(minutes=1), True)
     lacks, notes = marks(TRAINJOB, spec=field, ttl_field=False)
     assert (lacks.ttl, lacks.ttl_elsewhere) == (None, False)
-    assert "does nothing on a TrainJob of this cluster" in notes[0]
+    assert "has no effect on a TrainJob of this cluster" in notes[0]
     unknown, notes = marks(TRAINJOB, spec=field)
     assert isinstance(unknown.ttl, Unknown), "kept: neither left to the platform nor removed by retention"
     assert unknown.ttl_elsewhere is False
@@ -140,14 +140,14 @@ def test_a_ttl_that_the_server_dropped_is_found_in_what_was_applied(kind: Kind) 
     found, notes = marks(kind, annotations={APPLIED: WRONG % "600"})
     assert found.ttl is None, "it is reported, it does not count"
     assert notes == (
-        f"spec.ttlSecondsAfterFinished: 600 was applied, and the {kind.kind} does not have it: it does nothing; write"
+        f"spec.ttlSecondsAfterFinished: 600 was applied, but the {kind.kind} has no such field: no effect; use"
         " spec.runPolicy.ttlSecondsAfterFinished",
     )
 
 
 def test_a_ttl_applied_to_a_trainjob_that_has_none_is_found_too() -> None:
     (note,) = marks(TRAINJOB, annotations={APPLIED: WRONG % "600"})[1]
-    assert note.endswith("write the annotation gpukeeper.io/ttl")
+    assert note.endswith("use the annotation gpukeeper.io/ttl")
     assert marks(JOB, annotations={APPLIED: WRONG % "600"})[1] == (), "a Job has the field: somebody took it off again"
 
 
@@ -337,7 +337,7 @@ def test_a_hold_nobody_can_read_keeps_and_is_said() -> None:
         ({"annotations": {"downscaler/exclude": "True"}}, FAR),
         ({"annotations": {"downscaler/exclude": "false"}}, None),
         ({"annotations": {"downscaler/exclude-until": "2026-11-20"}}, datetime(2026, 11, 20, tzinfo=UTC)),
-        ({"pods_hold": "pod w-0 says karpenter.sh/do-not-disrupt=true"}, FAR),
+        ({"pods_hold": "pod w-0 has karpenter.sh/do-not-disrupt=true"}, FAR),
     ],
 )
 def test_holds_of_other_tools_hold_running_work_only(metadata: dict[str, Any], until: datetime | None) -> None:
@@ -366,7 +366,7 @@ def test_a_garbled_hold_of_another_tool_holds_and_is_said(annotations: dict[str,
 )
 def test_holds_on_pods(annotations: dict[str, str] | None, holds: bool) -> None:
     words = pod_hold(pod(name="w-0", annotations=annotations).metadata)
-    assert (words is not None and words.startswith("pod w-0 says ")) is holds
+    assert (words is not None and words.startswith("pod w-0 has ")) is holds
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_copy_of_another_cluster_is_left_alone() -> None:
     ],
 )
 def test_what_a_gitops_tool_put_there_is_its(metadata: dict[str, Any]) -> None:
-    assert "would put it back" in (marks(**metadata)[0].managed_elsewhere or "")
+    assert "would recreate it" in (marks(**metadata)[0].managed_elsewhere or "")
     assert marks(**metadata, gitops=True)[0].managed_elsewhere is None
 
 
@@ -525,11 +525,11 @@ def namespace(**metadata: Any) -> Meta:
         ({"annotations": {"owner": "ann@example.org"}}, NamespaceFacts("research")),  # no profile
         (
             {"annotations": {"downscaler/exclude": "true"}},
-            NamespaceFacts("research", held="namespace team-a says downscaler/exclude"),
+            NamespaceFacts("research", held="namespace team-a has downscaler/exclude"),
         ),
         (
             {"annotations": {"downscaler/exclude-until": "2026-11-20"}},
-            NamespaceFacts("research", held="namespace team-a says downscaler/exclude-until=2026-11-20"),
+            NamespaceFacts("research", held="namespace team-a has downscaler/exclude-until=2026-11-20"),
         ),
         ({"annotations": {"downscaler/exclude-until": "2026-11-01"}}, NamespaceFacts("research")),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.devices.prometheus import Line, Where
+from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.ledger.database import open_for_writing
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.activity import Judged, Use, judge
@@ -41,7 +41,9 @@ class Time:
 class Recorded:
     """A Prometheus in memory: series are selected as the real one does; rates are given as they would be worked out."""
 
-    def __init__(self, *lines: Line, clock: Time, counters: Mapping[str, Sequence[Line]] | None = None) -> None:
+    def __init__(
+        self, *lines: TimeSeries, clock: Time, counters: Mapping[str, Sequence[TimeSeries]] | None = None
+    ) -> None:
         self.lines, self.time, self.counters = list(lines), clock, counters or {}
         self.skew = timedelta()
         self.silent: Unknown | None = None
@@ -54,19 +56,19 @@ class Recorded:
         return frozenset(label for line in self.counters.get(name, ()) for label in line.labels)
 
     async def series(
-        self, wheres: Sequence[Where], since: datetime, until: datetime
+        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
     ) -> list[Mapping[str, str]] | Unknown:
         return [one.labels for where in wheres for one in self._selected(where, since, until)]
 
-    async def raw(self, where: Where, since: datetime, until: datetime) -> list[Line] | Unknown:
+    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown:
         self.spans.append(until - since)
         return self._selected(where, since, until)
 
-    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[Line] | Unknown:
+    async def range(self, query: str, since: datetime, until: datetime, step: timedelta) -> list[TimeSeries] | Unknown:
         (found,) = (lines for name, lines in self.counters.items() if f'"{name}"' in query)
-        return [Line(one.labels, _between(one, since, until)) for one in found]
+        return [TimeSeries(one.labels, _between(one, since, until)) for one in found]
 
-    def _selected(self, where: Where, since: datetime, until: datetime) -> list[Line]:
+    def _selected(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries]:
         fits = [
             line
             for line in self.lines
@@ -74,11 +76,11 @@ class Recorded:
             and line.labels.get(where.label, "") in where.values
             and all(line.labels.get(name) == value for name, value in where.also)
         ]
-        cut = [Line(line.labels, _between(line, since, until)) for line in fits]
+        cut = [TimeSeries(line.labels, _between(line, since, until)) for line in fits]
         return [line for line in cut if line.points]
 
 
-def _between(line: Line, since: datetime, until: datetime) -> list[tuple[float, float]]:
+def _between(line: TimeSeries, since: datetime, until: datetime) -> list[tuple[float, float]]:
     return [point for point in line.points if since.timestamp() <= point[0] <= until.timestamp()]
 
 
@@ -108,13 +110,13 @@ def gpu(
     every: float = 30,
     node: str = "node-1",
     **labels: str,
-) -> list[Line]:
+) -> list[TimeSeries]:
     """The lines of one GPU, scraped every 30 seconds, its labels honoured."""
     named = {"UUID": uuid, "instance": f"{node}:9400", "Hostname": node, "namespace": "lab", "pod": pod} | labels
     named = {name: value for name, value in named.items() if value}
     fields = {ENGINE: engine, UTIL: util, ENERGY: energy, POWER: power, MEMORY: memory}
     return [
-        Line({"__name__": name, **named}, points(level, since, until, every))
+        TimeSeries({"__name__": name, **named}, points(level, since, until, every))
         for name, level in fields.items()
         if level is not None
     ]
@@ -134,7 +136,9 @@ def workload(
     )
 
 
-def meter(*lines: Line, counters: Mapping[str, Sequence[Line]] | None = None) -> tuple[ClusterMeter, Recorded, Time]:
+def meter(
+    *lines: TimeSeries, counters: Mapping[str, Sequence[TimeSeries]] | None = None
+) -> tuple[ClusterMeter, Recorded, Time]:
     time = Time()
     recorded = Recorded(*lines, clock=time, counters=counters)
     return ClusterMeter(time, prometheus=recorded), recorded, time
@@ -179,7 +183,7 @@ def until(minutes_ago: float, before: float, after: float) -> Level:
 EIGHT = [f"train-0/{n}" for n in range(8)]
 MIG = {"GPU_I_ID": "3", "GPU_I_PROFILE": "1g.10gb"}
 STUCK = until(20, 5.0, 7.0)  # the counter stood still long before
-TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
+TRAPS: dict[str, tuple[list[TimeSeries], Subject, Use, str]] = {
     "idle": (gpu("A"), workload("train-0/0"), Use.QUIET, ""),
     "busy": (gpu("A", engine=0.8, util=90.0), workload("train-0/0"), Use.ACTIVE, ""),
     "one busy scrape three minutes ago": (gpu("A", engine=once(3, 0.2)), workload("train-0/0"), Use.ACTIVE, ""),
@@ -246,7 +250,7 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
     ),
     "fields under their new names": (
         [
-            Line({**line.labels, "__name__": new}, line.points)
+            TimeSeries({**line.labels, "__name__": new}, line.points)
             for line in gpu("A", engine=0.4)
             for new in [
                 {
@@ -302,7 +306,7 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         [*gpu("A", until=NOW - 20 * MINUTE, **MIG), *gpu("A", since=NOW - 20 * MINUTE, **{**MIG, "GPU_I_ID": "5"})],
         workload("train-0/0", slices=["train-0/0"]),
         Use.UNKNOWN,
-        "2 GPUs are exported with the name of pod train-0, which asked for 1",
+        "2 GPUs are exported with the name of pod train-0, which requests 1",
     ),
     "more series than asked": (
         [*gpu("A"), *gpu("B")],
@@ -364,7 +368,7 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         gpu("A", engine=0.2, energy=5.0),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
     "blanks among a little use": (
         gpu("A", engine=lambda at: 0.2 if at.second < 30 else BLANK),
@@ -378,19 +382,19 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         Use.ACTIVE,
         "",
     ),
-    "old values for ever": (gpu("A", energy=5.0), workload("train-0/0"), Use.UNKNOWN, "stands still"),
+    "old values for ever": (gpu("A", energy=5.0), workload("train-0/0"), Use.UNKNOWN, "does not increase"),
     "old values since 20 minutes": (gpu("A", energy=STUCK), workload("train-0/0"), Use.UNKNOWN, ""),
     "the driver was loaded again every minute": (
         gpu("A", energy=lambda at: float(at.second)),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "began anew",
+        "was reset",
     ),
     "old values after a gap that hides when the counter grew": (
         gpu("A", energy=lambda at: at.timestamp() // 600, every=600),
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
     "no energy counter": (gpu("A", energy=None), workload("train-0/0"), Use.UNKNOWN, "no energy counter"),
     "no profiling on this GPU": (gpu("A", engine=None), workload("train-0/0"), Use.QUIET, ""),
@@ -429,10 +433,10 @@ TRAPS: dict[str, tuple[list[Line], Subject, Use, str]] = {
         [*gpu("A", energy=5.0), *gpu("A", node="node-1b", energy=7.0)],
         workload("train-0/0"),
         Use.UNKNOWN,
-        "stands still",
+        "does not increase",
     ),
-    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "when it started is unknown"),
-    "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "names no GPU of a pod"),
+    "start not known": (gpu("A"), workload("train-0/0", started=None), Use.UNKNOWN, "its start time is unknown"),
+    "a device that is no pod's": (gpu("A"), workload("GPU-1"), Use.UNKNOWN, "is not a GPU of a pod"),
 }
 
 
@@ -461,7 +465,7 @@ def test_readings_that_are_missing_begin_a_new_quiet_time(lost: int, tmp_path: P
     end = begin + timedelta(seconds=lost)
     lines = gpu("A")
     kept = [
-        Line(line.labels, tuple(one for one in line.points if not begin.timestamp() < one[0] < end.timestamp()))
+        TimeSeries(line.labels, tuple(one for one in line.points if not begin.timestamp() < one[0] < end.timestamp()))
         for line in lines
     ]
     one, _recorded, _time = meter(*kept)
@@ -547,7 +551,7 @@ def test_a_pod_does_not_inherit_its_namesakes_readings() -> None:
 def test_a_pod_that_was_not_looked_at_is_not_known() -> None:
     time = Time()
     one = ClusterMeter(time, prometheus=Recorded(*gpu("A"), clock=time), pods=lambda _subject: {})
-    assert "was not looked at" in whys(read(one, workload("train-0/0")))
+    assert "was not read" in whys(read(one, workload("train-0/0")))
 
 
 def test_devices_keep_their_names_from_reading_to_reading() -> None:
@@ -598,10 +602,11 @@ def test_workloads_of_other_platforms_are_not_spoken_of() -> None:
 # CPU, network and disk
 
 
-def rates(name: str, level: Level, *pods: str, **labels: str) -> dict[str, list[Line]]:
+def rates(name: str, level: Level, *pods: str, **labels: str) -> dict[str, list[TimeSeries]]:
     begin = NOW.replace(second=0) - timedelta(hours=3)
     lines = [
-        Line({"namespace": "lab", "pod": pod, **labels}, points(level, begin, NOW, 60)) for pod in pods or ("train-0",)
+        TimeSeries({"namespace": "lab", "pod": pod, **labels}, points(level, begin, NOW, 60))
+        for pod in pods or ("train-0",)
     ]
     return {name: lines}
 
@@ -631,7 +636,7 @@ def test_quiet_counters_leave_it_idle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "busy", [rates(CPU, 40.0), rates(RECEIVED, 9e6), rates(SENT, 9e6), rates(READ, 9e6), rates(WRITTEN, 9e6)]
 )
-def test_each_counter_can_veto(busy: dict[str, list[Line]], tmp_path: Path) -> None:
+def test_each_counter_can_veto(busy: dict[str, list[TimeSeries]], tmp_path: Path) -> None:
     one, _recorded, _time = meter(*gpu("A"), counters=ALL_QUIET | busy)
     found = judged(tmp_path, read(one, workload("train-0/0")), workload("train-0/0"))
     assert found.use is Use.ACTIVE
@@ -651,7 +656,7 @@ def test_the_busiest_pod_counts_and_each_must_be_measured(tmp_path: Path) -> Non
 
 
 def test_a_kubelet_that_is_not_scraped_any_more_is_no_design(tmp_path: Path) -> None:
-    old = {name: [Line(one.labels, one.points[:60]) for one in lines] for name, lines in ALL_QUIET.items()}
+    old = {name: [TimeSeries(one.labels, one.points[:60]) for one in lines] for name, lines in ALL_QUIET.items()}
     one, _recorded, _time = meter(*gpu("A"), counters=old)
     found = judged(tmp_path, read(one, workload("train-0/0")), workload("train-0/0"))
     assert found.use is Use.UNKNOWN
@@ -683,13 +688,13 @@ def test_a_measured_pod_without_disk_counters_has_none_by_design(tmp_path: Path)
     one, _recorded, _time = meter(*gpu("A"), counters=counters)
     found = judged(tmp_path, read(one, workload("train-0/0")), workload("train-0/0"))
     assert found.use is Use.QUIET
-    assert any(words.startswith("disk (no such counters of its pods") for words in found.skipped)
+    assert any(words.startswith("disk (no such counters for its pods") for words in found.skipped)
 
 
 # Exporters without a Prometheus
 
 
-def exporter_text(lines: Sequence[Line], at: datetime) -> str:
+def exporter_text(lines: Sequence[TimeSeries], at: datetime) -> str:
     found = []
     for line in lines:
         labels = {name: value for name, value in line.labels.items() if name not in {"__name__", "instance"}}
@@ -699,7 +704,7 @@ def exporter_text(lines: Sequence[Line], at: datetime) -> str:
     return "".join(found)
 
 
-def direct(lines: Sequence[Line], minutes: int, broken: Sequence[int] = ()) -> list[Sample]:
+def direct(lines: Sequence[TimeSeries], minutes: int, broken: Sequence[int] = ()) -> list[Sample]:
     """Asked every 30 seconds."""
     time = Time()
     time.at = NOW - minutes * MINUTE
@@ -726,7 +731,7 @@ def direct(lines: Sequence[Line], minutes: int, broken: Sequence[int] = ()) -> l
         (gpu("A", "other-0", since=NOW - 40 * MINUTE), Use.UNKNOWN),
     ],
 )
-def test_exporters_are_asked_directly(lines: list[Line], expected: Use, tmp_path: Path) -> None:
+def test_exporters_are_asked_directly(lines: list[TimeSeries], expected: Use, tmp_path: Path) -> None:
     samples = direct(lines, 40)
     found = judged(tmp_path, samples, workload("train-0/0"))
     assert found.use is expected

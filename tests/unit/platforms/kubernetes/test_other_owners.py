@@ -146,7 +146,7 @@ def test_an_owner_that_could_not_be_checked_may_exist(error: ApiError | ClusterS
     lab.refused["/configmaps/settings"] = error
     for decision in both(lab, one):
         assert (decision.action, decision.rule, decision.verdict) == (Action.KEEP, "target", Verdict.UNKNOWN)
-        assert "whether its owner ConfigMap settings (v1) still exists is not known" in decision.reason
+        assert "whether its owner ConfigMap settings (v1) still exists is unknown" in decision.reason
 
 
 def test_a_missing_right_is_named() -> None:
@@ -178,7 +178,7 @@ class _NotServed(Wider):
         if path in ("/apis/nobody.example/v1", "/apis/kubeflow.org/v7"):
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if ".." in path:
-            raise ClusterSilent(f"{path!r} is no path of the API")
+            raise ClusterSilent(f"{path!r} is not a valid API path")
         return await super().get(path, type_, **query)
 
 
@@ -255,7 +255,7 @@ def test_what_lives_and_names_it_as_an_owner_keeps_it(kind: str) -> None:
     listed(platform)  # a look at everything precedes every act
     decision = decided(looked(platform, JOB, one))
     assert (decision.action, decision.rule) == (Action.KEEP, "target")
-    assert f"{kind} still-here is not over and names it as an owner" in decision.reason
+    assert f"{kind} still-here has not ended and names it as an owner" in decision.reason
 
 
 def test_what_is_over_and_names_it_as_an_owner_goes_with_it() -> None:

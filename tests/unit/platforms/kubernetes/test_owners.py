@@ -185,7 +185,7 @@ def test_owners_in_a_circle_end() -> None:
     other["metadata"]["ownerReferences"] = [reference(one)]
     found = climbed(StoredCluster(one, other), one)
     assert isinstance(found.root, Unknown)
-    assert "circle" in found.root.why
+    assert "cycle" in found.root.why
 
 
 def test_everything_below_a_trainjob_is_found_by_uid() -> None:

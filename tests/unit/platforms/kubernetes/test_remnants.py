@@ -50,13 +50,13 @@ def test_a_headless_service_without_its_pods_is_reported_with_the_command_to_del
     assert (told.shape, told.owner, told.ref.path) == (Shape.REMNANT, "ann", "kubernetes/lab/team-a/service/ddp")
     assert told.findings == (
         f"a headless Service of an acceptance run (app={app}), created 3d ago, owner ann: no pod of the run is left."
-        " gpukeeper removes no Service; delete it with kubectl -n team-a delete service ddp",
+        " gpukeeper does not remove Services; delete it with kubectl -n team-a delete service ddp",
     )
 
 
 def test_nobody_known_owns_one_without_a_label() -> None:
     (left,) = found(service(), namespaces=("team-*",))
-    assert "owner nobody known" in subject_of(left, NamespaceFacts(), AT, Reading()).findings[0]
+    assert "owner unknown" in subject_of(left, NamespaceFacts(), AT, Reading()).findings[0]
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_it_is_shown_by_the_platform_and_offers_no_verb() -> None:
     lab.refused["/pods"] = forbidden("pods")
     lab.asked.clear()
     assert asyncio.run(all_()) == []
-    assert not [path for path in lab.asked if "/services" in path], "which pods are left is not known"
+    assert not [path for path in lab.asked if "/services" in path], "which pods are left is unknown"

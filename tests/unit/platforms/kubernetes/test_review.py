@@ -114,7 +114,7 @@ def job_with(selector: dict[str, str]) -> Told:
     return made
 
 
-@pytest.mark.parametrize("selector", [{"controller-uid": "job-old"}, {"run": "mine"}], ids=["before 1.27", "by hand"])
+@pytest.mark.parametrize("selector", [{"controller-uid": "job-old"}, {"run": "mine"}], ids=["before 1.27", "manually"])
 def test_pods_of_a_job_that_does_not_label_them_so_are_found_all_the_same(selector: dict[str, str]) -> None:
     """Else their logs would go without evidence, and what lives would be taken for over."""
     job = job_with(selector)
@@ -271,7 +271,7 @@ def touched_by_its_controller(made: Told) -> None:
 @pytest.mark.parametrize(
     ("somebody", "answer"),
     [
-        (changed_by_its_owner, Changed("somebody changed what it wishes for")),
+        (changed_by_its_owner, Changed("its spec changed since it was read")),
         (touched_by_its_controller, Accepted()),
     ],
 )
@@ -426,7 +426,7 @@ def test_what_left_the_version_that_was_looked_at_is_not_acted_on() -> None:
         await platform.look(fresh.ref)  # somebody else's look in between
         return await platform.act(step(fresh, Action.STOP), fresh)
 
-    assert asyncio.run(story()) == Changed("it changed since it was looked at")
+    assert asyncio.run(story()) == Changed("it changed since it was read")
     assert lab.sent == []
 
 

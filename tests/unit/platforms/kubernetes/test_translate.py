@@ -195,7 +195,7 @@ def test_an_odd_end_is_reported_and_counts_from_when_it_was_first_seen(at: str |
     ):
         assert subject.state is State.ENDED
         assert isinstance(subject.ended, Unknown)
-        assert any(one.startswith("when it ended is not known") for one in subject.findings)
+        assert any(one.startswith("its end time is unknown") for one in subject.findings)
         assert decided(subject).action is Action.KEEP
         seen = Memory(incarnation=subject.seen.incarnation, state="ended", first_seen_ended=NOW - 23 * HOUR)
         assert decided(subject, seen).action is Action.KEEP
@@ -206,17 +206,17 @@ def test_an_odd_end_is_reported_and_counts_from_when_it_was_first_seen(at: str |
 def test_a_refused_rayjob_counts_from_when_it_was_first_seen() -> None:
     subject = subject_of(RAYJOB, status={"jobDeploymentStatus": "ValidationFailed"})
     assert (subject.state, subject.outcome) == (State.ENDED, Outcome.FAILED)
-    assert subject.ended == Unknown("this RayJob does not say when it ended")
+    assert subject.ended == Unknown("this RayJob does not record its end time")
 
 
 def test_what_cannot_be_told_from_its_status_keeps_and_is_said() -> None:
     over = subject_of(JOB, status={"conditions": [condition("Failed", ago(days=90), "Unknown")]})
     assert isinstance(over.state, Unknown)
-    assert "whether it is over is not known: its condition Failed is 'Unknown'" in over.findings
+    assert "whether it has ended is unknown: its condition Failed is 'Unknown'" in over.findings
     how = {"jobDeploymentStatus": "Complete", "jobStatus": "RUNNING", "endTime": ago(days=90)}
     outcome = subject_of(RAYJOB, status=how, creationTimestamp=ago(days=91))
     assert isinstance(outcome.outcome, Unknown)
-    assert any(one.startswith("how it ended is not known") for one in outcome.findings)
+    assert any(one.startswith("its outcome is unknown") for one in outcome.findings)
     for subject in (over, outcome):
         assert decided(subject).action is Action.KEEP
 
@@ -332,7 +332,7 @@ def test_a_mark_copied_to_a_part_makes_it_no_target() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u", "controller": True}
     parts: dict[str, Any] = {"annotations": {"gpukeeper.io/ttl": "0s"}, "ownerReferences": [owner]}
     copied = subject_of(REPLICASET, LIVING, **parts)
-    assert copied.root == Unknown("Deployment web owns it")
+    assert copied.root == Unknown("it is owned by Deployment web")
     assert decided(copied).action is Action.KEEP
     finished = pod_of("Succeeded", **parts, creationTimestamp=ago(days=90))
     assert isinstance(finished.root, Unknown)
@@ -368,7 +368,7 @@ def test_a_pod_that_must_not_be_moved_holds_its_running_root() -> None:
 
 
 def test_a_namespace_can_hold_its_running_work() -> None:
-    held = NamespaceFacts(held="namespace team-a says downscaler/exclude")
+    held = NamespaceFacts(held="namespace team-a has downscaler/exclude")
     assert subject_of(DEPLOYMENT, LIVING, held).marks.hold_until is not None
     assert pod_of(around=held).marks.hold_until is not None
     assert pod_of("Succeeded", held).marks.hold_until is None
@@ -379,13 +379,13 @@ def test_kuberay_goes_first_and_that_is_said() -> None:
     status = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "endTime": ago(minutes=30)}
     subject = subject_of(RAYJOB, LIVING, spec=spec, status=status)
     assert subject.marks.hold_until == NOW + timedelta(minutes=31)
-    assert "KubeRay itself tidies up 1h after the end; gpukeeper waits for that" in subject.evidence
+    assert "KubeRay itself cleans up 1h after the end; gpukeeper waits for that" in subject.evidence
     assert decided(subject, at_finish=AtFinish.RUNNING).action is Action.KEEP
 
 
 def test_a_borrowed_cluster_is_named() -> None:
     subject = subject_of(RAYJOB, spec={"clusterSelector": {"ray.io/cluster": "shared"}})
-    assert "its RayCluster is borrowed (clusterSelector) and stays" in subject.evidence
+    assert "its RayCluster is shared (clusterSelector) and stays" in subject.evidence
 
 
 # Class

@@ -13,14 +13,14 @@ import pytest
 from gpukeeper.disk import filesystems, trash
 from gpukeeper.disk.measure import open_directory
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.trash import Taken
+from gpukeeper.disk.trash import TrashedTree
 from gpukeeper.model.decision import Accepted, Changed, NothingToCapture, Refused, Unseen
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.policy import Capture, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.settings import Counted, RaySettings
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
@@ -153,15 +153,15 @@ def test_rays_own_programs_may_take_what_they_take(tmp_path: Path) -> None:
     assert one_of(platform(tmp_path, here=here, settings={"cpu": 5.0}), tmp_path, "tmpone").busy is None
 
 
-def doomed(folder: Path, name: str, *, begun: bool) -> Taken:
+def left_in_trash(folder: Path, name: str, *, begun: bool) -> TrashedTree:
     """As a removal leaves it that was killed in the middle."""
     about = (folder / name).stat()
     with open_directory(str(folder)) as fd:
         taken = trash.take(fd, name, (about.st_dev, about.st_ino))
-        assert isinstance(taken, Taken)
+        assert isinstance(taken, TrashedTree)
         if begun:
             with trash.opening(fd, taken.trash) as bin_:
-                bin_.doom()
+                bin_.mark_for_deletion()
     return taken
 
 
@@ -169,7 +169,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
     folder = tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     before = one_of(ray, tmp_path, "tmpone")
-    taken = doomed(tmp_path, "tmpone", begun=True)
+    taken = left_in_trash(tmp_path, "tmpone", begun=True)
     left = run(ray.look(before.ref))
     assert isinstance(left, Subject)
     assert (left.category, left.ref.uid) == (Category.UNFINISHED, before.ref.uid)
@@ -187,7 +187,7 @@ def test_an_interrupted_removal_is_found_and_finished(tmp_path: Path) -> None:
 def test_what_was_only_taken_is_put_back(tmp_path: Path) -> None:
     session(tmp_path)
     ray = platform(tmp_path)
-    doomed(tmp_path / "ray", SESSION, begun=False)
+    left_in_trash(tmp_path / "ray", SESSION, begun=False)
     found = one_of(ray, tmp_path, SESSION)
     assert found.category is Category.UNFINISHED
     answer = run(ray.act(step(found), found))
@@ -236,7 +236,7 @@ def test_a_look_at_a_node_tells_what_it_holds_now(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_not_here_is_unknown_while_any_may_sleep(tmp_path: Path) -> None:
-    asleep = [Inside("worker", 0, "abc")]
+    asleep = [NodeContainer("worker", 0, "abc")]
 
     async def containers(patterns: object) -> object:
         return asleep

@@ -12,11 +12,11 @@ import pytest
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import (
     Actor,
-    Answers,
     Bundle,
+    ClusterState,
     Driver,
-    Group,
     Job,
+    PlacementGroup,
     RayNode,
     Task,
     Worker,
@@ -28,12 +28,12 @@ from gpukeeper.platforms.ray.busy import (
 
 HERE, THERE, IP = "a" * 56, "b" * 56, "10.0.0.1"
 NODES = (RayNode(HERE, IP, "ALIVE", True), RayNode(THERE, IP, "ALIVE", False))
-NOTHING = Answers(nodes=NODES, workers=(), actors=(), tasks=(), groups=(), jobs=())
+NOTHING = ClusterState(nodes=NODES, workers=(), actors=(), tasks=(), groups=(), jobs=())
 RECORDED = sorted(Path(__file__).with_name("recorded").glob("ray-*.json"))
 RAYLET = "/venv/ray/core/src/ray/raylet/raylet --node_id=a"
 
 
-def said(**parts: Any) -> Answers:
+def said(**parts: Any) -> ClusterState:
     return msgspec.structs.replace(NOTHING, **parts)
 
 
@@ -49,8 +49,8 @@ def task(name: str = "train_step", state: str = "RUNNING", node_id: str | None =
     return Task(f"{name}-{state}", name, state, node_id)
 
 
-def group(state: str = "CREATED", *node_ids: str | None, name: str | None = "reserved") -> Group:
-    return Group(state, name, tuple(Bundle(node_id) for node_id in node_ids))
+def group(state: str = "CREATED", *node_ids: str | None, name: str | None = "reserved") -> PlacementGroup:
+    return PlacementGroup(state, name, tuple(Bundle(node_id) for node_id in node_ids))
 
 
 RUNNING = Job("RUNNING", "03000000", driver=Driver(IP))
@@ -78,7 +78,7 @@ RUNNING = Job("RUNNING", "03000000", driver=Driver(IP))
         (said(jobs=(Job("RUNNING", submission_id="raysubmit_1", driver_node_id=HERE),)), "job raysubmit_1 is running"),
     ],
 )
-def test_what_runs_there_is_named(answers: Answers, words: str) -> None:
+def test_what_runs_there_is_named(answers: ClusterState, words: str) -> None:
     assert busy(HERE, answers) == words
 
 
@@ -100,7 +100,7 @@ def test_what_runs_there_is_named(answers: Answers, words: str) -> None:
         said(jobs=(Job("RUNNING", submission_id="raysubmit_1", driver_node_id=THERE),)),
     ],
 )
-def test_what_is_over_idle_or_elsewhere_does_not_count(answers: Answers) -> None:
+def test_what_is_over_idle_or_elsewhere_does_not_count(answers: ClusterState) -> None:
     assert busy(HERE, answers) is None
 
 
@@ -131,7 +131,7 @@ def test_what_could_not_be_learned_is_unknown_unless_something_is_known_to_run(p
 
 def test_a_dead_or_foreign_node_is_unknown_never_idle() -> None:
     dead = (RayNode(HERE, IP, "DEAD", False),)
-    assert busy(HERE, said(nodes=dead)) == Unknown("Ray calls node aaaaaaaa dead")
+    assert busy(HERE, said(nodes=dead)) == Unknown("Ray reports node aaaaaaaa as dead")
     assert busy(HERE, said(nodes=dead, actors=(actor(),))) == "actor Trainer is alive"
     assert busy("c" * 56, NOTHING) == Unknown("Ray does not know node cccccccc")
     assert busy(HERE, said(nodes=Unknown("not told"), actors=(actor(),))) == Unknown("not told")
@@ -156,9 +156,9 @@ def test_names_of_users_stay_on_one_short_line() -> None:
         ("ray::IDLE_mine", "worker IDLE_mine runs"),
         (
             "python /venv/ray/_private/workers/setup_worker.py /venv/ray/_private/workers/default_worker.py",
-            "a worker starts",
+            "a worker is starting",
         ),
-        ("java -cp x io.ray.runtime.runner.worker.DefaultWorker", "a worker starts"),
+        ("java -cp x io.ray.runtime.runner.worker.DefaultWorker", "a worker is starting"),
     ],
 )
 def test_a_worker_at_work_is_not_quiet(title: str, words: str) -> None:

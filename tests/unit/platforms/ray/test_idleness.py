@@ -13,12 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.asking import OWN_JOB, Asking
-from gpukeeper.platforms.ray.connect import Patience
+from gpukeeper.platforms.ray.connect import Timeouts
+from gpukeeper.platforms.ray.dashboards import OWN_JOB, Asking
 from gpukeeper.platforms.ray.idleness import Idleness, of_ray, works
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Process, raylet_of
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 from tests.unit.platforms.ray.nodes_here import SESSION, as_raylet, process, raylet
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
@@ -26,7 +26,7 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 def node(*processes: Process) -> Node:
     raylets = tuple(found for one in processes if (found := raylet_of(one)) is not None)
-    return Node(name="n", uid="u", door=Door(), processes=processes, raylets=raylets)
+    return Node(name="n", uid="u", door=NodeAccess(), processes=processes, raylets=raylets)
 
 
 def with_agents(pid: int) -> list[Process]:
@@ -124,7 +124,7 @@ def test_of_a_machine_only_what_a_raylet_started_or_calls_itself_so_is_rays() ->
     titled = process(51, "ray::Orphan")
     here = node(raylet(10, "/tmp/ray"), begun, titled, process(52, "postgres"), process(53, "my ray::no"))
     assert {one.pid for one in of_ray(here)} == {50, 51}
-    container = Node(name="n", uid="u", door=Door(10, 1), processes=here.processes, raylets=here.raylets)
+    container = Node(name="n", uid="u", door=NodeAccess(10, 1), processes=here.processes, raylets=here.raylets)
     assert {one.pid for one in of_ray(container)} == {10, 50, 51, 52, 53}
 
 
@@ -134,7 +134,7 @@ def test_the_task_that_runs_us_is_no_work_if_it_says_so(environ: dict[str, str],
     us = process(os.getpid(), "python", "-m", "gpukeeper", parent=50)
     ours = process(60, "du", parent=os.getpid())
     here = node(*with_agents(10), task, us, ours)
-    idleness = Idleness(environ, tuple, "/proc", Patience())
+    idleness = Idleness(environ, tuple, "/proc", Timeouts())
     found = idleness.works(here)
     assert found is None if words is None else words in str(found)
     other = process(51, "ray::other", parent=10)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from gpukeeper.platforms.ray.connect import Inside
-from gpukeeper.platforms.ray.nodes import MACHINE, Found, RayRoot, find, sees_our_files, told_roots
+from gpukeeper.platforms.ray.connect import NodeContainer
+from gpukeeper.platforms.ray.nodes import MACHINE, NodeListing, RayRoot, find, sees_our_files, told_roots
 from gpukeeper.platforms.ray.processes import Process, read
 from tests.unit.platforms.ray.nodes_here import SESSION, process, raylet
 
@@ -14,7 +14,7 @@ OURS = {"mounts": "mnt:[1]", "pids": "pid:[1]"}
 THEIRS = {"mounts": "mnt:[2]", "pids": "pid:[2]", "container": ID}
 
 
-def found(*everyone: Process, containers: tuple[Inside, ...] = ()) -> Found:
+def found(*everyone: Process, containers: tuple[NodeContainer, ...] = ()) -> NodeListing:
     return find(everyone, containers, "here", lambda one: one.mounts in ("mnt:[1]", None))
 
 
@@ -29,7 +29,11 @@ def test_this_machine_is_everybody_who_sees_its_files() -> None:
 def test_a_container_is_who_shares_files_or_pids_with_its_first_process() -> None:
     beside = process(12, mounts="mnt:[3]", pids="pid:[2]", container=ID)
     here = found(
-        process(1, **OURS), process(10, **THEIRS), process(11, **THEIRS), beside, containers=(Inside("w", 10, ID),)
+        process(1, **OURS),
+        process(10, **THEIRS),
+        process(11, **THEIRS),
+        beside,
+        containers=(NodeContainer("w", 10, ID),),
     )
     worker = here.nodes[1]
     assert (worker.name, worker.uid, worker.door.pid) == ("w", ID, 10)
@@ -38,7 +42,9 @@ def test_a_container_is_who_shares_files_or_pids_with_its_first_process() -> Non
 
 def test_a_container_in_the_machines_pid_namespace_has_only_its_own_files() -> None:
     inside = {"mounts": "mnt:[2]", "pids": "pid:[1]", "container": ID}
-    here = found(process(1, **OURS), process(10, **inside), process(2, **OURS), containers=(Inside("w", 10, ID),))
+    here = found(
+        process(1, **OURS), process(10, **inside), process(2, **OURS), containers=(NodeContainer("w", 10, ID),)
+    )
     assert [one.pid for one in here.nodes[1].processes] == [10]
 
 
@@ -53,17 +59,17 @@ def test_a_raylet_elsewhere_is_a_node_of_its_own_once() -> None:
 
 
 def test_a_raylet_in_a_container_that_is_known_is_not_counted_twice() -> None:
-    here = found(process(1, **OURS), raylet(20, "/tmp/ray", **THEIRS), containers=(Inside("w", 20, ID),))
+    here = found(process(1, **OURS), raylet(20, "/tmp/ray", **THEIRS), containers=(NodeContainer("w", 20, ID),))
     assert [one.name for one in here.nodes] == ["here", "w"]
 
 
 def test_a_container_that_is_called_as_its_machine_is_told_apart() -> None:
-    here = found(process(1, **OURS), process(10, **THEIRS), containers=(Inside("here", 10, ID),))
+    here = found(process(1, **OURS), process(10, **THEIRS), containers=(NodeContainer("here", 10, ID),))
     assert [one.name for one in here.nodes] == ["here", f"here-{ID[:12]}"]
 
 
 def test_a_container_that_sleeps_or_ended_is_said() -> None:
-    here = found(process(1, **OURS), containers=(Inside("asleep", 0, ID), Inside("ended", 77, ID)))
+    here = found(process(1, **OURS), containers=(NodeContainer("asleep", 0, ID), NodeContainer("ended", 77, ID)))
     assert here.asleep == ("asleep",)
     assert [one.what for one in here.unseen] == ["ended"]
 
@@ -106,6 +112,6 @@ def test_of_a_node_that_nobody_listed_only_its_raylets_own_files_count() -> None
     # Root's raylet of the same pid namespace has other files: its word is none about these.
     assert here[20].uids == frozenset({7})
     assert here[None].uids is None
-    listed = found(raylet(20, "/tmp/ray", **own, uid=7), containers=(Inside("w", 20, ID),))
+    listed = found(raylet(20, "/tmp/ray", **own, uid=7), containers=(NodeContainer("w", 20, ID),))
     assert listed.nodes[1].uids is None
     assert found(raylet(20, "/tmp/ray", **own, uid=0)).nodes[1].uids is None

@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.platforms.ray import reach
 from gpukeeper.platforms.ray.processes import read
-from gpukeeper.platforms.ray.reach import Door
+from gpukeeper.platforms.ray.reach import NodeAccess
 from tests.unit.platforms.ray.nodes_here import child
 
 
@@ -111,9 +111,9 @@ def test_the_root_of_whoever_ended_is_not_somebody_elses(tmp_path: Path) -> None
     with child("import sys; print('ready', flush=True); sys.stdin.read()") as pid:
         one = read(pid)
         assert one is not None
-        with reach.opened(Door(pid, one.starttime)) as root:
+        with reach.opened(NodeAccess(pid, one.starttime)) as root:
             assert os.fstat(root).st_ino == Path("/").stat().st_ino
-        with pytest.raises(FileNotFoundError), reach.opened(Door(pid, one.starttime + 1)):
+        with pytest.raises(FileNotFoundError), reach.opened(NodeAccess(pid, one.starttime + 1)):
             pass
-    with pytest.raises(OSError), reach.opened(Door(pid, one.starttime)):  # noqa: PT011 - any: it is gone
+    with pytest.raises(OSError), reach.opened(NodeAccess(pid, one.starttime)):  # noqa: PT011 - any: it is gone
         pass

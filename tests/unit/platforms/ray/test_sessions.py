@@ -125,7 +125,7 @@ def test_a_socket_answers_from_another_network(tmp_path: Path) -> None:
         ray = platform(tmp_path)
         found = one_of(ray, tmp_path, SESSION)
         assert found.in_use is True
-        assert f"pid {pid} listens at its socket raylet" in found.labels["kept_by"]
+        assert f"pid {pid} listens on its socket raylet" in found.labels["kept_by"]
     assert one_of(platform(tmp_path), tmp_path, SESSION).in_use is False
 
 
@@ -209,7 +209,7 @@ def test_a_session_that_somebody_starts_to_use_during_the_removal_is_put_back(tm
     [
         ("artifacts/2026-01-01/run/result.json", "artifacts"),
         ("logs/nsight/profile.nsys-rep", "nsight"),
-        ("gcs_storage/CURRENT", "made to survive"),
+        ("gcs_storage/CURRENT", "meant to survive"),
     ],
 )
 def test_what_people_made_is_theirs_to_remove(tmp_path: Path, made: str, words: str) -> None:
@@ -269,7 +269,7 @@ def test_a_filesystem_that_other_machines_share_is_never_known_to_be_free(
     """Whatever this one is: it plays the part of one on the network."""
     session(tmp_path)
     (tmp_path / "tmpone").mkdir()
-    monkeypatch.setattr("gpukeeper.disk.elsewhere.LOCAL", frozenset())
+    monkeypatch.setattr("gpukeeper.disk.remote_use.LOCAL", frozenset())
     ray = platform(tmp_path)
     for name in (SESSION, "tmpone"):
         found = one_of(ray, tmp_path, name)
@@ -367,7 +367,7 @@ def test_what_was_looked_for_and_not_found_is_said(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(missing))})
     (node,) = [one for one in run(everything(ray)) if one.shape is Shape.NODE]
-    assert f"{missing}, which ray.roots names, is not there" in node.findings
+    assert f"{missing}, set in ray.roots, does not exist" in node.findings
     empty = tmp_path / "empty"
     empty.mkdir()
     ray = platform(tmp_path, settings={"roots": (str(tmp_path), str(empty))})

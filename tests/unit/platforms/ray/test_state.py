@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy
+from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import StateApi, addresses, find_api, read_token, why_out_of_reach
 
 SESSION, NODE = "session_2026-11-15_13-26-05_963367_26613", "a" * 56
@@ -112,7 +112,7 @@ def dashboard() -> Iterator[Dashboard]:
         yield made
 
 
-def answers(dashboard: Dashboard) -> Answers:
+def answers(dashboard: Dashboard) -> ClusterState:
     return asyncio.run(StateApi(dashboard.url, dashboard.token, deadline=SOON).answers(SESSION))
 
 
@@ -166,7 +166,7 @@ def test_a_list_that_stays_cut_off_is_unknown(dashboard: Dashboard) -> None:
     dashboard.rows["workers"] = [worker(f"{number:08}", alive=True, kind="WORKER") for number in range(4)]
     said = answers(dashboard).workers
     assert isinstance(said, Unknown)
-    assert "told 3 of 4 workers only" in said.why
+    assert "returned 3 of 4 workers only" in said.why
     dashboard.rows["placement_groups"] = [{"state": "REMOVED", "name": "", "bundles": []}] * 4
     assert isinstance(answers(dashboard).groups, Unknown)
 
@@ -194,7 +194,7 @@ def test_a_partial_answer_is_not_believed(dashboard: Dashboard, more: dict[str, 
     dashboard.more = more
     said = found(dashboard)
     assert isinstance(said, Unknown)
-    assert "told only a part of its nodes" in said.why
+    assert "listed only a part of its nodes" in said.why
     assert "Traceback" not in said.why
 
 
@@ -216,7 +216,7 @@ def test_another_session_at_the_address_is_not_believed(dashboard: Dashboard) ->
             "limit 10000 exceeds",
         ),
         (200, b'{"result": true, "msg": "", "data": {"result": {"result": [{}], "total": 1}}}', "could not be read"),
-        (401, b"Unauthorized", "wants a token"),
+        (401, b"Unauthorized", "requires a token"),
         (403, b"Forbidden", "refused the token"),
         (500, b'{"result": false, "msg": "GCS is away", "data": {}}', "500 GCS is away"),
         (302, b"", "302"),
@@ -247,7 +247,7 @@ def test_a_silent_address_is_unknown_after_its_deadline() -> None:
 def test_no_address_of_another_kind_is_opened(tmp_path: Path) -> None:
     (tmp_path / "api").mkdir()
     (tmp_path / "api/version").write_text(json.dumps({"ray_version": "1", "session_name": SESSION}))
-    assert "no address of a dashboard" in str(asyncio.run(StateApi(f"file://{tmp_path}").version()))
+    assert "not a valid dashboard address" in str(asyncio.run(StateApi(f"file://{tmp_path}").version()))
 
 
 def test_the_first_address_that_names_the_session_is_taken(dashboard: Dashboard) -> None:
@@ -266,7 +266,7 @@ def test_the_first_address_that_names_the_session_is_taken(dashboard: Dashboard)
 def test_only_the_address_of_the_policy_gets_the_token(dashboard: Dashboard) -> None:
     dashboard.token = "secret"
     said = asyncio.run(find_api(SESSION, None, [dashboard.url], "secret", deadline=SOON))
-    assert "wants a token" in str(said)
+    assert "requires a token" in str(said)
     assert dashboard.logins == [None]
     api = asyncio.run(find_api(SESSION, dashboard.url, [], "secret", deadline=SOON))
     assert isinstance(api, StateApi)

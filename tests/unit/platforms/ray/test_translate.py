@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.disk.measure import Measured
+from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.translate import (
-    At,
     LogFile,
     NodeFacts,
+    PlaceAndTime,
     busy_by,
     ctime_in,
     identity_in,
@@ -25,9 +25,9 @@ from gpukeeper.platforms.ray.translate import (
 )
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
-AT = At("lab", NOW, "worker-1")
+AT = PlaceAndTime("lab", NOW, "worker-1")
 SILENT = Unknown("Ray was silent")
-MEASURED = Measured(device=8, inode=77, uid=0, size=4096, entries=1, newest=NOW, ctime_ns=123, problems=())
+MEASURED = TreeMeasurement(device=8, inode=77, uid=0, size=4096, entries=1, newest=NOW, ctime_ns=123, problems=())
 FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW, 1000)
 
 
@@ -38,7 +38,7 @@ FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW, 1000)
         ("actor A is alive", "worker A runs", 99.0, None, "actor A is alive"),
         (None, "worker A runs", 0.0, None, "worker A runs"),
         (SILENT, "worker A runs", 0.0, None, "worker A runs"),
-        (None, None, 5.1, None, "its programs take 5 % of a processor core, allowed 5 %"),
+        (None, None, 5.1, None, "its programs use 5 % of a CPU core, allowed 5 %"),
         (None, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
         (SILENT, None, 0.0, "pid 7 (python) has a GPU open", "pid 7 (python) has a GPU open"),
         (SILENT, None, 0.0, None, SILENT),

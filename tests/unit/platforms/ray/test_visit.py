@@ -17,9 +17,9 @@ from gpukeeper.model.decision import Accepted
 from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Disk, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.connect import Inside
+from gpukeeper.platforms.ray.connect import NodeContainer
 from gpukeeper.platforms.ray.processes import raylet_of
-from gpukeeper.platforms.ray.visit import Folder, seen_from_here, whose
+from gpukeeper.platforms.ray.visit import NodeDirectory, seen_from_here, whose
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
@@ -136,7 +136,7 @@ def test_a_root_of_this_machine_is_left_to_it_under_whatever_name_a_node_has_it(
     with child(WAIT, before=mount) as pid:
 
         async def containers(patterns: object) -> object:
-            return [Inside("worker", pid, "abc")]
+            return [NodeContainer("worker", pid, "abc")]
 
         nodes = Temporary(root=str(theirs), names=("tmp*",), above=0, platform="ray")
         host = Temporary(root=str(mine), names=("tmp*",), above=0)
@@ -160,14 +160,14 @@ def test_a_folder_that_we_need_stays_under_whatever_name_a_node_has_it(scratch: 
     with child(WAIT, before=mount) as pid:
 
         async def containers(patterns: object) -> object:
-            return [Inside("worker", pid, "abc")]
+            return [NodeContainer("worker", pid, "abc")]
 
         ray = platform(theirs, here=real(pid), containers=containers, folders=(str(needed),))
         assert one_of(ray, theirs, "tmpone").kept is not None
 
 
-def folder(*, private: bool) -> Folder:
-    return Folder(-1, "/tmp", "/tmp", Disk("/", 0.5, None), 1, 1, private)
+def folder(*, private: bool) -> NodeDirectory:
+    return NodeDirectory(-1, "/tmp", "/tmp", Disk("/", 0.5, None), 1, 1, private)
 
 
 def test_inside_a_container_its_own_layer_is_seen_whole_and_a_volume_is_not() -> None:

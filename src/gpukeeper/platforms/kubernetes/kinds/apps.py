@@ -23,8 +23,8 @@ class _StatefulSet(Kind, frozen=True):
         if retention is None or retention.when_deleted != "Delete":
             return None
         return (
-            "its volumes would go with it: its persistentVolumeClaimRetentionPolicy.whenDeleted is Delete; set it to"
-            " Retain, or remove it yourself"
+            "its volumes would be deleted with it: its persistentVolumeClaimRetentionPolicy.whenDeleted is Delete; set"
+            " it to Retain, or remove it yourself"
         )
 
 

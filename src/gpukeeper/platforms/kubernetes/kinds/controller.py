@@ -26,4 +26,4 @@ class Finalizer(msgspec.Struct, frozen=True):
 
 # Pods, Jobs, Deployments and the like belong to the control plane itself.
 BUILT_IN = Controller("kube-controller-manager", lease="kube-controller-manager", namespaces=("kube-system",))
-START = "Start its controller again: it finishes the removal by itself"  # a remedy
+START = "Start its controller again: it then completes the removal"  # a remedy

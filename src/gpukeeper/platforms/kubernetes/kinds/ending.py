@@ -61,7 +61,7 @@ def usable(at: datetime | Unknown | None, meta: Meta, now: datetime) -> datetime
     if not isinstance(at, datetime):
         return at
     if at < EPOCH:
-        return Unknown(f"{at.isoformat()} is no time that anything happened at")
+        return Unknown(f"{at.isoformat()} is not a plausible time")
     if at > now + SKEW:
         return Unknown(f"{at.isoformat()} is in the future")
     created = when(meta.creation_timestamp)

@@ -32,8 +32,8 @@ class _JobSet(Kind, frozen=True):
             inner = None if job.template is None else job.template.spec
             if inner is not None and inner.ttl_seconds_after_finished is not None:
                 yield (
-                    f"{TTL_NAME} stands in the template of replicated job {job.name[:SHOWN]}, where it"
-                    f" takes single Jobs away from the JobSet; write {FIELD_TTL} of the JobSet"
+                    f"{TTL_NAME} is set in the template of replicated job {job.name[:SHOWN]}, where it"
+                    f" removes single Jobs of the JobSet; set {FIELD_TTL} of the JobSet instead"
                 )
 
     def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
@@ -41,7 +41,7 @@ class _JobSet(Kind, frozen=True):
         owners = (pod.metadata.owner for pod in living)
         names = {owner.name for owner in owners if owner is not None and owner.kind == JOB.kind}
         if not names:
-            return Refused("what lives below it does not belong to a Job, so nothing but its removal ends it")
+            return Refused("its running pods do not belong to a Job, so only its removal ends them")
         return [SuspendPart(JOB, name) for name in sorted(names)]
 
 

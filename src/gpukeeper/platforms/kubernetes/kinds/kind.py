@@ -244,7 +244,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def trim(self, root: Root, living: Sequence[Pod]) -> Sequence[End] | Refused:
         """What ends these pods below one that is over, and keeps the root: by the gentlest means."""
-        return Refused(f"nothing but its removal ends what a {self.kind} left running")
+        return Refused(f"only the removal of a {self.kind} ends its running pods")
 
     # How one that was removed is made again, from its description
 
@@ -259,7 +259,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 replicas, spec["replicas"] = spec.get("replicas", 1), 0
                 return {"replicas": replicas} if replicas else {}
             case Lever.NONE:
-                return Refused(f"a {self.kind} cannot be made without running at once")
+                return Refused(f"a {self.kind} cannot be created without starting at once")
         holder = self.settings_of(spec)
         running = not holder.get("suspend")
         holder["suspend"] = True
@@ -324,7 +324,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def without(self, part: Kind, facts: Facts, ending: Ending) -> str:
         """What happens to it if this part of it is removed alone."""
         if ending.over is not True:
-            return "its controller makes it anew, or the work fails"
+            return "its controller recreates it, or the work fails"
         return part.removed_alone
 
     def causes_elsewhere(self, root: Root) -> Iterator[Cause]:

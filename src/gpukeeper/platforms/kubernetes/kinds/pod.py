@@ -38,7 +38,7 @@ class _Pod(Kind, frozen=True):
     def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
         """Behind a scheduling gate, which may be taken off at any time."""
         if QUEUE in labels:
-            return Refused("Kueue decides when it runs, from the moment it is made")
+            return Refused("Kueue controls when it starts, from its creation on")
         for name in OF_ITS_NODE:
             spec.pop(name, None)
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": GATE}]

@@ -75,7 +75,7 @@ class _RayJob(Kind, frozen=True):
             return Ending(True, Outcome.FAILED, at)
         if stands == "Complete":
             how = OUTCOMES.get(status.job_status)
-            unknown = Unknown(f"it is complete, and its job {status.job_status[:20]!r}")
+            unknown = Unknown(f"it is complete, but its jobStatus is {status.job_status[:20]!r}")
             return Ending(True, how if how is not None else unknown, at)
         return Ending(Unknown(f"its deployment status is {stands[:40]!r}, which gpukeeper does not know"))
 
@@ -87,14 +87,14 @@ class _RayJob(Kind, frozen=True):
         if ending.over is True and (words := cleanup_words(spec, ending)) is not None:
             yield words
         if spec.cluster_selector:
-            yield "its RayCluster is borrowed (clusterSelector) and stays"
+            yield "its RayCluster is shared (clusterSelector) and stays"
 
     def why_not_stopped(self, root: Root) -> str | None:
         if root.spec.cluster_selector:
-            return "it runs on a cluster of others, where KubeRay suspends nothing; it can only be removed"
+            return "it runs on a shared RayCluster, where KubeRay cannot suspend it; it can only be removed"
         if not root.spec.shutdown_after_job_finishes:
             return (
-                "KubeRay suspends only a RayJob whose cluster goes with it; "
+                "KubeRay suspends only a RayJob that deletes its cluster when it finishes; "
                 "set its spec.shutdownAfterJobFinishes to true, or remove it"
             )
         return None
@@ -109,13 +109,13 @@ class _RayJob(Kind, frozen=True):
 
     def stand_still(self, spec: Json, labels: Mapping[str, str]) -> Json | Refused:
         if spec.get("clusterSelector"):
-            return Refused("it would run at once on a cluster of others")
+            return Refused("it would start at once on a shared RayCluster")
         note = Kind.stand_still(self, spec, labels)
         if isinstance(note, Refused) or spec.get(SHUTDOWN):
             return note
         # KubeRay takes no suspended RayJob without; the note gives the old value back.
         if spec.get("deletionStrategy") or spec.get("deletionPolicy"):
-            return Refused("KubeRay takes it only running")
+            return Refused("KubeRay does not accept it suspended")
         spec[SHUTDOWN] = True
         return {**note, SHUTDOWN: False}
 
@@ -127,14 +127,14 @@ class _RayJob(Kind, frozen=True):
 
     def no_end(self, root: Root) -> str:
         status = root.status
-        job = status.job_status or "not begun"
+        job = status.job_status or "not started"
         return f"its deployment status is {status.job_deployment_status or 'empty'} (job {job})"
 
     def causes_elsewhere(self, root: Root) -> Iterator[Cause]:
         if root.spec.cluster_selector:
             chosen = ", ".join(f"{key}={value}" for key, value in root.spec.cluster_selector.items())
             words = f"it runs on a RayCluster that it does not own (clusterSelector {chosen})"
-            yield Cause(words, "That RayCluster is never removed on its account; it has its own rules")
+            yield Cause(words, "That RayCluster is not removed with it; the rules apply to it separately")
 
     def causes_of_ttl(
         self, spec: Spec, ending: Ending, in_crd: bool | Unknown, found: timedelta | Unknown | None
@@ -148,7 +148,7 @@ class _RayJob(Kind, frozen=True):
         if isinstance(after, Unknown):
             return after
         if isinstance(ending.at, Unknown):
-            return Unknown(f"KubeRay tidies up {in_words(after)} after the end, and {ending.at.why}")
+            return Unknown(f"KubeRay cleans up {in_words(after)} after the end, but {ending.at.why}")
         return ending.at + after + MARGIN
 
 
@@ -163,17 +163,17 @@ RAYCLUSTER = _RayCluster(
     finalizers=(
         Finalizer(
             "ray.io/gcs-ft-redis-cleanup-finalizer",
-            "KubeRay, which clears its keys in Redis first",
+            "KubeRay, which deletes its keys in Redis first",
             CONTROLLER,
             "KubeRay is down, or the Job that clears Redis hangs (forced after 5 minutes from v1.6.2 on)",
-            "See that Redis answers and KubeRay runs; without it the keys in Redis stay",
+            "Check that Redis and KubeRay run; without the finalizer the keys in Redis stay",
             without=True,
         ),
     ),
     manager=_MANAGER,
     runs=True,
     lever=Lever.SUSPEND,
-    removed_alone="its GPUs come back and the finished root stays",
+    removed_alone="its GPUs are freed and the finished root stays",
 )
 RAYJOB = _RayJob(
     kind="RayJob",
@@ -220,9 +220,9 @@ def _causes_of_ttl(spec: Spec, ending: Ending) -> Iterator[Cause]:
     elif not spec.cluster_selector:
         yield Cause(
             "KubeRay keeps the RayCluster of a finished RayJob, GPUs included, unless shutdownAfterJobFinishes is true",
-            "Set shutdownAfterJobFinishes and ttlSecondsAfterFinished; gpukeeper's rules take what is left",
+            "Set shutdownAfterJobFinishes and ttlSecondsAfterFinished; the rules of gpukeeper reclaim what is left",
         )
-    yield Cause("a RayJob's ttlSecondsAfterFinished removes its RayCluster only; the RayJob itself stays", BY_RETENTION)
+    yield Cause("a RayJob's ttlSecondsAfterFinished removes only its RayCluster; the RayJob itself stays", BY_RETENTION)
 
 
 # What KubeRay does by itself after the end of a RayJob
@@ -232,7 +232,7 @@ def cleanup_words(spec: Spec, ending: Ending) -> str | None:
     after = _cleanup(spec, ending.outcome)
     if after is None or isinstance(after, Unknown):
         return None
-    return f"KubeRay itself tidies up {in_words(after)} after the end; gpukeeper waits for that"
+    return f"KubeRay itself cleans up {in_words(after)} after the end; gpukeeper waits for that"
 
 
 def _cleanup(spec: Spec, outcome: Outcome | Unknown | None) -> timedelta | Unknown | None:
@@ -263,5 +263,5 @@ def _rule(rule: Any, outcome: Outcome | Unknown | None) -> timedelta | Unknown |
         return None
     waits = condition.get("ttlSeconds") or 0
     if not isinstance(waits, int):
-        return Unknown(f"one of its deletionRules waits for {str(waits)[:SHOWN]!r} seconds")
+        return Unknown(f"one of its deletionRules has ttlSeconds {str(waits)[:SHOWN]!r}")
     return seconds("ttlSeconds", waits)

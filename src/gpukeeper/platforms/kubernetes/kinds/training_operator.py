@@ -34,14 +34,16 @@ class _V1(Kind, frozen=True, kw_only=True):
         now = spec.run_policy.clean_pod_policy if spec.run_policy else None
         wish = CLEAN_ALL if everything else CLEAN_RUNNING
         if now in (wish, CLEAN_ALL):
-            return Refused(f"its cleanPodPolicy is {now} already and its operator did not act on it: is it at work?")
+            return Refused(
+                f"its cleanPodPolicy is already {now}, but its operator did not apply it; check that it runs"
+            )
         return {"runPolicy": {"cleanPodPolicy": wish}}
 
     def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
         if spec.ttl_seconds_after_finished is not None:
-            yield f"{FIELD_TTL} does nothing on a {self.kind}; write {RUN_POLICY_TTL}"
+            yield f"{FIELD_TTL} has no effect on a {self.kind}; use {RUN_POLICY_TTL}"
         if spec.clean_pod_policy is not None and not self.second_clean_pod_policy:
-            yield f"spec.cleanPodPolicy does nothing on a {self.kind}; write spec.runPolicy.cleanPodPolicy"
+            yield f"spec.cleanPodPolicy has no effect on a {self.kind}; use spec.runPolicy.cleanPodPolicy"
 
     def ttl_belongs(self, spec: Spec) -> str | None:
         return RUN_POLICY_TTL if self.ttl_seconds(spec) is None else None

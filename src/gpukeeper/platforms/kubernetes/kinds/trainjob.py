@@ -55,9 +55,7 @@ class _TrainJob(Kind, frozen=True):
 
     def misplaced(self, spec: Spec, in_crd: bool | Unknown) -> Iterator[str]:
         if self.ttl_seconds(spec) is not None and in_crd is False:
-            yield (
-                f"{FIELD_TTL} does nothing on a TrainJob of this cluster, whose CRD has no such field; annotate {TTL}"
-            )
+            yield (f"{FIELD_TTL} has no effect on a TrainJob of this cluster, whose CRD has no such field; use {TTL}")
 
     def ttl_belongs(self, spec: Spec) -> str | None:
         return f"the annotation {TTL}"
@@ -80,7 +78,7 @@ class _TrainJob(Kind, frozen=True):
         if isinstance(in_crd, Unknown):
             none = f"a TrainJob has no TTL in any release that gpukeeper knows ({in_crd.why})"
         own = f" (its own {TTL} is {in_words(found)})" if isinstance(found, timedelta) else ""
-        return (Cause(f"{none}: nobody but gpukeeper or you removes it{own}", BY_RETENTION),)
+        return (Cause(f"{none}: only gpukeeper or a user removes it{own}", BY_RETENTION),)
 
     def more_causes(self, facts: Facts, ending: Ending) -> Iterator[Cause]:
         top = facts.top
@@ -121,7 +119,7 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
     """Does this release of Kubeflow Trainer make the JobSet of a finished TrainJob anew once that is deleted? When."""
     found = re.match(r"v?(\d+)\.(\d+)", version or "")
     if found is None:
-        return Unknown("the release of Kubeflow Trainer is not known; v2.1 to v2.3 do")
+        return Unknown("the release of Kubeflow Trainer is unknown; v2.1 to v2.3 do")
     match int(found[1]), int(found[2]):
         case (2, 1):
             return "always"
@@ -133,14 +131,14 @@ def recreates_jobsets(version: str | None) -> str | Unknown | None:
 def _recreation(facts: Facts, ending: Ending) -> str:
     """Of the JobSet of a TrainJob."""
     if ending.over is not True:
-        return "the TrainJob makes it anew and training starts over"
+        return "the TrainJob recreates it and training starts over"
     again = recreates_jobsets(_release(facts))
     release = f"Kubeflow Trainer {_release(facts)}" if _release(facts) else "Kubeflow Trainer"
     if isinstance(again, Unknown):
-        return f"it may be made anew with new pods ({again.why})"
+        return f"it may be recreated with new pods ({again.why})"
     if again == "always" or (again is not None and ending.outcome is not Outcome.SUCCEEDED):
-        return f"{release} makes it anew at once, with new pods, though the TrainJob has ended"
-    return f"it stays gone on {release}, and the TrainJob stays"
+        return f"{release} recreates it at once, with new pods, although the TrainJob has ended"
+    return f"{release} does not recreate it, and the TrainJob stays"
 
 
 def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
@@ -155,7 +153,7 @@ def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
     if seconds is None:
         return
     words = (
-        f"ttlSecondsAfterFinished: {seconds} stands in {where}: it removes the JobSet only, never the TrainJob;"
+        f"ttlSecondsAfterFinished: {seconds} is set in {where}: it removes only the JobSet, never the TrainJob;"
         f" once the JobSet is removed, {_recreation(facts, ending)}"
     )
     yield Cause(words, _against_the_ttl(facts, ending, where, seconds))
@@ -164,8 +162,8 @@ def _wrong_level(facts: Facts, ending: Ending) -> Iterator[Cause]:
 def _against_the_ttl(facts: Facts, ending: Ending, where: str, seconds: int) -> str:
     """Where its controller makes it anew, that comes before any TTL of the TrainJob is over."""
     if ending.outcome is Outcome.SUCCEEDED and recreates_jobsets(_release(facts)) != "always":
-        return f"Take it out of {where}, and give the TrainJob the annotation {TTL}: {seconds}s"
-    return f"{_remove_it(facts)}. A TTL on the TrainJob comes too late"
+        return f"Remove it from {where}, and set the annotation {TTL}: {seconds}s on the TrainJob"
+    return f"{_remove_it(facts)}. A TTL on the TrainJob would take effect too late"
 
 
 def _remove_it(facts: Facts) -> str:
@@ -174,9 +172,9 @@ def _remove_it(facts: Facts) -> str:
     now = f"gpukeeper workload remove {meta.namespace}/{facts.top.words}"
     remedy = f"Remove the TrainJob: {now}, or kubectl -n {meta.namespace} delete trainjob {meta.name}"
     if (_release(facts) or SNAPSHOTS).removeprefix("v").startswith(SNAPSHOTS):
-        copy = f"this one is made anew from the ConfigMap {meta.name}-runtime-snapshot"
-        return f"{remedy}. Taking ttlSecondsAfterFinished out of its runtime helps the next TrainJob only: {copy}"
-    return f"{remedy}, and take ttlSecondsAfterFinished out of its runtime"
+        copy = f"this one is recreated from the ConfigMap {meta.name}-runtime-snapshot"
+        return f"{remedy}. Removing ttlSecondsAfterFinished from its runtime helps only the next TrainJob: {copy}"
+    return f"{remedy}, and remove ttlSecondsAfterFinished from its runtime"
 
 
 def _not_begun_or_not_taken_over(facts: Facts) -> Iterator[Cause]:
@@ -185,15 +183,15 @@ def _not_begun_or_not_taken_over(facts: Facts) -> Iterator[Cause]:
         yield _no_runtime(facts.runtime, top.meta.namespace)
     for one in facts.below.of(top.meta.uid):
         if one.kind is JOBSET and isinstance(one.seen, Root) and JOBSET.ending(one.seen, facts.now).over is True:
-            words = f"{one.words} has ended, and {CONTROLLER.name} has not taken that over"
-            yield Cause(words, "See that its controller runs")
+            words = f"{one.words} has ended, but {CONTROLLER.name} has not updated the TrainJob"
+            yield Cause(words, "Check that its controller runs")
             return
 
 
 def _no_runtime(missing: NoRuntime, namespace: str) -> Cause:
     where = f" in namespace {namespace}" if missing.namespaced else ""
-    words = f"its runtime, {missing.kind} {missing.name}, does not exist{where}, so that it cannot begin"
-    return Cause(words, f"Create a {missing.kind} called {missing.name}{where}, or remove the TrainJob")
+    words = f"its runtime, {missing.kind} {missing.name}, does not exist{where}, so it cannot start"
+    return Cause(words, f"Create a {missing.kind} named {missing.name}{where}, or remove the TrainJob")
 
 
 def _made_anew(facts: Facts, ending: Ending) -> Iterator[Cause]:
@@ -207,15 +205,15 @@ def _made_anew(facts: Facts, ending: Ending) -> Iterator[Cause]:
         release = _release(facts) or "v2.1 to v2.3"
         if ending.over is True and isinstance(ending.at, datetime) and made > ending.at:
             words = (
-                f"{child.words} was made {ago(made, facts.now)}, {in_words(made - ending.at)} after the TrainJob"
-                f" ended: Kubeflow Trainer ({release}) made it anew when the one before was removed, and its pods take"
-                " GPUs again"
+                f"{child.words} was created {ago(made, facts.now)}, {in_words(made - ending.at)} after the TrainJob"
+                f" ended: Kubeflow Trainer ({release}) recreated it when the previous one was removed, and its pods"
+                " hold GPUs again"
             )
-            yield Cause(words, f"{_remove_it(facts)}; its JobSet alone would be made anew")
+            yield Cause(words, f"{_remove_it(facts)}; its JobSet alone would be recreated")
         elif ending.over is False and made - begun > LATER:
             words = (
-                f"{child.words} is {in_words(made - begun)} younger than the TrainJob: it was made anew, so that the"
-                f" TrainJob runs again after it ended (Kubeflow Trainer {release} drops the end it had written)"
+                f"{child.words} is {in_words(made - begun)} younger than the TrainJob: it was recreated, so the"
+                f" TrainJob runs again after its end (Kubeflow Trainer {release} removes its end condition)"
             )
             yield Cause(words, _remove_it(facts))
 

@@ -10,8 +10,10 @@ from gpukeeper.model.unknown import Unknown
 TTL = "gpukeeper.io/ttl"  # of any kind: gpukeeper itself removes it
 TTL_NAME = "ttlSecondsAfterFinished"
 FIELD_TTL, RUN_POLICY_TTL = f"spec.{TTL_NAME}", f"spec.runPolicy.{TTL_NAME}"
-BY_RETENTION = f"gpukeeper removes it by the policy's retention; for this one alone: annotation {TTL}: 1h"  # a remedy
-NOT_ASKED = Unknown(f"the cluster was not asked whether its TrainJob has {FIELD_TTL}")
+BY_RETENTION = (
+    f"gpukeeper removes it after the policy's retention; for this object only: annotation {TTL}: 1h"  # a remedy
+)
+NOT_ASKED = Unknown(f"it was not checked whether the TrainJob of this cluster has {FIELD_TTL}")
 SHOWN = 40  # characters of somebody's words in a sentence of ours
 
 

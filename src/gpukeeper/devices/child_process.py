@@ -1,6 +1,6 @@
-"""A program that we start, talk to line by line, and that never outlives us (leash_child sees to that).
+"""A child process that we exchange lines with, and that never outlives us (`supervisor` enforces that).
 
-Made for one event loop. Whoever waits for a line gives it a deadline; a program that misses it is ended, with all
+Made for one event loop. A caller that waits for a line gives it a deadline; a process that misses it is ended, with all
 that it started.
 """
 
@@ -16,26 +16,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from gpukeeper.devices import leash_child
+from gpukeeper.devices import supervisor
 
-HOLDER = (sys.executable, "-I", "-S", str(Path(leash_child.__file__)))
+HOLDER = (sys.executable, "-I", "-S", str(Path(supervisor.__file__)))
 PATIENCE_S = 3.0  # between SIGTERM and SIGKILL
-TO_END_S = PATIENCE_S + leash_child.UNKILLABLE_S + 3.0
+TO_END_S = PATIENCE_S + supervisor.UNKILLABLE_S + 3.0
 LONGEST_LINE = 64 * 1024 * 1024
-KEPT_WORDS = 64 * 1024  # of what it says on stderr: the last of it
+KEPT_WORDS = 64 * 1024  # of its stderr: the last part
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """It ended, or closed its output, before it answered."""
 
 
-class Leashed:
-    """Made by `start`. `words` is the end of what it said on stderr."""
+class ChildProcess:
+    """Created by `start`. `words` is the end of its stderr."""
 
-    def __init__(self, process: asyncio.subprocess.Process, leash: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, owner_pipe: int) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process, self._leash, self._input, self._output = process, leash, process.stdin, process.stdout
+        self._process, self._owner_pipe, self._input, self._output = process, owner_pipe, process.stdin, process.stdout
         self._said: deque[bytes] = deque()
         self._said_bytes = 0
         self._listening = asyncio.create_task(self._listen())
@@ -44,8 +44,9 @@ class Leashed:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | None = None
     ) -> Self:
-        """OSError when not even the holder can be started; a program that cannot be is one that ended at once.
-        `folder`: where it runs; None: where we do."""
+        """OSError if not even the supervisor can be started; a program that cannot be started is one that ended at
+        once. `folder`: its working directory; None: ours.
+        """
         read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -68,12 +69,12 @@ class Leashed:
 
     @property
     def pid(self) -> int:
-        """The holder's; the program and what it starts are below it."""
+        """The supervisor's; the program and what it starts are below it."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None: it runs, or nobody knows."""
+        """None: it runs, or its exit code is unknown."""
         return self._process.returncode
 
     @property
@@ -81,50 +82,51 @@ class Leashed:
         return b"".join(self._said)[-KEPT_WORDS:].decode("utf-8", "replace")
 
     async def send(self, line: bytes) -> None:
-        """Ended, when there is nobody to read it."""
+        """Ended, if there is no process to read it."""
         try:
             self._input.write(line + b"\n")
             await self._input.drain()
         except (ConnectionError, RuntimeError) as error:
-            raise Ended("it does not read any more") from error
+            raise ProcessEnded("it does not read its input any more") from error
 
     async def line(self, deadline_s: float) -> bytes:
-        """TimeoutError; Ended; ValueError for one that is longer than anybody writes."""
+        """TimeoutError; Ended; ValueError for a line that is too long."""
         async with asyncio.timeout(deadline_s):
             line = await self._output.readline()
         if not line.endswith(b"\n"):
-            raise Ended("it closed its output")
+            raise ProcessEnded("it closed its output")
         return line
 
     async def wait(self, deadline_s: float) -> int:
-        """The exit code, 128 + n for signal n. TimeoutError. What it prints meanwhile is thrown away."""
+        """The exit code, 128 + n for signal n. TimeoutError. What it prints in the meantime is discarded."""
         async with asyncio.timeout(deadline_s):
             while await self._output.read(65536):
                 pass
             return await self._process.wait()
 
     async def last_words(self, moment_s: float = 2.0) -> str:
-        """What it said, after it ended: the rest of it may still be on its way."""
+        """Its stderr, after it ended: the rest of it may still be in the pipe."""
         with suppress(TimeoutError):
             async with asyncio.timeout(moment_s):
                 await asyncio.shield(self._listening)
         return self.words
 
     async def end(self) -> None:
-        """With everything below it. Returns when all of it is gone, or cannot be killed by anybody; not even an
-        interruption shortens that, since it is a matter of seconds and nothing may stay behind."""
+        """With everything below it. Returns when all of it is gone, or cannot be killed; not even a cancellation
+        shortens that, since it takes seconds and nothing may stay behind.
+        """
         self._let_go()
         self._input.close()
         interrupted = await self._gone()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        # Kills what is still there, and drops pipes that somebody unkillable may hold.
+        # Kills what is still there, and drops pipes that an unkillable process may hold.
         self._process._transport.close()  # type: ignore[attr-defined]
         if interrupted is not None:
             raise interrupted
 
     async def _gone(self) -> asyncio.CancelledError | None:
-        """Waits for it. Never kills the holder while it is at work: without it the others would get away."""
+        """Waits for it. Never kills the supervisor while it is working: without it the others would escape."""
         until, interrupted = time.monotonic() + TO_END_S, None
         while True:
             try:
@@ -137,9 +139,9 @@ class Leashed:
                 return interrupted
 
     def _let_go(self) -> None:
-        leash, self._leash = self._leash, -1
-        if leash >= 0:
-            os.close(leash)
+        owner_pipe, self._owner_pipe = self._owner_pipe, -1
+        if owner_pipe >= 0:
+            os.close(owner_pipe)
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None

@@ -15,42 +15,42 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import Measured, instant
-from gpukeeper.disk.open_files import Below
+from gpukeeper.disk.measure import TreeMeasurement, instant
+from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.platforms.host.folders import Folder
-from gpukeeper.platforms.host.roots import Entry
+from gpukeeper.platforms.host.directories import RootDirectory
+from gpukeeper.platforms.host.roots import TreeEntry
 from gpukeeper.platforms.host.translate import tree_uid
 
 LASTS = timedelta(minutes=30)
 FAR_BELOW = 0.5  # of the threshold
 
 
-class Known(msgspec.Struct, frozen=True):
-    measured: Measured
+class CachedMeasurement(msgspec.Struct, frozen=True):
+    measured: TreeMeasurement
     at: datetime
 
 
-class Remembered:
+class MeasurementCache:
     def __init__(self) -> None:
-        self._trees: dict[str, Known] = {}  # by uid
+        self._trees: dict[str, CachedMeasurement] = {}  # by uid
         self._totals: dict[str, tuple[int, datetime]] = {}  # by folder: bytes of all trees together
 
-    def learn(self, measured: Measured, now: datetime) -> None:
+    def learn(self, measured: TreeMeasurement, now: datetime) -> None:
         if is_known(measured.size):
-            self._trees[tree_uid(measured.device, measured.inode)] = Known(measured, now)
+            self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
 
-    def learn_total(self, folder: Folder, total: int, now: datetime) -> None:
+    def learn_total(self, folder: RootDirectory, total: int, now: datetime) -> None:
         self._totals[folder.path] = (total, now)
 
-    def total(self, folder: Folder) -> int:
+    def total(self, folder: RootDirectory) -> int:
         return self._totals.get(folder.path, (0, None))[0]
 
     def forget_all_but(self, uids: set[str], folders: Collection[str]) -> None:
         self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
         self._totals = {path: total for path, total in self._totals.items() if path in folders}
 
-    def is_far_below(self, folder: Folder, now: datetime) -> bool:
+    def is_far_below(self, folder: RootDirectory, now: datetime) -> bool:
         """All of its trees together, according to a recent observe, and its disk is not too full."""
         total, at = self._totals.get(folder.path, (0, None))
         fresh = at is not None and timedelta() <= now - at < LASTS
@@ -58,13 +58,13 @@ class Remembered:
 
     def recall(
         self,
-        entry: Entry,
+        entry: TreeEntry,
         top: os.stat_result,
-        folder: Folder,
-        in_use: Below | Unknown,
+        folder: RootDirectory,
+        in_use: DirectoryUse | Unknown,
         now: datetime,
-        last_use: Callable[[Measured], LastUse],
-    ) -> Measured | None:
+        last_use: Callable[[TreeMeasurement], LastUse],
+    ) -> TreeMeasurement | None:
         """The last measurement if it is still valid. None: measure it again. `last_use`: what follows from a
         measurement.
         """

@@ -10,16 +10,16 @@ from datetime import datetime, timedelta
 from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Marks, Outcome, Shape, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.simulated.files import Files
+from gpukeeper.platforms.simulated.files import SimulatedFiles
 from gpukeeper.platforms.simulated.thing import Thing
-from gpukeeper.platforms.simulated.world import Place, World
+from gpukeeper.platforms.simulated.world import SimulatedPlace, World
 
 ONE_IN = 7  # roots of a cluster that have an owner that does not control them
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ADJECTIVES = ("train", "eval", "tune", "notebook", "sweep", "render", "embed", "distil")
 
 
-class People:
+class SimulatedUsers:
     """Fills a world's agenda. `pace`: mean time between two arrivals at a place; `hurry`: factor by which everything is
     faster.
     """
@@ -28,7 +28,7 @@ class People:
         self._world = world
         self._pace = pace
         self._minute = MINUTE / hurry
-        self._files = Files(world, self._minute)
+        self._files = SimulatedFiles(world, self._minute)
         world.stirrers = [self.restart, self.use_again, self.remove, self.replace, self.end, *self._files.stirrers]
 
     def settle_in(self) -> None:
@@ -80,12 +80,12 @@ class People:
 
     # Stories, from arrival on.
 
-    def _arrive_later(self, place: Place) -> None:
+    def _arrive_later(self, place: SimulatedPlace) -> None:
         self._world.after(
             timedelta(seconds=self._world.rng.expovariate(1 / self._pace.total_seconds())), lambda: self._arrive(place)
         )
 
-    def _arrive(self, place: Place) -> None:
+    def _arrive(self, place: SimulatedPlace) -> None:
         stories = {
             "docker": self._docker_stories,
             "kubernetes": self._cluster_stories,
@@ -95,7 +95,7 @@ class People:
         self._world.rng.choice(stories[place.platform]())(place)
         self._arrive_later(place)
 
-    def _docker_stories(self) -> list[Callable[[Place], None]]:
+    def _docker_stories(self) -> list[Callable[[SimulatedPlace], None]]:
         return [
             self._works,
             self._works,
@@ -106,53 +106,53 @@ class People:
             self._stops,
         ]
 
-    def _cluster_stories(self) -> list[Callable[[Place], None]]:
+    def _cluster_stories(self) -> list[Callable[[SimulatedPlace], None]]:
         return [self._trains, self._trains, self._leaves_workers, self._loops, self._names_ttl]
 
-    def _ray_stories(self) -> list[Callable[[Place], None]]:
+    def _ray_stories(self) -> list[Callable[[SimulatedPlace], None]]:
         files = self._files
         return [files.spills, files.crashes, files.starts_session, files.works, self._leaves_process]
 
-    def _host_stories(self) -> list[Callable[[Place], None]]:
+    def _host_stories(self) -> list[Callable[[SimulatedPlace], None]]:
         return [self._files.spills, self._files.crashes, self._files.reports, self._files.fills]
 
-    def _works(self, place: Place) -> None:
+    def _works(self, place: SimulatedPlace) -> None:
         thing = self._container(place)
         busy = self._span(20, 180)
         thing.start(self._now(), busy)
         self._world.after(busy, lambda: self._finish(thing))
 
-    def _forgets(self, place: Place) -> None:
+    def _forgets(self, place: SimulatedPlace) -> None:
         thing = self._container(place)
         thing.start(self._now(), self._span(10, 60))
 
-    def _works_too_long(self, place: Place) -> None:
+    def _works_too_long(self, place: SimulatedPlace) -> None:
         thing = self._container(place)
         thing.start(self._now(), 400 * HOUR)
 
-    def _never_starts(self, place: Place) -> None:
+    def _never_starts(self, place: SimulatedPlace) -> None:
         self._container(place)
 
-    def _stops(self, place: Place) -> None:
+    def _stops(self, place: SimulatedPlace) -> None:
         thing = self._container(place)
         thing.start(self._now(), self._span(20, 60))
         self._world.after(self._span(20, 60), lambda: self.end(thing))
 
-    def _trains(self, place: Place) -> None:
+    def _trains(self, place: SimulatedPlace) -> None:
         root = self._root(place, "trainjob")
         busy = self._span(20, 120)
         root.start(self._now(), busy)
         self._child(root, busy)
         self._world.after(busy, lambda: self._finish(root))
 
-    def _leaves_workers(self, place: Place) -> None:
+    def _leaves_workers(self, place: SimulatedPlace) -> None:
         root = self._root(place, "pytorchjob")
         busy = self._span(20, 60)
         root.start(self._now(), busy)
         self._child(root, 400 * HOUR)
         self._world.after(busy, lambda: self._finish_but_children(root))
 
-    def _loops(self, place: Place) -> None:
+    def _loops(self, place: SimulatedPlace) -> None:
         root = self._root(place, "trainjob")
         self._run_in_loop(root)
 
@@ -164,14 +164,14 @@ class People:
         self._world.after(15 * self._minute, lambda: None if root.gone else root.end(self._now(), Outcome.FAILED))
         self._world.after(30 * self._minute, lambda: self._run_in_loop(root))
 
-    def _names_ttl(self, place: Place) -> None:
+    def _names_ttl(self, place: SimulatedPlace) -> None:
         root = self._root(place, "job")
         ttl = self._world.rng.choice((10 * MINUTE, HOUR, 5 * HOUR, Unknown('"soon" is not a duration')))
         root.marks = Marks(ttl=ttl)
         root.start(self._now(), 10 * self._minute)
         self._world.after(20 * self._minute, lambda: self._finish(root))
 
-    def _leaves_process(self, place: Place) -> None:
+    def _leaves_process(self, place: SimulatedPlace) -> None:
         rng = self._world.rng
         ref = Ref(place.platform, place.place, "process", f"worker-{rng.randrange(10**4)}", self._world.new_uid())
         orphan = Thing(ref, self._now(), Shape.ORPHAN, rng.choice(place.people), "ray", state=State.RUNNING)
@@ -197,7 +197,7 @@ class People:
             root.end(self._now(), Outcome.SUCCEEDED)
             self._world.note("person", root, effect="ended, children run on")
 
-    def _container(self, place: Place) -> Thing:
+    def _container(self, place: SimulatedPlace) -> Thing:
         rng = self._world.rng
         owner = rng.choice((*place.people, None))
         class_ = "unknown" if owner is None else rng.choice(("managed", "docker", "compose", "devcontainer"))
@@ -206,7 +206,7 @@ class People:
         thing = Thing(ref, self._now(), owner=owner, class_=class_, devices=self._some_gpus(place))
         return self._world.add(thing)
 
-    def _root(self, place: Place, kind: str) -> Thing:
+    def _root(self, place: SimulatedPlace, kind: str) -> Thing:
         rng = self._world.rng
         owner = rng.choice(place.people)
         name = f"{rng.choice(ADJECTIVES)}-{rng.randrange(1000)}"
@@ -227,12 +227,12 @@ class People:
         root.children = 1
         self._world.add(child)
 
-    def _device(self, place: Place, gpu: str) -> None:
+    def _device(self, place: SimulatedPlace, gpu: str) -> None:
         ref = Ref(place.platform, place.place, "gpu", gpu, gpu)
         unused = {"memory_used_mib": "0"}
         self._world.add(Thing(ref, self._now(), Shape.DEVICE, state=State.RUNNING, devices=(gpu,), labels=unused))
 
-    def _some_gpus(self, place: Place) -> tuple[str, ...]:
+    def _some_gpus(self, place: SimulatedPlace) -> tuple[str, ...]:
         count = self._world.rng.choice((1, 1, 1, 2, min(4, len(place.gpus))))
         return tuple(self._world.rng.sample(place.gpus, k=min(count, len(place.gpus))))
 

@@ -23,7 +23,7 @@ _NODE = re.compile(r"/dev/nvidia([0-9]{1,6})")
 _CDI = re.compile(r"(?:runtime\.)?nvidia\.com/(?:gpu|mig)=.+")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class GpuRequest(msgspec.Struct, frozen=True):
     """`names` as the user wrote them; `minors` of device nodes; `how`: the requests, as text."""
 
     names: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Asked(msgspec.Struct, frozen=True):
         return bool(self.names or self.minors)
 
 
-def asked(container: Inspected, default_runtime: str = "") -> Asked:
+def asked(container: Inspected, default_runtime: str = "") -> GpuRequest:
     host = container.host_config
     names: list[str] = []
     how: list[str] = []
@@ -53,11 +53,11 @@ def asked(container: Inspected, default_runtime: str = "") -> Asked:
     if not names and "nvidia" in runtime:
         names += _visible(container.config.env or ())
         how += [f"{VISIBLE}={','.join(names)}"] if names else []
-    return Asked(tuple(names), minors, tuple(how))
+    return GpuRequest(tuple(names), minors, tuple(how))
 
 
 def devices_of(
-    container: Inspected, asks: Asked, held: Iterable[str], inventory: Sequence[GpuFacts] | Unknown
+    container: Inspected, asks: GpuRequest, held: Iterable[str], inventory: Sequence[GpuFacts] | Unknown
 ) -> tuple[str, ...] | Unknown:
     """Uuids of what it requested and what it has open. () only if it certainly uses no GPU."""
     open_ = tuple(held)

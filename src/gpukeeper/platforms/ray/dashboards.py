@@ -1,6 +1,6 @@
-"""Asking Ray itself what runs on a node: its dashboard, where its own processes reach it.
+"""Queries Ray itself about what runs on a node: through its dashboard, where its own processes reach it.
 
-A dashboard usually listens on 127.0.0.1 of its own network namespace; the thread that connects enters that, and ends.
+A dashboard usually listens on 127.0.0.1 of its own network namespace; the thread that connects enters it, and ends.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.busy import Answers, busy, without
+from gpukeeper.platforms.ray.busy import ClusterState, busy, without
 from gpukeeper.platforms.ray.processes import Process, Raylet, is_still
 from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses, read_token, why_out_of_reach
 
-AT_ONCE = 16  # questions
-OWN_JOB = "GPUKEEPER_RAY_JOB"  # set by a task that runs gpukeeper: the job it is part of is no work
+AT_ONCE = 16  # requests
+OWN_JOB = "GPUKEEPER_RAY_JOB"  # set by a task that runs gpukeeper: the job it is part of does not count as work
 _NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Dashboard(msgspec.Struct, frozen=True):
-    """One that names its session itself."""
+    """One that reports its session itself."""
 
     session: str
     version: str
@@ -35,7 +35,7 @@ class Dashboard(msgspec.Struct, frozen=True):
 
 
 class Asking:
-    """One round of questions: each session is asked about once, whatever number of its raylets are here."""
+    """One round of queries: each session is queried once, however many of its raylets are here."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Asking:
     ) -> None:
         self._setting, self._environ, self._deadline, self._proc = setting, environ, deadline, proc
         self._known: dict[tuple[str, str], Dashboard | Unknown] = {}
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[str, ClusterState] = {}
 
     async def busy(self, raylets: Iterable[Raylet]) -> str | Unknown | None:
-        """What runs on the Ray nodes of these raylets; None only if each of them is idle by Ray's own word."""
+        """What runs on the Ray nodes of these raylets; None only if Ray reports each of them as idle."""
         said = [await self._busy(one) for one in raylets]
         words = next((one for one in said if isinstance(one, str)), None)
         return words or next((one for one in said if isinstance(one, Unknown)), None)
 
     async def find(self, raylets: Iterable[Raylet]) -> None:
-        """Their dashboards, some at once: one that is silent makes nobody else wait."""
+        """Their dashboards, some at the same time: one that does not answer delays no other."""
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(raylet: Raylet) -> None:
@@ -81,7 +81,7 @@ class Asking:
         if isinstance(found, Unknown):
             return found
         if found.session not in self._answers:
-            self._answers[found.session] = await found.api.answers(found.session)  # which asks for its name once more
+            self._answers[found.session] = await found.api.answers(found.session)  # which requests its name once more
         said, ours = self._answers[found.session], self._environ.get(OWN_JOB)
         return busy(raylet.node_id, said if ours is None else without(ours, said))
 
@@ -92,11 +92,11 @@ class Asking:
             if isinstance(version, Unknown):
                 whys.append(version.why)
             elif version.session != raylet.session_name:
-                whys.append(f"Ray at {api.address} is another session, {version.session}")
+                whys.append(f"Ray at {api.address} belongs to another session, {version.session}")
             else:
                 return Dashboard(raylet.session_name, version.ray, api)
         if not whys:
-            return Unknown("nothing says where its dashboard is; name it in the policy: ray.dashboard")
+            return Unknown("the address of its dashboard is unknown; set ray.dashboard in the policy")
         advice = why_out_of_reach(raylet.process.argv)
         if advice is not None and not self._setting:
             return Unknown(advice)
@@ -115,7 +115,7 @@ class Asking:
 
 
 def enter(process: Process, proc: str = "/proc") -> None:
-    """This thread, and no other, goes into the network of that process. OSError when it may not, or it ended."""
+    """Only this thread enters the network namespace of that process. OSError if it may not, or the process ended."""
     fd = os.open(f"{proc}/{process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if not is_still(process.pid, process.starttime, proc):
@@ -128,7 +128,7 @@ def enter(process: Process, proc: str = "/proc") -> None:
 
 
 def _network(process: Process, proc: str) -> str | None:
-    """Its network namespace; None: ours, or not to be learned."""
+    """Its network namespace; None: ours, or it could not be read."""
     try:
         its, ours = (str(Path(proc, who, "ns/net").readlink()) for who in (str(process.pid), "self"))
     except OSError:

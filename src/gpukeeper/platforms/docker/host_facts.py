@@ -20,11 +20,11 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.docker import keepalive
-from gpukeeper.platforms.docker.asks import asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import asked, devices_of
 from gpukeeper.platforms.docker.owners import owned
-from gpukeeper.platforms.docker.people import Directory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import TTL, Facts, slices_among
+from gpukeeper.platforms.docker.translate import TTL, ContainerFacts, slices_among
+from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import Inspected, when
 
 Gpus: TypeAlias = tuple[GpuFacts, ...] | Unknown
@@ -34,7 +34,7 @@ RETRY = 600.0  # seconds before a hanging filesystem is tried again
 ELSEWHERE = Unknown("the engine runs on another machine, whose processes and GPUs cannot be read from here")
 
 
-class Around(msgspec.Struct, frozen=True):
+class HostSnapshot(msgspec.Struct, frozen=True):
     """One snapshot of the machine. `holders`: processes with a GPU open, by the outermost container id of their
     cgroup.
     """
@@ -66,14 +66,14 @@ class Around(msgspec.Struct, frozen=True):
         return tuple({holder.pid: holder for found in self.holders.values() for holder in found}.values())
 
 
-class Surroundings:
+class HostInspector:
     def __init__(
         self,
         records: Records,
         inventory: Inventory,
         *,
         local: bool,
-        directory: Directory,
+        directory: UserDirectory,
         trusted_labels: Sequence[str] = (),
         proc: str = "/proc",
         keep_alive: str = keepalive.FILE,
@@ -87,9 +87,9 @@ class Surroundings:
     def follow(self, trusted_labels: Sequence[str], keep_alive: str) -> None:
         self._trusted, self._keep_alive = tuple(trusted_labels), keep_alive
 
-    async def look(self) -> Around:
+    async def look(self) -> HostSnapshot:
         if not self._local:
-            return Around(ELSEWHERE, {})
+            return HostSnapshot(ELSEWHERE, {})
         gpus = await self._inventory()
         found: dict[str, tuple[Holder, ...]] = {}
         blind = None
@@ -100,19 +100,19 @@ class Surroundings:
                 # Under every id: if one engine runs inside another, either may be the one that is queried.
                 for id_ in container_ids(holder, self._proc):
                     found[id_] = (*found.get(id_, ()), holder)
-        return Around(gpus, found, holders.mig_minors(self._proc), blind)
+        return HostSnapshot(gpus, found, holders.mig_minors(self._proc), blind)
 
-    async def facts(self, container: Inspected, around: Around) -> Facts:
+    async def facts(self, container: Inspected, around: HostSnapshot) -> ContainerFacts:
         asks = asked(container, self._records.info.default_runtime)
         mine = holders_of(container, around, self._proc)
-        held = Around(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
+        held = HostSnapshot(around.gpus, {container.id: mine}, around.mig_minors).held(container.id)
         devices = devices_of(container, asks, held, around.gpus)
         nothing = devices == () and not asks
         uids = tuple(sorted({holder.uid for holder in mine}))
         wanted = not nothing or not container.labels.keys().isdisjoint((TTL, *self._trusted))
         inherited = await self._inherited(container) if wanted else {}
         people = await self._directory.people(container, uids, self._trusted, folders=self._local and not nothing)
-        return Facts(
+        return ContainerFacts(
             asks=asks,
             devices=devices,
             slices=slices_among(devices, around.gpus),
@@ -122,7 +122,7 @@ class Surroundings:
             keep_alive=None if nothing else await self._kept_alive(container),
         )
 
-    async def peek(self, containers: Sequence[Inspected], around: Around) -> None:
+    async def peek(self, containers: Sequence[Inspected], around: HostSnapshot) -> None:
         """Checks many keep-alive files in one thread; those behind one that hangs are checked one by one."""
         runtime = self._records.info.default_runtime
         wanted = []
@@ -209,7 +209,7 @@ class Surroundings:
         return nearest.source, f"/{wanted.relative_to(nearest.destination)}"
 
 
-def holders_of(container: Inspected, around: Around, proc: str = "/proc") -> tuple[Holder, ...]:
+def holders_of(container: Inspected, around: HostSnapshot, proc: str = "/proc") -> tuple[Holder, ...]:
     """Those in exactly the control group of its first process. A user who may create groups can give one the id of
     another user's container, and would pass for its owner, or add a GPU to it. A container that is not running holds
     none.

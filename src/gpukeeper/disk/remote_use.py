@@ -1,6 +1,6 @@
-"""Whether other machines may use a tree, so that nobody here can say who does: shared filesystems, and NFS exports.
+"""Whether other machines may use a tree, so that its users cannot be known here: shared filesystems, and NFS exports.
 
-Looks only. What is not known to be of this machine alone counts as shared.
+Reads only. What is not known to be local to this machine counts as shared.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk.mounts import Mount, covering, is_at_or_below, source_of
+from gpukeeper.disk.mounts import MountEntry, covering, is_at_or_below, source_of
 from gpukeeper.disk.walk import printable
 from gpukeeper.model.unknown import Unknown
 
-# Filesystems of one machine, as mount(8) calls them. An overlay cannot have an upper layer on a shared one.
+# Local filesystems, as mount(8) names them. An overlay cannot have an upper layer on a shared one.
 LOCAL = frozenset(
     (
         *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "ntfs3"),
@@ -29,29 +29,29 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Export(msgspec.Struct, frozen=True):
-    """A folder that the NFS server of this machine offers, or will when it starts."""
+    """A directory that the NFS server of this machine exports, or will when it starts."""
 
     path: str  # links resolved
-    by: str  # the file that says so
+    by: str  # the file that defines it
     device: str
     source: str  # where it is inside that filesystem
-    crosses: bool  # filesystems mounted below it are offered, too
+    crosses: bool  # filesystems mounted below it are exported, too
 
 
-def why_unseen(path: str, mounts: Sequence[Mount], exports: Iterable[Export]) -> Unknown | None:
-    """Why users of a path without links may be out of sight. `mounts`: of the namespace that the path is of."""
+def why_unseen(path: str, mounts: Sequence[MountEntry], exports: Iterable[Export]) -> Unknown | None:
+    """Why users of a path without links may be invisible. `mounts`: of the namespace of the path."""
     mount = covering(path, mounts)
     if mount is None or mount.kind not in LOCAL:
         kind = "an unknown filesystem" if mount is None or not mount.kind else f"a filesystem of type {mount.kind}"
-        return Unknown(f"it is on {kind}, which other machines may use, too; who does cannot be seen from here")
+        return Unknown(f"it is on {kind}, which other machines may use, too; their use cannot be seen from here")
     one = next((one for one in exports if _offers(one, path, mounts)), None)
     if one is None:
         return None
     words = f"{printable(one.path)} is exported over NFS ({one.by})"
-    return Unknown(f"{words}, and what other machines use of it cannot be seen from here")
+    return Unknown(f"{words}, and its use by other machines cannot be seen from here")
 
 
-def exported(mounts: Sequence[Mount], files: Iterable[str] = EXPORTS) -> tuple[Export, ...]:
+def exported(mounts: Sequence[MountEntry], files: Iterable[str] = EXPORTS) -> tuple[Export, ...]:
     """`mounts`: of this machine."""
     found = {}
     for file in _each(files):
@@ -60,7 +60,7 @@ def exported(mounts: Sequence[Mount], files: Iterable[str] = EXPORTS) -> tuple[E
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError:
-            continue  # of whoever is not root; who then cannot see everybody's open files either
+            continue  # for non-root users; they cannot see the open files of others either
         for folder, crosses in parse_exports(text):
             path = os.path.realpath(folder)
             device, source = source_of(path, mounts) or ("", "/")
@@ -69,7 +69,9 @@ def exported(mounts: Sequence[Mount], files: Iterable[str] = EXPORTS) -> tuple[E
 
 
 def parse_exports(text: str) -> Iterator[tuple[str, bool]]:
-    """Each folder, and whether what is mounted below it is offered, too. Lines that begin otherwise only go on."""
+    """Each directory, and whether what is mounted below it is exported, too. Lines that begin otherwise are
+    continuations.
+    """
     for line in text.replace("\\\n", " ").split("\n"):
         match = _FOLDER.match(line)
         if match is not None:
@@ -85,8 +87,10 @@ def _each(files: Iterable[str]) -> Iterator[Path]:
             yield file
 
 
-def _offers(export: Export, path: str, mounts: Sequence[Mount]) -> bool:
-    """At the path, above or below it, by whatever name: an export is often a bind mount of the folder that is meant."""
+def _offers(export: Export, path: str, mounts: Sequence[MountEntry]) -> bool:
+    """At the path, above or below it, by whatever name: an export is often a bind mount of the directory that is
+    meant.
+    """
     here = source_of(path, mounts)
     if here is not None and here[0] == export.device:
         inside = here[1]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.holders import Holder
-from gpukeeper.platforms.docker import keepalive, people, surroundings
+from gpukeeper.platforms.docker import host_facts, keepalive, users
 from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.platforms.docker.people import Directory
+from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, holders_of
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.surroundings import Around, Surroundings, holders_of
 from gpukeeper.platforms.docker.translate import WITHOUT_GPU, class_of
+from gpukeeper.platforms.docker.users import UserDirectory
 from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, container, ended
 
@@ -37,16 +37,16 @@ def add(proc: Path, pid: int, cgroup: str) -> Holder:
     return holder(pid)
 
 
-def around(*found: Holder) -> Around:
-    return Around((WHOLE,), {ID: found})
+def around(*found: Holder) -> HostSnapshot:
+    return HostSnapshot((WHOLE,), {ID: found})
 
 
-def machine(proc: Path) -> Surroundings:
+def machine(proc: Path) -> HostInspector:
     async def gpus() -> tuple[()]:
         return ()
 
     records = Records(Engine("unix:///nowhere"))
-    return Surroundings(records, gpus, local=True, directory=Directory(StillClock()), proc=str(proc))
+    return HostInspector(records, gpus, local=True, directory=UserDirectory(StillClock()), proc=str(proc))
 
 
 def test_processes_in_its_own_group_and_below_are_its_own(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_that_never_answers_costs_one_thread_not_one_at_every_look(
         return True
 
     monkeypatch.setattr(keepalive, "is_there", hangs)
-    monkeypatch.setattr(surroundings, "PEEK", A_MOMENT)
+    monkeypatch.setattr(host_facts, "PEEK", A_MOMENT)
     here, containers = machine(tmp_path), [on_gpu(id_) for id_ in ids]
 
     async def looks() -> list[Any]:
@@ -132,12 +132,12 @@ class Hanging:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
     one = Hanging()
-    monkeypatch.setattr(people, "DEADLINE", A_MOMENT)
+    monkeypatch.setattr(users, "DEADLINE", A_MOMENT)
     yield one
     one.over.set()
 
 
-def known(directory: Directory, one: Inspected) -> people.People:
+def known(directory: UserDirectory, one: Inspected) -> users.KnownUsers:
     return asyncio.run(directory.people(one, (), (), folders=True))
 
 
@@ -148,8 +148,8 @@ def binds(*sources: str) -> Inspected:
 def test_a_dead_disk_is_waited_for_once_not_for_each_folder_on_it(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(people, "_home_owner", hanging)
-    found = known(Directory(StillClock()), binds(*(f"/mnt/dead/{n}" for n in range(20)))).folders
+    monkeypatch.setattr(users, "_home_owner", hanging)
+    found = known(UserDirectory(StillClock()), binds(*(f"/mnt/dead/{n}" for n in range(20)))).folders
     assert hanging.asked == ["/mnt/dead/0"]
     assert all("time" in one.why for one in found.values())  # type: ignore[union-attr]
 
@@ -157,26 +157,26 @@ def test_a_dead_disk_is_waited_for_once_not_for_each_folder_on_it(
 def test_a_directory_of_users_that_is_down_is_asked_a_few_times_only(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(people, "_name_of", hanging)
-    directory = Directory(StillClock())
+    monkeypatch.setattr(users, "_name_of", hanging)
+    directory = UserDirectory(StillClock())
     for uid in range(1000, 1020):
         assert known(directory, container(config={"User": str(uid)})).silent is not None
-    assert len(hanging.asked) == people.MOST_SILENT
+    assert len(hanging.asked) == users.MOST_SILENT
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 5000, "/home/" + "b/" * 3000])
 def test_a_path_that_no_folder_can_have_is_nobodys_not_unknown(path: str) -> None:
     """Else whoever writes one into a label keeps a container of nobody's for ever."""
-    assert known(Directory(StillClock()), binds(path)).folders == {path: None}
+    assert known(UserDirectory(StillClock()), binds(path)).folders == {path: None}
 
 
 def test_forgetting_in_the_middle_of_a_look_harms_it_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    directory = Directory(StillClock())
+    directory = UserDirectory(StillClock())
     forget: Callable[[], None] = directory._forget_in_time
 
     def and_another_look_forgets(_path: str) -> None:
         directory._since = None
         forget()
 
-    monkeypatch.setattr(people, "_home_owner", and_another_look_forgets)
+    monkeypatch.setattr(users, "_home_owner", and_another_look_forgets)
     assert known(directory, binds("/mnt/a", "/mnt/b")).folders == {"/mnt/a": None, "/mnt/b": None}

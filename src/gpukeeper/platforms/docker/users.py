@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpukeeper.blocking import in_thread
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.owners import People, candidates, folders_of
+from gpukeeper.platforms.docker.owners import KnownUsers, candidates, folders_of
 from gpukeeper.platforms.docker.wire import Inspected
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EL
 MOST_SILENT = 3  # lookups without a response; the next ones are skipped for a while: each costs time and a thread
 
 
-class Directory:
+class UserDirectory:
     """Users and directories, cached for a while: both change rarely, and a lookup may be slow."""
 
     def __init__(self, clock: Clock) -> None:
@@ -38,7 +38,7 @@ class Directory:
 
     async def people(
         self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
-    ) -> People:
+    ) -> KnownUsers:
         """About those that a container mentions."""
         self._forget_in_time()
         # The caches of this moment: while we wait, another read may expire them.
@@ -56,7 +56,7 @@ class Directory:
         for uid in uids - names_of.keys():
             names_of[uid] = await self._asked(lambda u=uid: _name_of(u), f"uid {uid}")  # type: ignore[misc]
         answers = [*(uids_of[name] for name in names), *(names_of[uid] for uid in uids)]
-        return People(
+        return KnownUsers(
             by_uid={uid: known for uid in uids if isinstance(known := names_of[uid], str)},
             names=frozenset(name for name in names if isinstance(uids_of[name], int)),
             # Not the same as an unknown user: a directory service that is down must not make every user unknown.

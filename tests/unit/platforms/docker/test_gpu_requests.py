@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.asks import Asked, asked, devices_of
+from gpukeeper.platforms.docker.gpu_requests import GpuRequest, asked, devices_of
 from tests.unit.platforms.docker.examples import CUT, SECOND, WHOLE, container, docker
 
 GPU = [["gpu"]]
@@ -102,7 +102,7 @@ def test_a_request_outranks_the_environment() -> None:
 def test_what_it_holds_counts_beside_what_it_asked_for() -> None:
     one = container(host=request(DeviceIDs=["0"]))
     assert devices_of(one, asked(one), ("GPU-b",), MACHINE) == ("GPU-a", "GPU-b")
-    assert devices_of(one, Asked(), ("GPU-b",), MACHINE) == ("GPU-b",)
+    assert devices_of(one, GpuRequest(), ("GPU-b",), MACHINE) == ("GPU-b",)
 
 
 @pytest.mark.parametrize("inventory", [Unknown("the driver does not answer"), ()])

@@ -10,18 +10,18 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import measure, mounts, unresponsive
-from gpukeeper.disk.unresponsive import Answering
+from gpukeeper.disk.unresponsive import Responsiveness
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Disk
 from gpukeeper.platforms.host import disks, errors, roots
-from gpukeeper.platforms.host.roots import Entry, Root
+from gpukeeper.platforms.host.roots import TreeEntry, TreeRoot
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class TreeScope(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy names, and what must not be removed with any of it."""
 
-    roots: tuple[Root, ...] = ()
+    roots: tuple[TreeRoot, ...] = ()
     silent: tuple[str, ...] = ()  # roots of the policy whose filesystem does not answer; they are skipped for now
     folders: tuple[str, ...] = ()  # of gpukeeper itself
     marks: DiskMarks = DiskMarks()
@@ -35,12 +35,12 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(unresponsive.real_path(path, known) for path in paths)
 
 
-class Folder(msgspec.Struct, frozen=True, kw_only=True):
+class RootDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """One directory with its entries."""
 
     path: str  # links resolved
-    entries: tuple[Entry, ...]
-    roots: tuple[Root, ...]
+    entries: tuple[TreeEntry, ...]
+    roots: tuple[TreeRoot, ...]
     disk: Disk | None  # None: unknown
     kept: dict[str, str]  # by name: why it is kept
     marks: DiskMarks
@@ -62,12 +62,12 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
         return min((age for age in ages if age is not None), default=None)
 
 
-def spellings(named: Named, folder: str) -> tuple[str, ...]:
+def spellings(named: TreeScope, folder: str) -> tuple[str, ...]:
     """The paths by which users may write that directory."""
     return (folder, *(os.path.normpath(root.path) for root in named.roots if root.is_at(folder)))
 
 
-async def answering(named: Named, ask: Answering, deadline: timedelta) -> tuple[Named, tuple[Unseen, ...]]:
+async def answering(named: TreeScope, ask: Responsiveness, deadline: timedelta) -> tuple[TreeScope, tuple[Unseen, ...]]:
     """Without the roots whose filesystem does not answer."""
     whys: dict[str, str] = {}
 
@@ -87,9 +87,9 @@ async def answering(named: Named, ask: Answering, deadline: timedelta) -> tuple[
     return msgspec.structs.replace(named, roots=answer, silent=tuple(whys)), unseen
 
 
-async def list_all(named: Named, deadline: timedelta) -> tuple[dict[str, list[Entry]], tuple[Unseen, ...]]:
+async def list_all(named: TreeScope, deadline: timedelta) -> tuple[dict[str, list[TreeEntry]], tuple[Unseen, ...]]:
     """By directory. An entry that two roots or patterns name is listed once."""
-    folders: dict[str, dict[str, Entry]] = {}
+    folders: dict[str, dict[str, TreeEntry]] = {}
     unseen = []
     for root in named.roots:
         entries = await list_one(root, deadline)
@@ -101,7 +101,7 @@ async def list_all(named: Named, deadline: timedelta) -> tuple[dict[str, list[En
     return {folder: list(entries.values()) for folder, entries in folders.items()}, tuple(unseen)
 
 
-async def list_one(root: Root, deadline: timedelta) -> tuple[Entry, ...] | Unseen:
+async def list_one(root: TreeRoot, deadline: timedelta) -> tuple[TreeEntry, ...] | Unseen:
     try:
         return await in_thread(lambda: roots.entries_of(root), deadline)
     except TimeoutError:
@@ -112,7 +112,9 @@ async def list_one(root: Root, deadline: timedelta) -> tuple[Entry, ...] | Unsee
         return errors.unreadable(root.path, error)
 
 
-async def learn(named: Named, path: str, entries: Sequence[Entry], deadline: timedelta) -> Folder | Unseen:
+async def learn(
+    named: TreeScope, path: str, entries: Sequence[TreeEntry], deadline: timedelta
+) -> RootDirectory | Unseen:
     try:
         return await in_thread(lambda: _learn(named, path, entries), deadline)
     except TimeoutError:
@@ -121,10 +123,10 @@ async def learn(named: Named, path: str, entries: Sequence[Entry], deadline: tim
         return errors.unreadable(measure.printable(path), error)
 
 
-def _learn(named: Named, path: str, entries: Sequence[Entry]) -> Folder:
+def _learn(named: TreeScope, path: str, entries: Sequence[TreeEntry]) -> RootDirectory:
     here = tuple(root for root in named.roots if root.is_at(path))
     untouched, links = named.untouched(), roots.links_in(path)
     whys = {entry.name: roots.why_kept(entry, here, untouched, links) for entry in entries if entry.taken is None}
     kept = {name: why for name, why in whys.items() if why is not None}
     disk = disks.disk_of(path)
-    return Folder(path=path, entries=tuple(entries), roots=here, disk=disk, kept=kept, marks=named.marks)
+    return RootDirectory(path=path, entries=tuple(entries), roots=here, disk=disk, kept=kept, marks=named.marks)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpukeeper.disk import measure
-from gpukeeper.disk.mounts import Mount
+from gpukeeper.disk.mounts import MountEntry
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.model.policy import DiskMarks, Policy, Temporary
 from gpukeeper.model.subject import Subject
@@ -235,7 +235,7 @@ def test_a_tree_that_stays_because_reads_leave_no_trace_is_not_walked_again_at_o
     tmp_path: Path, walks: Walks
 ) -> None:
     def scan() -> OpenFiles:
-        there = Mount("0:99", "/", str(tmp_path), "ext4", options=("rw", "noatime"))
+        there = MountEntry("0:99", "/", str(tmp_path), "ext4", options=("rw", "noatime"))
         return msgspec.structs.replace(everything_seen(), own_mounts=(there,))
 
     on = Machine(tmp_path, scan=scan)

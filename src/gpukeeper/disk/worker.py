@@ -1,7 +1,8 @@
-"""`python -m gpukeeper.disk.crew_child WORK TOP SETTINGS`: one of the programs that share a large tree; see `crew`.
+"""`python -m gpukeeper.disk.worker WORK TOP SETTINGS`: one of the worker processes that share a large tree; see
+`worker_pool`.
 
-TOP and SETTINGS are descriptors. Every line of standard input is a list of folders below the top; for each line it
-prints one: what it counted, and which folders it leaves to others since it has done its share.
+TOP and SETTINGS are descriptors. Every line of standard input is a list of directories below the top; for each line it
+prints one: what it counted, and which directories it leaves to others since it has done its share.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpukeeper.disk import kernel
-from gpukeeper.disk.erase import Eraser
-from gpukeeper.disk.walk import Enough, Pending, Tally, Walk
+from gpukeeper.disk.erase import TreeDeleter
+from gpukeeper.disk.walk import Pending, TreeWalk, WalkStopped, WalkTotals
 
 Answer = dict[str, Any]
 
@@ -23,11 +24,11 @@ Answer = dict[str, Any]
 def main(work: str, top: str, settings: str) -> None:
     with os.fdopen(int(settings), "rb") as file:
         given = json.load(file)
-    gc.disable()  # walking makes no cycles, and looking for them takes a tenth of the time
+    gc.disable()  # walking creates no cycles, and searching for them takes a tenth of the time
     share = {"measure": measure_share, "erase": erase_share}[work]
     if work == "erase":
         kernel.work_in_the_background()
-    sys.stdout.write("{}\n")  # ready: whoever started us works alone until now
+    sys.stdout.write("{}\n")  # ready: the parent works alone until now
     sys.stdout.flush()
     for line in sys.stdin:
         jobs = [(path.encode("latin-1"), depth) for path, depth in json.loads(line)]
@@ -36,18 +37,18 @@ def main(work: str, top: str, settings: str) -> None:
 
 
 def measure_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
-    tally = Tally({(device, inode): pid for device, inode, pid in given["open"]})
-    walk = Walk(tally, depth_max=given["depth_max"], locking=given["locking"])
+    tally = WalkTotals({(device, inode): pid for device, inode, pid in given["open"]})
+    walk = TreeWalk(tally, depth_max=given["depth_max"], locking=given["locking"])
     try:
         left = _in_turn(jobs, lambda job: walk.one(top, job, given["quantum"]), tally, given["quantum"])
-    except Enough as enough:
+    except WalkStopped as enough:
         tally.problem(str(enough))
         left = []
     return {**tally.record(), "left_to_do": _told(left)}
 
 
 def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
-    eraser, later = Eraser(given["until"]), list[bytes]()
+    eraser, later = TreeDeleter(given["until"]), list[bytes]()
 
     def one(job: Pending) -> list[Pending]:
         path, _ = job
@@ -60,7 +61,7 @@ def erase_share(top: int, jobs: list[Pending], given: dict[str, Any]) -> Answer:
 
 
 def _in_turn(
-    jobs: list[Pending], work: Callable[[Pending], list[Pending]], count: Tally | Eraser, quantum: int
+    jobs: list[Pending], work: Callable[[Pending], list[Pending]], count: WalkTotals | TreeDeleter, quantum: int
 ) -> list[Pending]:
     left: list[Pending] = []
     for number, job in enumerate(jobs):
@@ -71,7 +72,7 @@ def _in_turn(
 
 
 def _told(left: list[Pending]) -> list[tuple[str, int]]:
-    """Names are bytes, and JSON is text: each byte becomes the sign of its number."""
+    """Names are bytes, and JSON is text: each byte becomes the character of its number."""
     return [(path.decode("latin-1"), depth) for path, depth in left]
 
 

@@ -1,8 +1,9 @@
-"""The program that holds another on a leash: when whoever started it is gone, or lets go, everything below it ends.
+"""The supervisor of another program: when its parent is gone, or closes the pipe, everything below it ends.
 
-Run it: python -I -S leash_child.py FD SECONDS PROGRAM ARGUMENT…. FD is the end of a pipe that closes with its owner,
+Run it: python -I -S supervisor.py FD SECONDS PROGRAM ARGUMENT…. FD is the end of a pipe that closes with its owner,
 SECONDS the time between SIGTERM and SIGKILL. It adopts orphans (torchrun gives each rank a session of its own, and dies
-without them), so nobody below it gets away. It ends with the program's own exit code; it knows nothing of gpukeeper.
+without them), so that no process below it escapes. It ends with the program's own exit code; it knows nothing about
+gpukeeper.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from contextlib import suppress
 
 SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36  # of prctl(2)
 NOT_STARTED = 127
-UNKILLABLE_S = 2.0  # a process inside a driver may not even die by SIGKILL: nobody waits longer
+UNKILLABLE_S = 2.0  # a process inside a driver may not even die by SIGKILL: no longer wait
 GLANCE_S = 0.05  # at what dies
 
 
 def main(arguments: list[str]) -> int:
-    leash, patience = int(arguments[0]), float(arguments[1])
+    owner_pipe, patience = int(arguments[0]), float(arguments[1])
     kernel = ctypes.CDLL(None, use_errno=True)
     kernel.prctl(SET_SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe()
@@ -33,24 +34,24 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: None)  # the pipe wakes us
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def on_a_leash_too() -> None:
-        """Should even this program be killed, the one it holds is killed with it."""
+    def die_with_supervisor() -> None:
+        """If even this program is killed, the one it supervises is killed with it."""
         kernel.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     try:
-        child = subprocess.Popen(arguments[2:], preexec_fn=on_a_leash_too)  # noqa: PLW1509 - there is one thread only
+        child = subprocess.Popen(arguments[2:], preexec_fn=die_with_supervisor)  # noqa: PLW1509 - there is one thread only
     except OSError as error:
         sys.stderr.write(f"{arguments[2]} could not be started: {error.strerror}\n")
         return NOT_STARTED
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for inherited in (0, 1):  # whoever reads the program's output must see its end, and it the end of its input
+    for inherited in (0, 1):  # readers of the program's output must see its end, and it the end of its input
         os.dup2(nowhere, inherited)
     while child.poll() is None:
-        ready = select.select([leash, woken], [], [])[0]
+        ready = select.select([owner_pipe, woken], [], [])[0]
         if woken in ready and any(number != signal.SIGCHLD for number in os.read(woken, 4096)):
             break
-        if leash in ready:
+        if owner_pipe in ready:
             break
         _reap(but=child.pid)
     code = child.poll()
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
-    """Twice: first asked, then made. Whoever is born meanwhile is found by the next glance."""
+    """Twice: SIGTERM, then SIGKILL. Processes created in the meantime are found by the next scan."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, UNKILLABLE_S)):
         until, told = time.monotonic() + seconds, set[int]()
         while below := descendants(os.getpid()):
@@ -78,14 +79,14 @@ def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _reap(but: int) -> None:
-    """Orphans that were adopted. The program itself is left to who waits for it."""
+    """Orphans that were adopted. The program itself is left to the caller that waits for it."""
     for pid in descendants(os.getpid(), ended=True) - {but}:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def descendants(root: int, *, ended: bool = False) -> set[int]:
-    """Everybody below that process, without it. The ended ones that nobody reaped yet only when they are asked for."""
+    """All processes below that one, without it. Zombies only if requested."""
     parents: dict[int, int] = {}
     gone: set[int] = set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - this is asked often

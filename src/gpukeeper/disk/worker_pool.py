@@ -1,7 +1,7 @@
-"""Large trees are walked and deleted by two programs, not by threads: Python's threads gain nothing here.
+"""Large trees are walked and deleted by two worker processes, not by threads: Python's threads gain nothing here.
 
-They are given folders by path below one descriptor, and open them without following links. Whoever has done its share
-of a folder hands the rest back, so that both have work until the end, whatever the shape of the tree.
+They are given directories by path below one descriptor, and open them without following links. A worker that has done
+its share of a directory returns the rest, so that both have work until the end, whatever the shape of the tree.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, Self
 
 from gpukeeper.disk.walk import OUT_OF_TIME, Pending
 
-# -P: the folder we were started in is nobody we trust, and -m would import from it first.
-CHILD = (sys.executable, "-P", "-m", "gpukeeper.disk.crew_child")
+# -P: the directory we were started in is not trusted, and -m would import from it first.
+CHILD = (sys.executable, "-P", "-m", "gpukeeper.disk.worker")
 HANDS = 2
-AHEAD = 2  # lines given to each, so that none waits for us
+AHEAD = 2  # lines sent ahead to each, so that none waits for us
 JOBS_IN_A_LINE = 64
-BYTES_IN_A_LINE = 3500  # of paths: lines given ahead must fit into a pipe, or both sides wait for each other
+BYTES_IN_A_LINE = 3500  # of paths: lines sent ahead must fit into a pipe, or both sides wait for each other
 GLANCE_SECONDS = 0.1  # at the clock
 ENDING_SECONDS = 2.0
-MEANWHILE = 1_000  # entries between two questions whether they are ready
-ENDED = "lost one of the programs that work on it"
+MEANWHILE = 1_000  # entries between two checks whether they are ready
+ENDED = "lost one of its worker processes"
 
 
-class Crew:
-    """The programs, started. They take a while until they are ready, in which the caller need not be idle."""
+class WorkerPool:
+    """The worker processes, started. They need a while until they are ready, in which the caller can work itself."""
 
     def __init__(self, work: str, top: int, settings: Mapping[str, Any]) -> None:
         self._start = work, top, settings
-        self._hands: list[_Hand] = []
+        self._hands: list[_Worker] = []
         self._ready = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
         try:
             for _ in range(HANDS):
-                hand = _Hand(_started(*self._start))
+                hand = _Worker(_started(*self._start))
                 self._hands.append(hand)
                 self._ready.register(hand.output, selectors.EVENT_READ, hand)
         except BaseException:
@@ -54,13 +54,13 @@ class Crew:
             hand.end()
 
     def is_ready(self) -> bool:
-        """Or has something to say, such as that it ended."""
+        """Or it has a result, such as that it ended."""
         return bool(self._ready.select(0))
 
     def share_out(
         self, jobs: list[Pending], accept: Callable[[dict[str, Any]], None], is_time_up: Callable[[], bool]
     ) -> str | None:
-        """Until all folders are done. None, or why not."""
+        """Until all directories are done. None, or why not."""
         waiting = list(jobs)
         while waiting or any(hand.given for hand in self._hands):
             try:
@@ -79,8 +79,8 @@ class Crew:
         return None
 
 
-class _Hand:
-    """One program. `given`: lines it has not answered yet."""
+class _Worker:
+    """One worker process. `given`: lines it has not answered yet."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
@@ -105,7 +105,7 @@ class _Hand:
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:
-        """By itself where it can; a program that hangs in the disk is left behind, since no signal reaches it."""
+        """By itself where it can; a process that hangs in the disk is abandoned, since no signal reaches it."""
         with suppress(OSError):
             self.input.close()
         with suppress(subprocess.TimeoutExpired):
@@ -117,11 +117,11 @@ class _Hand:
         self.output.close()
 
 
-def _give(waiting: list[Pending], hands: list[_Hand]) -> None:
+def _give(waiting: list[Pending], hands: list[_Worker]) -> None:
     for ahead in range(1, AHEAD + 1):
         for hand in hands:
             if waiting and hand.given < ahead:
-                # Fewer at a time towards the end, so that both end together.
+                # Fewer at a time towards the end, so that both finish together.
                 count = max(1, min(JOBS_IN_A_LINE, len(waiting) // (2 * len(hands))))
                 hand.give(_line(waiting, count))
 

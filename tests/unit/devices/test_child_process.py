@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpukeeper.devices import leash
-from gpukeeper.devices.leash import Ended, Leashed
+from gpukeeper.devices import child_process
+from gpukeeper.devices.child_process import ChildProcess, ProcessEnded
 
 PATIENCE_S = 30.0
 # Starts a child in a session of its own, as torchrun does with ranks, says both pids, and waits for its input to end.
@@ -31,10 +31,10 @@ DEAF = FAMILY.format(how="signal.signal(signal.SIGTERM, signal.SIG_IGN)", then="
 LEAVES = FAMILY.format(how="", then="os._exit(7)")
 OWNER = """
 import asyncio, signal, sys
-from gpukeeper.devices.leash import Leashed
+from gpukeeper.devices.child_process import ChildProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 async def main():
-    held = await Leashed.start([sys.executable, "-c", sys.argv[1]])
+    held = await ChildProcess.start([sys.executable, "-c", sys.argv[1]])
     print((await held.line(30)).decode(), end="", flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -45,9 +45,9 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def held(program: str, use: Callable[[Leashed], Awaitable[object]]) -> object:
+def held(program: str, use: Callable[[ChildProcess], Awaitable[object]]) -> object:
     async def run() -> object:
-        process = await Leashed.start(python(program))
+        process = await ChildProcess.start(python(program))
         try:
             return await use(process)
         finally:
@@ -73,7 +73,7 @@ def watched(*pids: int) -> Iterator[Callable[[], bool]]:
 
 
 def test_it_answers_line_by_line() -> None:
-    async def talk(process: Leashed) -> list[bytes]:
+    async def talk(process: ChildProcess) -> list[bytes]:
         answers = []
         for word in (b"one", b"two"):
             await process.send(word)
@@ -85,7 +85,7 @@ def test_it_answers_line_by_line() -> None:
 
 
 def test_it_ends_with_its_own_exit_code_and_last_words() -> None:
-    async def wait(process: Leashed) -> tuple[int, str]:
+    async def wait(process: ChildProcess) -> tuple[int, str]:
         return await process.wait(PATIENCE_S), await process.last_words()
 
     code, words = held("import sys; sys.stderr.write('no such thing'); sys.exit(5)", wait)  # type: ignore[misc]
@@ -98,7 +98,7 @@ def test_a_signal_shows_in_the_exit_code() -> None:
 
 def test_a_program_that_is_not_there_is_one_that_ended() -> None:
     async def run() -> tuple[int, str]:
-        process = await Leashed.start(["/nowhere/python"])
+        process = await ChildProcess.start(["/nowhere/python"])
         try:
             return await process.wait(PATIENCE_S), await process.last_words()
         finally:
@@ -110,23 +110,23 @@ def test_a_program_that_is_not_there_is_one_that_ended() -> None:
 
 
 def test_only_the_end_of_what_it_says_is_kept() -> None:
-    async def wait(process: Leashed) -> str:
+    async def wait(process: ChildProcess) -> str:
         await process.wait(PATIENCE_S)
         return await process.last_words()
 
     words = held("import sys; sys.stderr.write('x' * 1_000_000 + 'the end')", wait)
     assert isinstance(words, str)
     assert words.endswith("xthe end")
-    assert len(words) == leash.KEPT_WORDS
+    assert len(words) == child_process.KEPT_WORDS
 
 
 def test_no_answer_in_time_and_no_answer_at_all_are_told_apart() -> None:
-    async def late(process: Leashed) -> None:
+    async def late(process: ChildProcess) -> None:
         with pytest.raises(TimeoutError):
             await process.line(0.1)
 
-    async def gone(process: Leashed) -> None:
-        with pytest.raises(Ended):
+    async def gone(process: ChildProcess) -> None:
+        with pytest.raises(ProcessEnded):
             await process.line(PATIENCE_S)
 
     held("import time; time.sleep(600)", late)
@@ -134,11 +134,11 @@ def test_no_answer_in_time_and_no_answer_at_all_are_told_apart() -> None:
 
 
 def test_who_lets_go_ends_everything_even_in_sessions_of_their_own() -> None:
-    async def family(process: Leashed) -> list[int]:
+    async def family(process: ChildProcess) -> list[int]:
         return [*map(int, (await process.line(PATIENCE_S)).split())]
 
     async def run() -> None:
-        process = await Leashed.start(python(WAITS))
+        process = await ChildProcess.start(python(WAITS))
         with watched(*await family(process)) as all_ended:
             await process.end()
             assert all_ended()
@@ -147,10 +147,10 @@ def test_who_lets_go_ends_everything_even_in_sessions_of_their_own() -> None:
 
 
 def test_who_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leash, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(child_process, "PATIENCE_S", 0.1)
 
     async def run() -> None:
-        process = await Leashed.start(python(DEAF))
+        process = await ChildProcess.start(python(DEAF))
         with watched(*map(int, (await process.line(PATIENCE_S)).split())) as all_ended:
             await process.end()
             assert all_ended()
@@ -162,7 +162,7 @@ def test_an_interruption_does_not_let_anybody_get_away() -> None:
     """Ctrl-C, and again while we tidy up."""
 
     async def run() -> None:
-        process = await Leashed.start(python(DEAF))
+        process = await ChildProcess.start(python(DEAF))
         with watched(*map(int, (await process.line(PATIENCE_S)).split())) as all_ended:
             ending = asyncio.ensure_future(process.end())
             for _ in range(3):
@@ -179,7 +179,7 @@ def test_a_program_that_leaves_its_children_behind_takes_them_with_it() -> None:
     """torchrun that crashes: its ranks would go on computing."""
 
     async def run() -> int:
-        process = await Leashed.start(python(LEAVES))
+        process = await ChildProcess.start(python(LEAVES))
         _, child = map(int, (await process.line(PATIENCE_S)).split())
         try:
             with watched(child) as all_ended:

@@ -1,4 +1,4 @@
-"""Looks at nodes that block: all of one, one thing of it, and acting on that. Each runs in a thread of its own."""
+"""Blocking reads of nodes: all of one, one object of it, and acting on that. Each runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from gpukeeper.model.identity import Ref
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray import capture, finding, sessions, survey, translate, trees
-from gpukeeper.platforms.ray.acts import Act
-from gpukeeper.platforms.ray.finding import Spot
+from gpukeeper.platforms.ray.acts import NodeRemoval
+from gpukeeper.platforms.ray.finding import Location
 from gpukeeper.platforms.ray.nodes import Node
 from gpukeeper.platforms.ray.processes import Everyone, Process
-from gpukeeper.platforms.ray.survey import Surveyed, Wants
-from gpukeeper.platforms.ray.visit import Around, Visit, visiting
+from gpukeeper.platforms.ray.survey import NodeSurvey, SurveyOptions
+from gpukeeper.platforms.ray.visit import MachineSnapshot, Visit, visiting
 
 NO_LOGS = NothingToCapture("temporary files have no logs, manifest or events of their own")
 
 
-class Looks:
+class NodeReader:
     def __init__(
         self,
-        at: Callable[[], translate.At],
+        at: Callable[[], translate.PlaceAndTime],
         scan: Callable[[], OpenFiles],
         everyone: Everyone,
         works: Callable[[Node], str | None],
         proc: str,
         limits: Limits | None,
     ) -> None:
-        """`works`: what runs on that node by the titles of its processes, now."""
+        """`works`: what runs on that node according to the titles of its processes, now."""
         self._at, self._scan, self._everyone, self._works = at, scan, everyone, works
         self._proc, self._limits = proc, limits
 
     def everything(
-        self, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
-    ) -> tuple[Surveyed, int | Unknown, OpenFiles]:
-        """Of one node; and how much it all takes."""
+        self, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
+    ) -> tuple[NodeSurvey, int | Unknown, OpenFiles]:
+        """Of one node; and how much space it all takes."""
         around = self._around(everyone)
-        with self._visiting(node, around, wants, patience) as visit:
+        with self._visiting(node, around, wants, timeouts) as visit:
             found = survey.survey(visit, wants)
         found.subjects = list(filesystems.identified(found.subjects))
         door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
         return found, found.size(survey.estimate(found, door)), around.used
 
     def one(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> Subject | Unknown | None:
-        """None: it is not there any more."""
+        """None: it does not exist any more."""
         with (
-            self._visit(ref, node, everyone, wants, patience) as visit,
+            self._visit(ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, ref, wants) as spot,
         ):
-            found = self._subject(spot, visit, wants) if isinstance(spot, Spot) else spot
+            found = self._subject(spot, visit, wants) if isinstance(spot, Location) else spot
         return filesystems.identified([found])[0] if isinstance(found, Subject) else found
 
     def capture(
-        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> Evidence | NothingToCapture | Unknown:
         with (
-            self._visit(subject.ref, node, everyone, wants, patience) as visit,
+            self._visit(subject.ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, subject.ref, wants) as spot,
         ):
-            if not isinstance(spot, Spot):
+            if not isinstance(spot, Location):
                 return spot if isinstance(spot, Unknown) else Unknown("it is gone")
             files = self._ends(spot, visit, wants)
         return Evidence(files) if files else NothingToCapture("its logs are empty, or it has none")
@@ -78,40 +78,43 @@ class Looks:
         fresh: Subject,
         node: Node,
         everyone: tuple[Process, ...],
-        wants: Wants,
-        patience: timedelta,
+        wants: SurveyOptions,
+        timeouts: timedelta,
         uid: int | None = None,
     ) -> Accepted | Changed | Refused | Unknown:
-        """`uid`: of the person who asks for it, if that is not an admin."""
+        """`uid`: of the user who requests it, if not an admin."""
         with (
-            self._visit(fresh.ref, node, everyone, wants, patience) as visit,
+            self._visit(fresh.ref, node, everyone, wants, timeouts) as visit,
             finding.found(visit, fresh.ref, wants) as spot,
         ):
             if spot is None:
                 return Changed("it is gone already")
             if isinstance(spot, Unknown):
                 return Changed(spot.why)
-            act = Act(visit, self._scan, self._everyone, self._works)
+            act = NodeRemoval(visit, self._scan, self._everyone, self._works)
             return act.remove(spot, fresh, wants, uid)
 
     def _visit(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: Wants, patience: timedelta
+        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
     ) -> AbstractContextManager[Visit]:
-        """Open files are looked at before anything of a session is opened; of a temporary tree nothing is opened while
-        it is searched for, and one that is about to be moved is looked at after that."""
+        """Open files are read before anything of a session is opened; of a temporary tree nothing is opened while it is
+        searched for, and one that is about to be moved is checked after that.
+        """
         around = self._around(everyone)
         if ref.kind != translate.TREE:
             _ = around.used
-        return self._visiting(node, around, wants, patience)
+        return self._visiting(node, around, wants, timeouts)
 
-    def _around(self, everyone: tuple[Process, ...]) -> Around:
-        return Around(everyone, self._scan, self._proc)
+    def _around(self, everyone: tuple[Process, ...]) -> MachineSnapshot:
+        return MachineSnapshot(everyone, self._scan, self._proc)
 
-    def _visiting(self, node: Node, around: Around, wants: Wants, patience: timedelta) -> AbstractContextManager[Visit]:
-        until = time.monotonic() + patience.total_seconds()
+    def _visiting(
+        self, node: Node, around: MachineSnapshot, wants: SurveyOptions, timeouts: timedelta
+    ) -> AbstractContextManager[Visit]:
+        until = time.monotonic() + timeouts.total_seconds()
         return visiting(node, around, self._at(), until, self._limits, wants.needed)
 
-    def _subject(self, spot: Spot, visit: Visit, wants: Wants) -> Subject | Unknown | None:
+    def _subject(self, spot: Location, visit: Visit, wants: SurveyOptions) -> Subject | Unknown | None:
         _ = visit.around.used  # before anything of it is opened
         if spot.taken is not None:
             return visit.unfinished_one(spot.folder, spot.taken)
@@ -122,7 +125,7 @@ class Looks:
         state = sessions.standing(spot.session, spot.folder, visit, wants.spoken_for)
         return sessions.subject_of(spot.session, state, spot.folder, visit)
 
-    def _ends(self, spot: Spot, visit: Visit, wants: Wants) -> dict[str, bytes]:
+    def _ends(self, spot: Location, visit: Visit, wants: SurveyOptions) -> dict[str, bytes]:
         if spot.kind == translate.LOGS:
             files = survey.logs_to_go(spot.logs, spot.folder, visit, wants)
             return capture.ends_of(spot.logs, frozenset((one.folder, one.name) for one in files))
