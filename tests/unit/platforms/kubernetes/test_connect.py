@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -375,17 +376,30 @@ def test_a_deadline_is_kept_and_said(method: str, tmp_path: Path) -> None:
     api = ScriptedApi()
     api.says(f"{method.upper()} /x", Reply(stuck=True))
 
-    async def stuck(cluster: Cluster) -> None:
+    async def stuck(cluster: Cluster, deadline: timedelta) -> None:
         if method == "get":
-            await cluster.get("/x", Root, deadline=SHORT)
+            await cluster.get("/x", Root, deadline=deadline)
         elif method == "post":
-            await cluster.post("/x", {"a": 1}, deadline=SHORT)
+            await cluster.post("/x", {"a": 1}, deadline=deadline)
         else:
-            await cluster.delete("/x", OPTIONS, deadline=SHORT)
+            await cluster.delete("/x", OPTIONS, deadline=deadline)
 
-    with pytest.raises(ClusterUnavailable, match=f"did not answer {method.upper()} /x within"):
-        ask(api, stuck, tmp_path)
+    async def run(cluster: Cluster) -> None:
+        async for deadline in deadlines_until_asked(api):
+            with pytest.raises(ClusterUnavailable, match=f"did not answer {method.upper()} /x within"):
+                await stuck(cluster, deadline)
+
+    ask(api, run, tmp_path)
     assert len(api.asked) == 1
+
+
+async def deadlines_until_asked(api: ScriptedApi) -> AsyncIterator[timedelta]:
+    """Longer and longer: on a crowded machine a short one is over before the request has arrived."""
+    deadline = SHORT
+    while not api.asked:
+        yield deadline
+        deadline *= 4
+        await asyncio.sleep(SHORT.total_seconds())  # what was sent arrives
 
 
 def test_a_stuck_request_does_not_cost_the_next_one(tmp_path: Path) -> None:
@@ -393,8 +407,9 @@ def test_a_stuck_request_does_not_cost_the_next_one(tmp_path: Path) -> None:
     api.says("GET /x", Reply(stuck=True), Reply({"kind": "x"}))
 
     async def twice(cluster: Cluster) -> str:
-        with pytest.raises(ClusterUnavailable):
-            await cluster.get("/x", Root, deadline=SHORT)
+        async for deadline in deadlines_until_asked(api):
+            with pytest.raises(ClusterUnavailable):
+                await cluster.get("/x", Root, deadline=deadline)
         return (await cluster.get("/x", Root)).kind
 
     assert ask(api, twice, tmp_path) == "x"
