@@ -26,7 +26,7 @@ from gpukeeper.engine import admin_events
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.ledger.evidence import FolderEvidence
+from gpukeeper.ledger.evidence import DirectoryEvidence
 from gpukeeper.ledger.in_memory import RecalledSignals
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.paths import evidence_folder, ledger_path
@@ -94,7 +94,7 @@ class Session:
     reaches: list[Reach]
     ledger: SqliteLedger
     signals: SqliteSignals
-    evidence: FolderEvidence
+    evidence: DirectoryEvidence
     user: str
     messages: Messages
     usage: GpuUsage | None = None
@@ -159,7 +159,7 @@ def open_session(
     path = ledger_path(environ)
     ledger, signals = open_ledger(path, write=write), open_signals(path, write=write)
     capture = loaded.policy.capture
-    evidence = FolderEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
+    evidence = DirectoryEvidence(Path(capture.to) if capture.to else evidence_folder(path), capture.quota)
     if usage is not None:
         gpus.let_go = partial(asyncio.to_thread, usage.close)  # nobody may hold a GPU that is reset, nor we
     messages = Messages(owner_channels(platforms))

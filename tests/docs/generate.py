@@ -119,8 +119,10 @@ _EXIT_CODES = {
 
 
 def rules_page() -> str:
-    rows = [f"| {n} | [`{r.NAME}`](#{r.NAME}) | {_asked_about(r)} | {r.SAYS} |" for n, r in enumerate(RULES, start=1)]
-    sections = [f"## {r.NAME}\n\n{_docstring(r)}\n\n{r.SAYS}\n" for r in RULES]
+    rows = [
+        f"| {n} | [`{r.NAME}`](#{r.NAME}) | {_asked_about(r)} | {r.SUMMARY} |" for n, r in enumerate(RULES, start=1)
+    ]
+    sections = [f"## {r.NAME}\n\n{_docstring(r)}\n\n{r.SUMMARY}\n" for r in RULES]
     return _OPENING + "\n".join(rows) + "\n\n" + "\n".join(sections)
 
 

@@ -27,7 +27,7 @@ def main(work: str, top: str, settings: str) -> None:
     gc.disable()  # walking creates no cycles, and searching for them takes a tenth of the time
     share = {"measure": measure_share, "erase": erase_share}[work]
     if work == "erase":
-        kernel.work_in_the_background()
+        kernel.lower_priority()
     sys.stdout.write("{}\n")  # ready: the parent works alone until now
     sys.stdout.flush()
     for line in sys.stdin:

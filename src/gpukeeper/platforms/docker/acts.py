@@ -50,21 +50,21 @@ class ContainerActions:
             return Changed("it is not running any more")
         policy = container.host_config.restart_policy
         revives = policy is not None and policy.name not in {"", "no"}
-        if revives and (problem := await self._switch_off(container.id)) is not None:
+        if revives and (problem := await self._disable_restart(container.id)) is not None:
             return problem
-        self._records.asked_to_stop(container.id, datetime.now(UTC))
+        self._records.record_stop(container.id, datetime.now(UTC))
         began = asyncio.get_running_loop().time()
         try:
             await self._end_gpu_processes(container, grace)
         except (asyncio.CancelledError, PlatformError):  # interrupted, or a read failed: it continues as before
             if revives:
-                await self._give_back_policy(container)
+                await self._restore_policy(container)
             raise
         waited = timedelta(seconds=asyncio.get_running_loop().time() - began)
         now = await self._same(fresh)
         if not isinstance(now, Inspected):
             if revives:
-                await self._give_back_policy(container)
+                await self._restore_policy(container)
             return now
         answer: Answer = Accepted()
         if state_of(now) in (State.RUNNING, State.PAUSED):
@@ -122,7 +122,7 @@ class ContainerActions:
                         return f"{LOST_RUN} ({at:%H:%M:%S} UTC); its log and files were removed with it"
         return ""
 
-    async def bring_back(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
+    async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """A stopped container is started; a removed one is created again from its evidence, and not started."""
         found = await self._records.inspect(ref.uid)
         if isinstance(found, Unknown):
@@ -142,7 +142,7 @@ class ContainerActions:
                 joined = {"Container": made.id, "EndpointConfig": settings}
                 await self._engine.post(f"/networks/{part(network)}/connect", joined)
         except EngineError as error:
-            return Refused(_not_made(error, recipe.body))
+            return Refused(_why_not_created(error, recipe.body))
         except (EngineSilent, msgspec.DecodeError) as problem:
             return Unknown(str(problem))
         return Accepted()
@@ -175,7 +175,7 @@ class ContainerActions:
             return Changed("it was restarted")
         return found
 
-    async def _switch_off(self, id_: str) -> Refused | Unknown | None:
+    async def _disable_restart(self, id_: str) -> Refused | Unknown | None:
         """First, otherwise the engine restarts it as soon as its processes end."""
         try:
             await self._engine.post(f"/containers/{part(id_)}/update", NO_RESTART)
@@ -221,10 +221,10 @@ class ContainerActions:
                 return
             failed = not isinstance(answer, Accepted) and state_of(now) in (State.RUNNING, State.PAUSED)
             if failed or incarnation(now) != incarnation(before):
-                await self._give_back_policy(before)
+                await self._restore_policy(before)
                 return
 
-    async def _give_back_policy(self, before: Inspected) -> None:
+    async def _restore_policy(self, before: Inspected) -> None:
         policy = before.host_config.restart_policy
         assert policy is not None
         await self._set_policy(before.id, {"Name": policy.name, "MaximumRetryCount": policy.maximum_retry_count})
@@ -252,7 +252,7 @@ class ContainerActions:
         return Accepted()
 
 
-def _not_made(error: EngineError, body: Mapping[str, Any]) -> str:
+def _why_not_created(error: EngineError, body: Mapping[str, Any]) -> str:
     if error.status == CONFLICT:
         return f"that name is already in use ({error.words})"
     if error.status == NOT_FOUND and "image" in error.words.lower():

@@ -40,7 +40,7 @@ class UserDirectory:
         self, container: Inspected, processes: tuple[int, ...], trusted_labels: Sequence[str], *, folders: bool
     ) -> KnownUsers:
         """About those that a container mentions."""
-        self._forget_in_time()
+        self._expire()
         # The caches of this moment: while we wait, another read may expire them.
         homes, uids_of, names_of = self._homes, self._uids, self._names
         paths = folders_of(container) if folders else ()
@@ -76,7 +76,7 @@ class UserDirectory:
         except OSError as error:
             return Unknown(f"{what} could not be read: {error.strerror}")
 
-    def _forget_in_time(self) -> None:
+    def _expire(self) -> None:
         now = self._clock.now()
         if self._since is None or not timedelta() <= now - self._since < REMEMBERED:
             self._since = now

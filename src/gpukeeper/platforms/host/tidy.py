@@ -61,7 +61,7 @@ def environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Its exit code, or 128 + the number of the signal that ended it. Signals to us are forwarded to the command."""
-    _adopt_what_it_leaves()
+    _become_subreaper()
     waited = {signal.SIGCHLD, *FORWARDED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
@@ -119,7 +119,7 @@ def _removed(parent: int, since: int, proc: str) -> Answer:
     return answer
 
 
-def _adopt_what_it_leaves() -> None:
+def _become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -75,7 +75,7 @@ class NodeRemoval:
                 spot.taken,
                 scan=self._seen_from(spot),
                 until=self._visit.until,
-                still_free=self._door_is_open,
+                still_free=self._is_reachable,
             )
         )
 
@@ -87,7 +87,7 @@ class NodeRemoval:
                 exactly,
                 scan=self._seen_from(spot),
                 until=self._visit.until,
-                still_free=self._nobody_works,
+                still_free=self._check_no_work,
             )
         )
 
@@ -104,7 +104,7 @@ class NodeRemoval:
 
         def still_dead(tree: int) -> str | Unknown | None:
             named = sessions.refers(session, self._everyone(), own, self._visit.around.proc)
-            return self._door_is_open(tree) or named or sockets.listener(tree) or sessions.peoples(tree)
+            return self._is_reachable(tree) or named or sockets.listener(tree) or sessions.user_files(tree)
 
         return answered(
             remove.remove(
@@ -141,13 +141,13 @@ class NodeRemoval:
             return Changed(f"none of the {len(files):,} files were removed: {kept[0]}")
         return Accepted(back)
 
-    def _door_is_open(self, tree: int) -> str | None:
+    def _is_reachable(self, tree: int) -> str | None:
         """A container that stops in the meantime takes its files along; after a restart it has other ones."""
         return None if self._visit.node.door.is_open(self._visit.around.proc) else reach.GONE
 
-    def _nobody_works(self, tree: int) -> str | None:
+    def _check_no_work(self, tree: int) -> str | None:
         work = self._works(self._visit.node)
-        return self._door_is_open(tree) or (None if work is None else f"work began beside it: {work}")
+        return self._is_reachable(tree) or (None if work is None else f"work began beside it: {work}")
 
 
 def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> Answer:

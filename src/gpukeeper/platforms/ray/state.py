@@ -90,7 +90,7 @@ class StateApi:
             )
         return ClusterState(nodes=nodes, workers=workers, actors=actors, tasks=tasks, groups=groups, jobs=jobs)
 
-    async def speaks_for(self, session: str) -> Unknown | None:
+    async def serves(self, session: str) -> Unknown | None:
         """None: this address reports that session itself."""
         return self._mismatch(await self.version(), session)
 
@@ -192,7 +192,7 @@ async def find_api(
     tries += [StateApi(address, deadline=deadline) for address in found]
     whys: list[str] = []
     for api in tries:
-        stranger = await api.speaks_for(session)
+        stranger = await api.serves(session)
         if stranger is None:
             return api
         whys.append(stranger.why)
