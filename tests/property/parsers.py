@@ -62,7 +62,7 @@ from gpukeeper.platforms.kubernetes.kinds.training_operator import V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.trainjob import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ttl import TTL
 from gpukeeper.platforms.kubernetes.namespaces import facts_of
-from gpukeeper.platforms.kubernetes.tally import Tally
+from gpukeeper.platforms.kubernetes.pod_totals import PodTotals
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray import state as ray_api
 from tests.unit.acceptance.reports import examples as report_examples
@@ -186,7 +186,9 @@ _CONTAINERS = [
 # Kubernetes
 
 _NAMESPACE = facts_of(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
-_READING = kube.Reading(("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL))
+_READING = kube.TranslationSettings(
+    ("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL)
+)
 _MARKED = {
     "annotations": {
         TTL: "30m",
@@ -206,7 +208,7 @@ _MARKED = {
 def _pods(data: bytes) -> None:
     page, _problems = _DECODERS.page(bytearray(data), kube_wire.Pod, "/api/v1/pods")
     for pod in page.items or ():
-        Tally().add_pod(pod, gpus.asked(pod.spec))
+        PodTotals().add_pod(pod, gpus.requested(pod.spec))
         _told(kube.pod_subject(pod, _NAMESPACE, kube_examples.AT, _READING))
 
 
@@ -214,7 +216,7 @@ def _roots(data: bytes) -> None:
     page, _problems = _DECODERS.page(bytearray(data), kube_wire.Root, "/apis/batch/v1/jobs")
     for root in page.items or ():
         for kind in (JOB, JOBSET, TRAINJOB, RAYJOB, V1_KINDS[0]):
-            _told(kube.root_subject(kind, root, Tally(), _NAMESPACE, kube_examples.AT, _READING))
+            _told(kube.root_subject(kind, root, PodTotals(), _NAMESPACE, kube_examples.AT, _READING))
 
 
 _DECODERS = kube_decoding.Decoders()
@@ -226,7 +228,7 @@ def _watch(data: bytes) -> None:
         yield data[len(data) // 2 :]
 
     async def read() -> None:
-        decoder = reading.Decoder(kube_decoding.Changed)
+        decoder = reading.Decoder(kube_decoding.ChangedObject)
         async for line in kube_decoding.lines(chunks(), 5):
             kube_decoding.event(line, decoder)
 
@@ -408,7 +410,7 @@ def _driver(data: bytes) -> None:
 def _exited(data: bytes) -> None:
     words = data.decode("utf-8", "replace")
     record = probing._record(data) if data[:1] == b"{" else None
-    left = probing.RanksEnd(
+    left = probing.RanksOutput(
         records={} if record is None else {0: record},
         words={0: words},
         stages={0: words},
@@ -591,7 +593,7 @@ PARSERS: tuple[Parser, ...] = (
     ),
     Parser(
         "login plugin",
-        lambda data: reading.decode(data, type=plugin.Credential),
+        lambda data: reading.decode(data, type=plugin.ExecCredential),
         _json(
             {
                 "kind": "ExecCredential",

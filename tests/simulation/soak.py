@@ -188,7 +188,7 @@ async def _one_life(
         meter=SimulatedMeter(world, (Signal.CPU,)),
         gpus=CleanGpus(world),
     )
-    keeper.answering.enabled = True
+    keeper.request_state.enabled = True
     book = Rulebook(run.policy)
 
     def on_report(report: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.engine.followed import Removal
+from gpukeeper.engine.followed import FollowedRemoval
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform
 from gpukeeper.engine.verify import gpu_hours, verify
-from gpukeeper.engine.view import views
+from gpukeeper.engine.view import build_views
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import REQUEST, decide, still_holds
 from gpukeeper.lifecycle.rules import idle
@@ -76,7 +76,7 @@ async def take(
             # Not a stop: whose it was decides what comes next, and a person may be quicker than the platform.
             if result is Result.UNKNOWN and isinstance(answer, Accepted) and step.decision.action is not Action.STOP:
                 back = _bytes_back(step.decision.action, answer)
-                keeper.followed.note(step.id, Removal(step.decision.seen.ref, _gpus_back(fresh.subject), back))
+                keeper.followed.note(step.id, FollowedRemoval(step.decision.seen.ref, _gpus_back(fresh.subject), back))
             if isinstance(answer, Accepted) and answer.missed:
                 words = f"{words}; {answer.missed}"
                 await _report_missed(keeper, step, answer.missed)
@@ -156,7 +156,7 @@ async def look_again(keeper: Keeper, platform: Platform, step: Step, book: Ruleb
     # Only idleness can change from one moment to the next by itself; a measurement takes seconds.
     if keeper.meter is not None and step.decision.rule == idle.NAME and may_be_idle(found, book):
         await keeper.signals.add(await keeper.meter.read([found]))
-    return (await views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
+    return (await build_views(keeper, platform, [found], book, [], keeper.clock.now()))[0]
 
 
 async def _look(platform: Platform, step: Step) -> Subject | tuple[Result, str]:

@@ -27,7 +27,7 @@ def pass_stopped(place: str, problem: Exception) -> str:
     return f"the pass on {place} stopped: {why}. Nothing more was touched there; the next pass continues."
 
 
-class Seldom:
+class LogThrottle:
     """Lets an identical line through once in a while, with the number of times it was held back."""
 
     def __init__(self) -> None:

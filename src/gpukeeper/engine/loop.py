@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpukeeper.engine.clean import finish, learn_baselines
-from gpukeeper.engine.failures import Seldom, bug_words
+from gpukeeper.engine.failures import LogThrottle, bug_words
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.engine.reclaim import PassReport, reclaim
@@ -53,7 +53,7 @@ class Watch:
     missed: set[str] = field(default_factory=set)
     tick: timedelta = timedelta(seconds=30)  # as the policy of the last pass says
     every: timedelta = timedelta(minutes=5)  # the same
-    seldom: Seldom = field(default_factory=Seldom)
+    throttle: LogThrottle = field(default_factory=LogThrottle)
     bells: list[asyncio.Event] = field(default_factory=list)  # rung when `stop` is set
 
     def bell(self) -> asyncio.Event:
@@ -152,7 +152,7 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
     try:
         return await _try_pass(w, platform, agenda, only)
     except LeaseHeld:
-        w.keeper.answering.turned_away.add(key_of(platform))
+        w.keeper.request_state.turned_away.add(key_of(platform))
         agenda.retry(asyncio.get_running_loop().time(), GAP)
         return GAP  # somebody acts there right now: a request, or `apply` by hand
     except KeeperError as problem:
@@ -177,7 +177,7 @@ async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence
         w.on_report(report)
         agenda.retry(asyncio.get_running_loop().time(), every)
         return every
-    w.keeper.answering.turned_away.discard(key_of(platform))
+    w.keeper.request_state.turned_away.discard(key_of(platform))
     if only is None:
         w.wall[place] = now  # only a look at everything that happened uses up the moment of a schedule
     w.finished[place] = asyncio.get_running_loop().time()
@@ -285,7 +285,7 @@ async def _complain(w: Watch, what: str) -> None:
 
 
 def _say(w: Watch, what: str) -> str | None:
-    said = w.seldom.admit(what, asyncio.get_running_loop().time())
+    said = w.throttle.admit(what, asyncio.get_running_loop().time())
     if said is not None:
         w.on_complaint(said)
     return said

@@ -15,7 +15,7 @@ T = TypeVar("T")
 GATHER = 0.05  # seconds; those who got the last look ask for the next one before long
 
 
-class _Look(Generic[T]):
+class _Read(Generic[T]):
     """One that may not have begun yet; then more may join."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Shared(Generic[T]):
     def __init__(self, look: Callable[..., T]) -> None:
         self._look = look
         self._lock = threading.Lock()
-        self._next: dict[tuple[Hashable, ...], _Look[T]] = {}  # not begun
+        self._next: dict[tuple[Hashable, ...], _Read[T]] = {}  # not begun
         self._turn: dict[tuple[Hashable, ...], threading.Lock] = {}  # one at a time; the others gather meanwhile
 
     def __call__(self, *about: Hashable) -> T:
@@ -46,13 +46,13 @@ class Shared(Generic[T]):
             if look is not None:
                 turn = None
             else:
-                look = self._next[about] = _Look()
+                look = self._next[about] = _Read()
                 turn = self._turn.setdefault(about, threading.Lock())
         if turn is not None:
             self._run(look, turn, about)
         return look.get()
 
-    def _run(self, look: _Look[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
+    def _run(self, look: _Read[T], turn: threading.Lock, about: tuple[Hashable, ...]) -> None:
         waits = turn.locked()
         with turn:
             if waits:

@@ -19,7 +19,7 @@ from gpukeeper.model.unknown import Unknown
 PAGE = 500
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class LineFilter(msgspec.Struct, frozen=True):
     last: int | None = 100
     types: tuple[str, ...] = ()
     owner: str | None = None
@@ -59,7 +59,7 @@ class Totals(msgspec.Struct, frozen=True):
     covers_from: datetime | None = None  # later than asked for, when older lines are in the archive
 
 
-def lines(c: sqlite3.Connection, wanted: Wanted, where: str) -> list[tuple[int, Event]]:
+def lines(c: sqlite3.Connection, wanted: LineFilter, where: str) -> list[tuple[int, Event]]:
     conditions, values = _conditions(c, wanted)
     question = "SELECT seq, line FROM journal"
     if conditions:
@@ -115,7 +115,7 @@ def last_line_at(c: sqlite3.Connection, before: datetime | None = None) -> datet
     return None if found is None or found[0] is None else moment(found[0])
 
 
-def _conditions(c: sqlite3.Connection, wanted: Wanted) -> tuple[list[str], list[object]]:
+def _conditions(c: sqlite3.Connection, wanted: LineFilter) -> tuple[list[str], list[object]]:
     conditions: list[str] = []
     values: list[object] = []
     if wanted.types:

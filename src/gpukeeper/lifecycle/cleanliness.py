@@ -39,7 +39,7 @@ class Life(StrEnum):
 
 
 @direct
-class Standing(StrEnum):
+class HolderKind(StrEnum):
     FOREIGN = "foreign"  # belongs to live work: never touched, the GPU is shared
     ORPHAN = "orphan"
     INFRASTRUCTURE = "infrastructure"
@@ -49,7 +49,7 @@ class Standing(StrEnum):
 
 
 @direct
-class Word(StrEnum):
+class CleanStatus(StrEnum):
     CLEAN = "clean"
     SHARED = "shared"  # nothing of what ended is left, and others use it
     ORPHANED_SHARED = "orphaned_shared"
@@ -57,74 +57,74 @@ class Word(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    word: Word
+class Cleanliness(msgspec.Struct, frozen=True):
+    status: CleanStatus
     reason: str
     residue: bool = False  # dirty although nobody holds it: only a reset could help
 
     @property
     def settled(self) -> bool:
         """Looking again would not say more."""
-        return self.word in (Word.CLEAN, Word.SHARED)
+        return self.status in (CleanStatus.CLEAN, CleanStatus.SHARED)
 
     @property
     def result(self) -> CheckResult:
-        return _RESULTS[self.word]
+        return _RESULTS[self.status]
 
 
 _RESULTS = {
-    Word.CLEAN: CheckResult.CLEANED,
-    Word.SHARED: CheckResult.CLEANED,
-    Word.ORPHANED_SHARED: CheckResult.ORPHANED_SHARED,
-    Word.DIRTY: CheckResult.DIRTY,
-    Word.UNKNOWN: CheckResult.UNKNOWN,
+    CleanStatus.CLEAN: CheckResult.CLEANED,
+    CleanStatus.SHARED: CheckResult.CLEANED,
+    CleanStatus.ORPHANED_SHARED: CheckResult.ORPHANED_SHARED,
+    CleanStatus.DIRTY: CheckResult.DIRTY,
+    CleanStatus.UNKNOWN: CheckResult.UNKNOWN,
 }
 Lives = Mapping[str, Life | Unknown]
 
 
-def judge(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Judgement:
+def assess_gpu(condition: Condition | Unknown, lives: Lives, baseline_mib: int | None) -> Cleanliness:
     """`lives`: what became of each workload that a holder belongs to; one that is missing is not known."""
     if isinstance(condition, Unknown):
-        return Judgement(Word.UNKNOWN, f"the GPU could not be read ({condition.why})")
-    standings = {holder: standing(holder, lives) for holder in condition.holders}
-    orphans = [h for h, s in standings.items() if s is Standing.ORPHAN]
-    others = [h for h, s in standings.items() if s in (Standing.FOREIGN, Standing.BARE)]
-    unclear = [h for h, s in standings.items() if s in (Standing.STRANGER, Standing.UNKNOWN)]
+        return Cleanliness(CleanStatus.UNKNOWN, f"the GPU could not be read ({condition.why})")
+    standings = {holder: holder_kind(holder, lives) for holder in condition.holders}
+    orphans = [h for h, s in standings.items() if s is HolderKind.ORPHAN]
+    others = [h for h, s in standings.items() if s in (HolderKind.FOREIGN, HolderKind.BARE)]
+    unclear = [h for h, s in standings.items() if s in (HolderKind.STRANGER, HolderKind.UNKNOWN)]
     if orphans and (others or unclear):
         words = f"{_left(orphans)}; shared with {_named([*others, *unclear])}, which is skipped"
-        return Judgement(Word.ORPHANED_SHARED, words)
+        return Cleanliness(CleanStatus.ORPHANED_SHARED, words)
     if orphans:
-        return Judgement(Word.DIRTY, _left(orphans))
+        return Cleanliness(CleanStatus.DIRTY, _left(orphans))
     doubt = _doubt_about_holders(condition, standings, lives)
     if doubt is not None:
-        return Judgement(Word.UNKNOWN, doubt)
+        return Cleanliness(CleanStatus.UNKNOWN, doubt)
     sick = _sickness(condition)
     if sick is not None:
-        return Judgement(Word.DIRTY, sick, residue=not others)
+        return Cleanliness(CleanStatus.DIRTY, sick, residue=not others)
     if others:
-        return Judgement(
-            Word.SHARED, f"nothing of it is left; shared with {_named(others)}, so its memory cannot be compared"
+        return Cleanliness(
+            CleanStatus.SHARED, f"nothing of it is left; shared with {_named(others)}, so its memory cannot be compared"
         )
-    return _judge_unheld(condition, baseline_mib)
+    return _assess_unheld(condition, baseline_mib)
 
 
-def standing(holder: GpuHolder, lives: Lives) -> Standing:
+def holder_kind(holder: GpuHolder, lives: Lives) -> HolderKind:
     if holder.ours:
-        return Standing.INFRASTRUCTURE
+        return HolderKind.INFRASTRUCTURE
     if isinstance(holder.workload_id, Unknown):
-        return Standing.UNKNOWN
+        return HolderKind.UNKNOWN
     if holder.workload_id is None:
-        return Standing.INFRASTRUCTURE if is_infrastructure(holder) else Standing.BARE
+        return HolderKind.INFRASTRUCTURE if is_infrastructure(holder) else HolderKind.BARE
     match lives.get(holder.workload_id):
         case Life.LIVE:
             watches = holder.comm in IN_A_WORKLOAD and is_infrastructure(holder)
-            return Standing.INFRASTRUCTURE if watches else Standing.FOREIGN
+            return HolderKind.INFRASTRUCTURE if watches else HolderKind.FOREIGN
         case Life.ENDED:
-            return Standing.ORPHAN
+            return HolderKind.ORPHAN
         case Life.STRANGER:
-            return Standing.STRANGER
+            return HolderKind.STRANGER
         case _:
-            return Standing.UNKNOWN
+            return HolderKind.UNKNOWN
 
 
 def is_infrastructure(holder: GpuHolder) -> bool:
@@ -134,7 +134,7 @@ def is_infrastructure(holder: GpuHolder) -> bool:
 def unheld(condition: Condition, lives: Lives) -> bool:
     """Provably nobody but infrastructure has it open."""
     return not condition.unread and all(
-        standing(holder, lives) is Standing.INFRASTRUCTURE for holder in condition.holders
+        holder_kind(holder, lives) is HolderKind.INFRASTRUCTURE for holder in condition.holders
     )
 
 
@@ -146,34 +146,34 @@ def new_baseline(condition: Condition, lives: Lives, known: int | None) -> int |
     return used if used < (FIRST_BASELINE_MIB + 1 if known is None else known) else None
 
 
-def _judge_unheld(condition: Condition, baseline_mib: int | None) -> Judgement:
+def _assess_unheld(condition: Condition, baseline_mib: int | None) -> Cleanliness:
     listed, used = condition.listed, condition.memory_used_mib
     if isinstance(listed, Unknown):
-        return Judgement(Word.UNKNOWN, f"which processes the driver lists is unknown ({listed.why})")
+        return Cleanliness(CleanStatus.UNKNOWN, f"which processes the driver lists is unknown ({listed.why})")
     known = {holder.pid for holder in condition.holders}
     ghosts = [pid for pid in listed if pid not in known]
     if ghosts:
         pids = ", ".join(map(str, ghosts))
         words = f"the driver lists pid {pids}, which does not hold it, and no other process does: residue of the driver"
-        return Judgement(Word.DIRTY, words, residue=True)
+        return Cleanliness(CleanStatus.DIRTY, words, residue=True)
     if isinstance(used, Unknown):
-        return Judgement(Word.UNKNOWN, f"its memory could not be measured ({used.why})")
+        return Cleanliness(CleanStatus.UNKNOWN, f"its memory could not be measured ({used.why})")
     if baseline_mib is None:
         words = f"{used} MiB are in use by no process, and its baseline is unknown"
-        return Judgement(Word.UNKNOWN, words)
+        return Cleanliness(CleanStatus.UNKNOWN, words)
     if used > baseline_mib + TOLERANCE_MIB:
         words = f"{used} MiB are in use by no process, {baseline_mib} MiB when it is free: residue of the driver"
-        return Judgement(Word.DIRTY, words, residue=True)
-    return Judgement(
-        Word.CLEAN, f"no process holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
+        return Cleanliness(CleanStatus.DIRTY, words, residue=True)
+    return Cleanliness(
+        CleanStatus.CLEAN, f"no process holds it, {used} MiB in use, {baseline_mib} MiB when free" + _aside(condition)
     )
 
 
-def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, Standing], lives: Lives) -> str | None:
+def _doubt_about_holders(condition: Condition, standings: Mapping[GpuHolder, HolderKind], lives: Lives) -> str | None:
     for holder, found in standings.items():
-        if found is Standing.STRANGER:
+        if found is HolderKind.STRANGER:
             return f"{_named([holder])} holds it, in an unknown workload, perhaps of another engine"
-        if found is Standing.UNKNOWN:
+        if found is HolderKind.UNKNOWN:
             return f"what {_named([holder])} belongs to is unknown ({_why(holder, lives)})"
     if condition.unread:
         return f"the open files of {condition.unread} processes could not be read; that needs root (CAP_SYS_PTRACE)"

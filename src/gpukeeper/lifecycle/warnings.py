@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from gpukeeper.lifecycle.settings import Settings
-from gpukeeper.model.decision import Action, Announced, Answer, Verdict, View
+from gpukeeper.model.decision import Action, Announcement, Answer, Verdict, View
 from gpukeeper.model.durations import in_words
 from gpukeeper.model.memory import Warned
 from gpukeeper.model.policy import Warnings
@@ -55,11 +55,11 @@ def staged(
         at = begin + after
         if now >= at:
 
-            def announce(*, heard: bool) -> Announced:
+            def announce(*, heard: bool) -> Announcement:
                 told_now = [*sent, Warned(rule, done + 1, now, heard, "", limit)]
                 stop = _stop_at(told_now, settings, view.pressure, begin + limit, now)
                 when = f"in {in_words(stop - now)}" if stop > now else "at the next pass"
-                return Announced(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
+                return Announcement(stop, f"{condition}{lapsed}; {_ENDS[action]} {when}. {remedy}")
 
             told, unheard = announce(heard=True), announce(heard=False)
             answer = Answer(rule, Verdict.DUE, told.words, Action.WARN, at, since, stage=done + 1, limit=limit)

@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 EVERY_RULE = frozenset({"*"})
 
 
-class Announced(msgspec.Struct, frozen=True, gc=False):
+class Announcement(msgspec.Struct, frozen=True, gc=False):
     """When something will happen, and the sentence that says so."""
 
     at: datetime
@@ -78,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True):
     begins: Hold | None = None  # a hold that begins with this answer; the engine writes it down
     pressed: bool = False  # due only because something is scarce
     announced: datetime | None = None  # of a warning: the time that it announces
-    unheard: Announced | None = None  # of a warning: what it announces instead if it is not delivered
+    unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class Decision(msgspec.Struct, frozen=True):
     owner_verified: bool = False  # False: the owner is only claimed
     class_: str = ""  # whose limits apply: by the policy's match, else as the platform recognised it
     announced: datetime | None = None  # of a warning: the time that it announces
-    unheard: Announced | None = None  # of a warning: what it announces instead if it is not delivered
+    unheard: Announcement | None = None  # of a warning: what it announces instead if it is not delivered
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gpukeeper.model.policy import Notify
-from gpukeeper.notify.channel import Channel, Configured
+from gpukeeper.notify.channel import Channel, ChannelKind
 from gpukeeper.notify.command import CommandKind
 from gpukeeper.notify.log import Log
 from gpukeeper.notify.terminals import Terminals
-from gpukeeper.notify.workload import InsideWorkload, Place
+from gpukeeper.notify.workload import InsideWorkload, PlatformTerminals
 
 # By the name that the policy uses.
-ADMIN_KINDS: Final[Mapping[str, Configured]] = {
+ADMIN_KINDS: Final[Mapping[str, ChannelKind]] = {
     "command": CommandKind(),
 }
 
 
-def owner_channels(places: Sequence[Place]) -> tuple[Channel, ...]:
+def owner_channels(places: Sequence[PlatformTerminals]) -> tuple[Channel, ...]:
     return (InsideWorkload(places), Terminals())
 
 

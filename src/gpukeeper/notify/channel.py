@@ -16,7 +16,7 @@ class Channel(Protocol):
         ...
 
 
-class Configured(Protocol):
+class ChannelKind(Protocol):
     """A kind of channel for admins, as the policy names it: `notify: {admins: [{NAME: WORDS}]}`."""
 
     @property

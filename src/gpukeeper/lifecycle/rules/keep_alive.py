@@ -24,7 +24,7 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "keep_alive"
-SAYS = "A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use."
+SUMMARY = "A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use."
 FOR = (Shape.WORKLOAD,)
 ACTS = False
 

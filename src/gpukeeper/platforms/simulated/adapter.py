@@ -323,11 +323,12 @@ class SimulatedMeter:
                 continue
             failed = bool(world.faults.unmeasured) and world.rng.random() < world.faults.unmeasured
             since = self._before.pop(thing.ref.uid, None)
-            samples += _readings(thing, thing.use(true_now), now, failed, self._signals, since)
+            use = thing.use(true_now)
+            samples += _readings(thing, use, now, failed, self._signals, since)
             if not failed:
                 self._before[thing.ref.uid] = now
                 given = world.samples.setdefault(thing.ref.uid, [])
-                given += ((true_now, device, thing.use(true_now)) for device in thing.devices)
+                given += [(true_now, device, use) for device in thing.devices]
         return samples
 
 

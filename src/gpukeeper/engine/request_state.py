@@ -39,7 +39,7 @@ class Outlook:
 
 
 @dataclass
-class Answering:
+class RequestState:
     enabled: bool = False
     listings: dict[PlaceKey, Listing] = field(default_factory=dict)  # the last whole list
     outlooks: dict[PlaceKey, Outlook] = field(default_factory=dict)
