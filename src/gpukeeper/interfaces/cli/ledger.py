@@ -76,7 +76,7 @@ def _through_daemon(
     """Whether another user's daemon answered. It returns only lines about the caller's own work."""
     from gpukeeper.interfaces.terminal.daemon import query_daemon
     from gpukeeper.interfaces.terminal.session import print_message, span
-    from gpukeeper.ledger.lines import Numbered, says
+    from gpukeeper.ledger.lines import NumberedLine, says
 
     length = span(since, "--since")
     seconds = None if length is None else length.total_seconds()
@@ -87,7 +87,7 @@ def _through_daemon(
         "workload": workload or "",
         "errors": errors,
     }
-    found = query_daemon(Numbered, "ledger", None, seconds=seconds, **asked)
+    found = query_daemon(NumberedLine, "ledger", None, seconds=seconds, **asked)
     if found is None:
         return False
     print_message("From the daemon's ledger: lines about your own work (admins: all lines).")

@@ -52,7 +52,7 @@ async def listening(path: Path, session: Session, log: Log = lambda words: None)
     if why is not None:
         raise KeeperError(f"Other users could replace the socket {path}: {why}. The daemon was not started.")
     _forget(path)  # of a daemon that died; a living one holds the serve lease, which we have
-    session.keeper.answering.enabled = True
+    session.keeper.request_state.enabled = True
     server = Server(session, RequestLimiter(Limits().within(raise_descriptors())), log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(path))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpukeeper.acceptance.judging.messages import TEACH
+from gpukeeper.acceptance.judging.messages import FAILURE_KINDS
 from gpukeeper.acceptance.record import Finding, Machine, NotTested, Report
 from gpukeeper.acceptance.reports import lines
 from gpukeeper.acceptance.reports.wording import gpu_words
-from gpukeeper.acceptance.run import Began, Repeated, Step
+from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, Step
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.colours import overwrites
 from gpukeeper.interfaces.terminal.layout import width_of, wrapped
@@ -36,7 +36,7 @@ from gpukeeper.views.acceptance import (
 )
 
 if TYPE_CHECKING:
-    from gpukeeper.acceptance.check import Wish
+    from gpukeeper.acceptance.check import RunRequest
     from gpukeeper.acceptance.self_test import Attempt
 
 REFRESH = 1.0  # seconds
@@ -49,7 +49,7 @@ class AdviceFilter:
         self._printed: set[str] = set()
 
     def __call__(self, words: str) -> str:
-        for lesson in TEACH.values():
+        for lesson in FAILURE_KINDS.values():
             if lesson.advice in words and lesson.advice in self._printed:
                 words = f"{words.partition(f' {lesson.advice}')[0]} See above."  # also what a probe printed
             elif lesson.advice in words:
@@ -60,11 +60,11 @@ class AdviceFilter:
 class ProgressPrinter:
     """Called by the engine with every step. Results go where `echo` puts them; the moving line is stderr's."""
 
-    def __init__(self, wish: Wish, echo: Callable[[str], None], *, verbose: bool) -> None:
+    def __init__(self, wish: RunRequest, echo: Callable[[str], None], *, verbose: bool) -> None:
         self._wish, self._echo, self._verbose = wish, echo, verbose
         self._report: Report | None = None  # so far: whose GPU a finding is about
         self._waiting: list[Finding] = []  # of one check, printed together
-        self._now: Began | None = None
+        self._now: CheckStarted | None = None
         self._began = time.monotonic()
         self._moving = overwrites(sys.stderr)
         self.once = AdviceFilter()
@@ -76,10 +76,10 @@ class ProgressPrinter:
             case Machine():
                 self._report = provisional(step, self._wish)
                 self._print(lines.line(lines.ENV, machine_words(step, self._wish)))
-            case Began():
+            case CheckStarted():
                 self._now, self._began = step, time.monotonic()
                 self._moving_or(lines.running(step.check, f"{step.what} ({_place(step)})"))
-            case Repeated():
+            case CheckRepeated():
                 who = ", ".join(gpu_words(self._report, one) if self._report else one for one in step.gpus)
                 self._print(lines.running(step.check, f"retry {step.attempt}: {who or 'all GPUs'}"))
             case NotTested():
@@ -128,7 +128,7 @@ class ProgressPrinter:
         self._draw()
 
 
-def _place(step: Began) -> str:
+def _place(step: CheckStarted) -> str:
     return f"{step.number} of {step.of}, about {in_words(timedelta(seconds=step.left_s))} left"
 
 
