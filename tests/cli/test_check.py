@@ -18,7 +18,7 @@ def test_a_check_says_what_it_proves_and_cannot_and_what_can_be_set(fleet: Fleet
     ran = fleet.run("check", "show", "training")
     assert ran.code == 0
     assert "proves         A classifier learns" in ran.out
-    assert "cannot  " in ran.out
+    assert "cannot detect  " in ran.out
     rows = {line.split()[0]: line.split()[1:3] for line in ran.out.splitlines() if line.startswith("training.")}
     assert rows["training.epochs"] == ["2", "3"]
     assert "gpukeeper accept --check training" in ran.out

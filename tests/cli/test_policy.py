@@ -35,7 +35,7 @@ def test_check_answers_a_valid_policy_with_its_sentence(policy: Path) -> None:
     assert result.exit_code == 0
     first, second = result.stdout.splitlines()
     assert first.startswith(f"{policy} is valid (digest ")
-    assert second.startswith("Looks only (mode plan): on docker everywhere; ")
+    assert second.startswith("Dry run (mode plan): on docker everywhere; ")
     assert result.stderr == ""
 
 
@@ -137,7 +137,7 @@ def test_a_section_without_values_and_an_unknown_one(fleet: Fleet) -> None:
     assert (empty.code, empty.out, empty.err) == (0, "", "exemptions is not set.\n")
     wrong = fleet.run("policy", "show", "retentoin")
     assert (wrong.code, wrong.out) == (2, "")
-    assert 'no section "retentoin". Did you mean "retention"?\nSections: preset, mode, scope,' in wrong.err
+    assert 'unknown section "retentoin". Did you mean "retention"?\nSections: preset, mode, scope,' in wrong.err
 
 
 def test_schema_is_json_for_editors() -> None:
@@ -146,7 +146,7 @@ def test_schema_is_json_for_editors() -> None:
 
 def test_sentence(policy: Path) -> None:
     out = run("sentence", "--policy", policy).stdout
-    assert out.startswith("Looks only")
+    assert out.startswith("Dry run")
     answer = json.loads(run("sentence", "--policy", policy, "--json").stdout)
     assert answer["schema"] == "gpukeeper/policy-sentence/v1"
     assert answer["sentence"] + "\n" == out
@@ -209,7 +209,7 @@ def test_try_says_why_it_has_its_class(policy: Path) -> None:
         (("--outcome", "won"), '--outcome "won" is not one of: succeeded, failed, stopped'),
         (("--idle-for", "soon"), "--idle-for: "),
         (("--label", "=x"), '--label "=x" has no key'),
-        (("--platform", "slurm"), "workloads are on docker and kubernetes"),
+        (("--platform", "slurm"), "only docker and kubernetes have workloads"),
         (("--class", "managd"), 'Did you mean "managed"?'),
         (("--state", "running", "--outcome", "failed"), "describe ended work; this one is running"),
     ],
