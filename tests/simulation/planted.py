@@ -448,19 +448,19 @@ def treat_an_old_access_time_as_unused() -> Iterator[None]:
             (one for one in (thing.changed, thing.moved, thing.read) if one is not None), default=thing.last_used
         )
 
-    with swapped(simulated_thing, "told_last_use", believed):
+    with swapped(simulated_thing, "recorded_last_use", believed):
         yield
 
 
 @planted("trees_are_free")
 def forget_when_a_tree_was_moved_here() -> Iterator[None]:
     """An adapter that looks at what is inside a tree, and not at its top."""
-    told = simulated_thing.told_last_use
+    told = simulated_thing.recorded_last_use
 
     def forgetful(thing: Any) -> Any:
         return told(replace(thing, moved=None))
 
-    with swapped(simulated_thing, "told_last_use", forgetful):
+    with swapped(simulated_thing, "recorded_last_use", forgetful):
         yield
 
 

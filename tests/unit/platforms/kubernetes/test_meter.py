@@ -18,7 +18,7 @@ from gpukeeper.model.policy import Activity
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.meter import ClusterMeter, Running
+from gpukeeper.platforms.kubernetes.meter import ClusterMeter, RunningPod
 
 NOW = datetime(2026, 3, 2, 12, 0, 40, tzinfo=UTC)
 MINUTE, WINDOW = timedelta(minutes=1), timedelta(minutes=30)
@@ -538,7 +538,7 @@ def test_a_pod_does_not_inherit_its_namesakes_readings() -> None:
     one = ClusterMeter(
         time,
         prometheus=Recorded(*old, *new, clock=time),
-        pods=lambda _subject: {"train-0": Running("new", started)},
+        pods=lambda _subject: {"train-0": RunningPod("new", started)},
     )
     said = [s for s in read(one, workload("train-0/0")) if s.signal is Signal.GPU]
     assert min(s.at for s in said) >= started
